@@ -1,0 +1,57 @@
+"""The errors that reach a client, and nothing else.
+
+    OrcinusError
+    ├── InvalidRequest      the client's mistake; names the field
+    ├── PoolFull            too much at once; says when to try again
+    ├── Unavailable         no pipeline at the moment; may be tried again
+    ├── StaleEpoch          a message of an epoch that is over
+    ├── NotReady            asked for before it could be answered
+    ├── RequestCancelled    the client no longer wants it
+    └── DeadlineExceeded    the client's time is up
+
+Each protocol translates them in exactly one place: `rpc.py` for gRPC, `openai_api.py` for HTTP. A
+bug is not in this tree: it ends the process."""
+
+
+class OrcinusError(Exception):
+    """Base of all errors that a client may see."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(OrcinusError):
+    """The request breaks a rule; `field` is spelled as the client spells it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class PoolFull(OrcinusError):
+    """The request pool is at its limit."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OrcinusError):
+    """Nobody can serve the request now; trying again may help."""
+
+
+class StaleEpoch(OrcinusError):
+    """The sender belongs to an epoch that is over."""
+
+
+class NotReady(OrcinusError):
+    """The answer needs something that has not happened yet."""
+
+
+class RequestCancelled(OrcinusError):
+    """The client gave the request up."""
+
+
+class DeadlineExceeded(OrcinusError):
+    """The client's deadline has passed."""

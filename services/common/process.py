@@ -1,0 +1,56 @@
+"""The life of a process: it tells its launcher when it is ready, stops on signals, dies with its
+parent.
+
+A launcher that starts a service locally hands it the write end of a pipe (`ready_fd`). The
+service writes one JSON object per line: its addresses, progress while it loads, `ready`. In a cluster
+there is no such pipe; health checks tell the same."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import uvloop
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class ReadyPipe:
+    """Writes progress and readiness to the launcher, or nowhere if there is none."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def report(self, message: Mapping[str, object]) -> None:
+        """Writes one line; a launcher that has gone away is not an error."""
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            self._fd = None
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent dies, however it dies; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets, instead of ending the process on the spot."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Runs a service's main coroutine on uvloop and returns its exit status."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
