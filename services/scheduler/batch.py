@@ -1,0 +1,36 @@
+"""A set of requests that run one iteration together."""
+
+from dataclasses import dataclass
+
+from services.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request's part in a batch: consecutive tokens of its sequence.
+
+    A prefill is a span of the whole prompt, a decode a span of one token; nothing downstream
+    needs to know which is which."""
+
+    request: Request
+    start_position: int
+    token_ids: list[int]
+    is_admission: bool
+    """The request is new to the ranks."""
+    is_sampled: bool
+    """The token after the span is wanted: the span reaches the end of the sequence."""
+    new_block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one iteration runs."""
+
+    iteration: int
+    spans: tuple[Span, ...]
+    released_rows: tuple[int, ...]
+    """Rows given up since the previous batch."""
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(span.token_ids) for span in self.spans)

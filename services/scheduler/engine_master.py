@@ -1,0 +1,195 @@
+"""The engine master: drives the stages of one epoch (Orca, section 4.1).
+
+Plans go to stage 0 only, on one stream; the controllers hand them on. Results come straight from
+the last stage, on a stream opened by the master. Every stage reports timings and signs of life;
+one that fails, goes away or falls silent ends the epoch."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common.errors import Unavailable
+from services.common.rpc import connect, epoch_metadata
+from services.scheduler.batch import Batch
+from services.scheduler.membership import Pipeline
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 2.0
+
+
+class PipelineLost(Unavailable):
+    """The epoch is over: a stage is gone."""
+
+
+class EngineMaster:
+    """One epoch. `wake` is called whenever `take_results` has something new to say."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        wake: Callable[[], None],
+        on_timing: Callable[[int, worker_pb2.IterationTiming], None],
+        silence_limit_s: float,
+    ) -> None:
+        self.pipeline = pipeline
+        self._wake = wake
+        self._on_timing = on_timing
+        self._silence_limit_s = silence_limit_s
+        self._channels = [connect(member.address) for member in pipeline.members]
+        self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
+        self._last_report: list[float] = []
+        self._results: list[worker_pb2.IterationResult] = []
+        self._loss: PipelineLost | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Forms the epoch on all stages.
+
+        Raises:
+            PipelineLost: a stage could not join.
+        """
+        try:
+            await asyncio.gather(*(self._join(index) for index in range(self.pipeline.n_stages)))
+            metadata = epoch_metadata(self.pipeline.epoch)
+            watches = [
+                stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
+                for stub in self._stubs
+            ]
+            for watch in watches:
+                await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise PipelineLost(f"the pipeline did not form: {error.details()}") from error
+        self._plans = self._stubs[0].RunIterations(metadata=metadata)
+        now = asyncio.get_running_loop().time()
+        self._last_report = [now] * len(watches)
+        self._tasks = [
+            asyncio.create_task(self._watch(index, watch), name=f"watch stage {index}")
+            for index, watch in enumerate(watches)
+        ]
+        self._tasks.append(asyncio.create_task(self._watch_silence(), name="watch silence"))
+
+    async def run(self, batch: Batch) -> None:
+        """Sends one iteration into the pipeline, and does not wait for it.
+
+        Raises:
+            PipelineLost: stage 0 is gone.
+        """
+        try:
+            await self._plans.write(plan_of(batch, self.pipeline))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._lose(f"stage 0 takes no more plans: {error}")
+            self._raise_if_lost()
+
+    def take_results(self) -> list[worker_pb2.IterationResult]:
+        """Results that have come since the last call, in the order of their iterations.
+
+        Raises:
+            PipelineLost: the epoch is over.
+        """
+        self._raise_if_lost()
+        results, self._results = self._results, []
+        return results
+
+    async def close(self) -> None:
+        """Ends the epoch from this side."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loss is None and self._tasks:
+            await asyncio.wait_for(self._plans.done_writing(), CLOSE_TIMEOUT_S)
+        for channel in self._channels:
+            await channel.close(grace=None)
+
+    async def _join(self, index: int) -> None:
+        pipeline = self.pipeline
+        await self._stubs[index].JoinPipeline(
+            worker_pb2.JoinPipelineRequest(
+                pipeline_id=pipeline.pipeline_id,
+                epoch=pipeline.epoch,
+                stage_index=index,
+                members=[member.address for member in pipeline.members],
+                rendezvous_address=pipeline.first.rendezvous_address,
+                tp_size=pipeline.first.tp_size,
+                n_kv_blocks=pipeline.n_kv_blocks,
+            ),
+            timeout=JOIN_TIMEOUT_S,
+        )
+
+    async def _watch(self, index: int, watch: grpc.aio.UnaryStreamCall[object, object]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                report = await watch.read()
+                if not isinstance(report, worker_pb2.WatchStageResponse):
+                    self._lose(f"stage {index} ended its reports")
+                    return
+                self._last_report[index] = loop.time()
+                self._take(index, report)
+        except grpc.aio.AioRpcError as error:
+            self._lose(f"stage {index} is gone: {error.details()}")
+
+    def _take(self, index: int, report: worker_pb2.WatchStageResponse) -> None:
+        place = (report.pipeline_id, report.epoch)
+        if place != (self.pipeline.pipeline_id, self.pipeline.epoch):
+            log.warning("dropped a report of stage %d for another epoch: %s", index, place)
+        elif report.HasField("result"):
+            self._on_timing(index, report.result.timing)
+            self._results.append(report.result)
+            self._wake()
+        elif report.HasField("timings"):
+            for timing in report.timings.timings:
+                self._on_timing(index, timing)
+        elif report.HasField("failure"):
+            self._lose(f"stage {index} failed: {report.failure.reason}")
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._loss is None:
+            await asyncio.sleep(min(1.0, self._silence_limit_s / 4))
+            for index, last in enumerate(self._last_report):
+                if loop.time() - last > self._silence_limit_s:
+                    self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
+
+    def _lose(self, reason: str) -> None:
+        if self._loss is None:
+            log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
+            self._loss = PipelineLost(reason)
+            self._wake()
+
+    def _raise_if_lost(self) -> None:
+        if self._loss is not None:
+            raise self._loss
+
+
+def plan_of(batch: Batch, pipeline: Pipeline) -> worker_pb2.RunIterationsRequest:
+    """The batch as it travels: packed columns, and only what the ranks do not know yet."""
+    plan = worker_pb2.RunIterationsRequest(
+        pipeline_id=pipeline.pipeline_id,
+        epoch=pipeline.epoch,
+        iteration=batch.iteration,
+        released_rows=batch.released_rows,
+    )
+    for span in batch.spans:
+        request = span.request
+        if request.reservation is None:
+            raise ValueError(f"request {request.request_id} runs without a reservation")
+        if span.is_admission:
+            admission = plan.admissions.add(
+                row=request.reservation.row, n_prompt_tokens=request.n_prompt_tokens
+            )
+            admission.sampling.MergeFromString(request.sampling)
+        plan.row.append(request.reservation.row)
+        plan.start_position.append(span.start_position)
+        plan.n_tokens.append(len(span.token_ids))
+        plan.sample.append(span.is_sampled)
+        plan.n_new_blocks.append(len(span.new_block_ids))
+        plan.token_ids.extend(span.token_ids)
+        plan.new_block_ids.extend(span.new_block_ids)
+    return plan

@@ -1,0 +1,29 @@
+"""Policies: who runs in the next iteration, and with how many tokens.
+
+A policy is a class in a file of its own with the one method below. It looks at requests in the
+order in which they arrived and reserves K/V for those it admits; it changes no state of theirs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.scheduler.kv_manager import KVManager, Reservation
+from services.scheduler.request import Request
+from services.scheduler.request_pool import RequestPool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A request that was chosen, the tokens it may run, and its reservation."""
+
+    request: Request
+    n_tokens: int
+    reservation: Reservation
+
+
+class Policy(Protocol):
+    """Chooses the next batch."""
+
+    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+        """Returns the requests of the next batch in order; empty if none can run."""
+        ...

@@ -1,0 +1,195 @@
+"""SchedulerService: frontends come in, their tokens go out.
+
+One stream per frontend. Whatever an iteration brings a frontend's requests leaves as one message.
+It knows neither batches nor stages."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc.aio
+from orcinus.v1 import scheduler_pb2
+
+from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
+from services.scheduler.iteration_log import IterationLog
+from services.scheduler.request import FinishReason, Request, RequestId
+from services.scheduler.scheduler import Update
+from services.scheduler.serving_loop import ServingLoop
+
+log = logging.getLogger(__name__)
+
+_REASONS = {
+    FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
+    FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
+    FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
+}
+
+
+class Connection:
+    """A frontend's requests, and what waits to be sent to it."""
+
+    def __init__(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
+        self.requests: dict[str, Request] = {}
+        self._outbox = scheduler_pb2.ConnectResponse(pipeline=pipeline)
+        self._has_mail = asyncio.Event()
+        self._has_mail.set()
+
+    async def next_message(self) -> scheduler_pb2.ConnectResponse:
+        """Everything that has come since the last message, at least one thing."""
+        await self._has_mail.wait()
+        self._has_mail.clear()
+        message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        return message
+
+    def accept(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self._outbox.accepted.add(request_id=request.request_id)
+        self._has_mail.set()
+
+    def reject(self, request_id: str, error: OrcinusError) -> None:
+        rejection = self._outbox.rejected.add(
+            request_id=request_id, reason=_rejection_reason(error), message=error.message
+        )
+        if isinstance(error, PoolFull):
+            rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
+        self._has_mail.set()
+
+    def update(self, update: Update) -> None:
+        request_id = update.request.request_id
+        if update.token_id is not None:
+            self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id])
+        if update.finish_reason is not None:
+            del self.requests[request_id]
+            self._outbox.completed.add(request_id=request_id, reason=_REASONS[update.finish_reason])
+        self._has_mail.set()
+
+    def fail(self, message: str) -> None:
+        """Ends all requests as UNAVAILABLE."""
+        for request_id in self.requests:
+            self._outbox.completed.add(
+                request_id=request_id,
+                reason=scheduler_pb2.COMPLETION_REASON_UNAVAILABLE,
+                message=message,
+            )
+            self._has_mail.set()
+        self.requests.clear()
+
+
+class SchedulerService:
+    """The servicer of orcinus.v1.SchedulerService."""
+
+    def __init__(
+        self, pipeline: scheduler_pb2.PipelineDescription, iteration_log: IterationLog
+    ) -> None:
+        self._pipeline = pipeline
+        self._log = iteration_log
+        self._connections: dict[Request, Connection] = {}
+        self._open: set[Connection] = set()
+        self._loop: ServingLoop
+        self._is_accepting = False
+
+    def open(self, loop: ServingLoop) -> None:
+        """Accepts submissions from now on; they go to `loop`."""
+        self._loop = loop
+        self._is_accepting = True
+
+    def close(self) -> None:
+        """Refuses submissions from now on, as UNAVAILABLE; what is in the pool stays there."""
+        self._is_accepting = False
+
+    def deliver(self, updates: Iterable[Update]) -> None:
+        """Puts what an iteration brought into the outboxes of the frontends concerned."""
+        for update in updates:
+            if update.finish_reason is None:
+                self._connections[update.request].update(update)
+            else:
+                self._connections.pop(update.request).update(update)
+
+    def fail_all(self, message: str) -> None:
+        """Ends every request as UNAVAILABLE and refuses new ones."""
+        self.close()
+        self._connections.clear()
+        for connection in self._open:
+            connection.fail(message)
+
+    async def Connect(self, context: Any) -> None:
+        """One frontend."""
+        connection = Connection(self._pipeline)
+        self._open.add(connection)
+        writer = asyncio.create_task(_write(connection, context), name="frontend writer")
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                self._take(connection, message)
+        finally:
+            self._open.discard(connection)
+            writer.cancel()
+            self._cancel_all(connection)
+
+    async def WatchIterations(
+        self, request: scheduler_pb2.WatchIterationsRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.WatchIterationsResponse]:
+        """Records of the iterations from now on."""
+        with self._log.watch() as records:
+            await context.send_initial_metadata(())  # the caller knows that it misses nothing now
+            async for record in records:
+                yield record
+
+    def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
+        if message.HasField("submission"):
+            try:
+                self._submit(connection, message.submission)
+            except OrcinusError as error:
+                connection.reject(message.submission.request_id, error)
+        elif message.HasField("cancellation"):
+            request = connection.requests.get(message.cancellation.request_id)
+            if request is not None:
+                self._loop.cancel(request)
+
+    def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
+        if not self._is_accepting:
+            raise Unavailable("the scheduler takes no requests at the moment")
+        self._check(connection, submission)
+        request = Request(
+            request_id=RequestId(submission.request_id),
+            prompt_token_ids=list(submission.prompt_token_ids),
+            max_new_tokens=submission.max_new_tokens,
+            sampling=submission.sampling.SerializeToString(),
+            stop_token_ids=frozenset(submission.sampling.stop_token_ids),
+        )
+        self._loop.submit(request)
+        self._connections[request] = connection
+        connection.accept(request)
+
+    def _check(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
+        if submission.request_id in connection.requests:
+            raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
+        largest = max(submission.prompt_token_ids, default=0)
+        if largest >= self._pipeline.vocab_size:
+            raise InvalidRequest(
+                "prompt", f"token {largest} is not below {self._pipeline.vocab_size}"
+            )
+        n_tokens = len(submission.prompt_token_ids) + submission.max_new_tokens
+        if n_tokens > self._pipeline.max_model_len:
+            raise InvalidRequest(
+                "max_tokens",
+                f"prompt and output of {n_tokens} tokens exceed the limit of "
+                f"{self._pipeline.max_model_len}",
+            )
+
+    def _cancel_all(self, connection: Connection) -> None:
+        for request in list(connection.requests.values()):
+            self._loop.cancel(request)
+
+
+async def _write(connection: Connection, context: Any) -> None:
+    while True:
+        await context.write(await connection.next_message())
+
+
+def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
+    if isinstance(error, InvalidRequest):
+        return scheduler_pb2.REJECTION_REASON_INVALID
+    if isinstance(error, PoolFull):
+        return scheduler_pb2.REJECTION_REASON_POOL_FULL
+    return scheduler_pb2.REJECTION_REASON_UNAVAILABLE

@@ -1,0 +1,80 @@
+"""The serving loop: select a batch, run one iteration, apply its tokens (Orca, Algorithm 1).
+
+It keeps as many batches in flight as the scheduler allows, and sleeps until a result comes or a
+request arrives. All calls into the scheduler are made from this event loop, so nothing needs a
+lock."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from orcinus.v1 import worker_pb2
+
+from services.scheduler.batch import Batch
+from services.scheduler.iteration_log import IterationLog
+from services.scheduler.request import Request
+from services.scheduler.scheduler import Scheduler, Update
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine master."""
+
+    async def run(self, batch: Batch) -> None:
+        """Sends a batch into the pipeline."""
+
+    def take_results(self) -> Sequence[worker_pb2.IterationResult]:
+        """Results since the last call; raises when the pipeline is lost."""
+
+
+class ServingLoop:
+    """Runs one epoch of one pipeline."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: Engine,
+        *,
+        deliver: Callable[[list[Update]], None],
+        iteration_log: IterationLog,
+        has_news: asyncio.Event,
+    ) -> None:
+        self._scheduler = scheduler
+        self._engine = engine
+        self._deliver = deliver
+        self._log = iteration_log
+        self._has_news = has_news
+        self._is_draining = False
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the pool; it may ride the next iteration. Raises as
+        `Scheduler.submit`."""
+        self._scheduler.submit(request)
+        self._has_news.set()
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request; its K/V is free at once, or with the iteration it is in."""
+        update = self._scheduler.cancel(request)
+        if update is not None:
+            self._deliver([update])
+        self._has_news.set()
+
+    def drain(self) -> None:
+        """Has `run` return as soon as no request is left."""
+        self._is_draining = True
+        self._has_news.set()
+
+    async def run(self) -> None:
+        """Serves until drained.
+
+        Raises:
+            PipelineLost: the engine is gone; requests are still in the pool.
+        """
+        while not (self._is_draining and len(self._scheduler.pool) == 0):
+            while (batch := self._scheduler.select()) is not None:
+                self._log.sent(batch, self._scheduler)
+                await self._engine.run(batch)
+            await self._has_news.wait()
+            self._has_news.clear()
+            for result in self._engine.take_results():
+                self._deliver(self._scheduler.apply(result.iteration, result.token_ids))
+                self._log.returned(result.iteration)

@@ -1,0 +1,142 @@
+"""The socket pair between a controller and one of its ranks: frames of a kind and some bytes.
+
+The rank's end blocks, the controller's end is a protocol on the event loop. What the bytes mean
+is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
+READ_BYTES = 2**18
+
+
+class MessageKind(IntEnum):
+    """What a frame carries."""
+
+    JOIN = 1
+    """To the rank: a JoinPipelineRequest."""
+    PLAN = 2
+    """To the rank: a RunIterationsRequest."""
+    PROGRESS = 3
+    """From the rank: bytes loaded and bytes in all, as two decimal numbers."""
+    LOADED = 4
+    """From the rank: a DescribeResponse; its weights are in memory."""
+    JOINED = 5
+    """From the rank: the epoch it has joined, as a decimal number."""
+    REPORT = 6
+    """From the rank: a WatchStageResponse."""
+    FAILURE = 7
+    """From the rank: why it is about to end, as text."""
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+class FrameBuffer:
+    """Collects bytes and takes whole frames out of them."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def take(self) -> tuple[MessageKind, bytes] | None:
+        """The next whole frame, if there is one."""
+        if len(self._data) < HEADER.size:
+            return None
+        kind, length = HEADER.unpack_from(self._data)
+        end = HEADER.size + length
+        if len(self._data) < end:
+            return None
+        payload = bytes(self._data[HEADER.size : end])
+        del self._data[:end]
+        return MessageKind(kind), payload
+
+    def frames(self) -> Iterator[tuple[MessageKind, bytes]]:
+        """All whole frames."""
+        while (frame := self.take()) is not None:
+            yield frame
+
+
+def encode(kind: MessageKind, payload: bytes) -> bytes:
+    """A frame as it goes over the socket."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+class RankEnd:
+    """The rank's end: blocking, for one thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = FrameBuffer()
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Sends a frame.
+
+        Raises:
+            ChannelClosed: the controller is gone.
+        """
+        self._connection.settimeout(None)
+        try:
+            self._connection.sendall(encode(kind, payload))
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
+        """The next frame, or None if none came in time.
+
+        Raises:
+            ChannelClosed: the controller is gone.
+        """
+        self._connection.settimeout(timeout_s)
+        while (frame := self._buffer.take()) is None:
+            try:
+                data = self._connection.recv(READ_BYTES)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise ChannelClosed from error
+            if not data:
+                raise ChannelClosed
+            self._buffer.feed(data)
+        return frame
+
+
+class ControllerEnd(asyncio.Protocol):
+    """The controller's end: calls back for each frame, and once when the rank is gone."""
+
+    def __init__(
+        self,
+        on_message: Callable[[MessageKind, bytes], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._buffer = FrameBuffer()
+        self._transport: asyncio.Transport
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Queues a frame; never waits. What a rank lets lie is bounded by the pipeline's depth."""
+        self._transport.write(encode(kind, payload))
+
+    def close(self) -> None:
+        """Closes the socket; a rank that is idle ends itself then."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"not a stream: {transport}")
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer.feed(data)
+        for kind, payload in self._buffer.frames():
+            self._on_message(kind, payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed()

@@ -1,0 +1,221 @@
+"""The controller of one stage (Orca, section 4.1).
+
+It hands every plan to its ranks and, at once, the same bytes to the next stage: that stage knows
+what will come before the activations do. It never decodes a plan and never waits for a rank. What
+its ranks report it passes to those who watch the stage."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc.aio
+from orcinus.v1 import worker_pb2
+
+from services.common import rpc
+from services.common.errors import StaleEpoch, Unavailable
+from services.worker.channel import MessageKind
+
+log = logging.getLogger(__name__)
+
+SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+RUN_ITERATIONS = rpc.method_path(SERVICE, "RunIterations")
+JOIN_TIMEOUT_S = 60.0
+
+
+class Rank(Protocol):
+    """What the controller needs of a rank."""
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Queues a frame for the rank; never waits."""
+
+
+class Controller:
+    """One stage, in at most one epoch at a time."""
+
+    def __init__(self, *, tp_size: int) -> None:
+        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when the stage cannot go on."""
+        self._tp_size = tp_size
+        self._ranks: list[Rank] = []
+        self._descriptions: dict[int, worker_pb2.DescribeResponse] = {}
+        self._loaded = asyncio.Event()
+        self._pipeline_id = ""
+        self._epoch = 0
+        self._joined: set[int] = set()
+        self._all_joined = asyncio.Event()
+        self._watchers: list[asyncio.Queue[bytes | None]] = []
+        self._plan_streams: set[asyncio.Task[Any]] = set()
+        self._next_channel: grpc.aio.Channel | None = None
+        self._next: grpc.aio.StreamUnaryCall[bytes, bytes] | None = None
+
+    def attach(self, ranks: Sequence[Rank]) -> None:
+        """Takes the ranks of the stage, in the order of their tp_rank."""
+        self._ranks = list(ranks)
+
+    async def wait_until_loaded(self) -> None:
+        """Waits until every rank has its weights."""
+        await self._loaded.wait()
+
+    def describe(self) -> worker_pb2.DescribeResponse:
+        """What the stage is.
+
+        Raises:
+            Unavailable: not all ranks have loaded.
+        """
+        if not self._loaded.is_set():
+            raise Unavailable("the stage is loading its weights")
+        description = worker_pb2.DescribeResponse()
+        description.CopyFrom(self._descriptions[0])
+        description.n_kv_blocks = min(item.n_kv_blocks for item in self._descriptions.values())
+        description.epoch = self._epoch
+        return description
+
+    async def join(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        """Leaves the epoch it is in and joins a newer one.
+
+        Raises:
+            StaleEpoch: the epoch is not newer.
+            Unavailable: the ranks did not find those of the other stages.
+        """
+        if request.epoch <= self._epoch:
+            raise StaleEpoch(f"epoch {request.epoch} is not newer than epoch {self._epoch}")
+        self._pipeline_id, self._epoch = request.pipeline_id, request.epoch
+        await self._leave()
+        self._joined.clear()
+        self._all_joined.clear()
+        for rank in self._ranks:
+            rank.send(MessageKind.JOIN, request.SerializeToString())
+        try:
+            await asyncio.wait_for(self._all_joined.wait(), JOIN_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(f"the ranks did not join epoch {request.epoch}") from None
+        self._check_current(request.epoch)
+        if request.stage_index + 1 < len(request.members):
+            self._connect(request.members[request.stage_index + 1])
+
+    async def run(self, context: Any) -> None:
+        """Hands on the plans of one stream until its sender has no more.
+
+        Raises:
+            StaleEpoch: the stream's epoch is over.
+        """
+        epoch = rpc.epoch_of(context)
+        self._check_current(epoch)
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("not in a task")
+        self._plan_streams.add(task)
+        try:
+            while (plan := await context.read()) is not grpc.aio.EOF:
+                await self.hand_on(plan)
+        except asyncio.CancelledError:
+            if task.cancelling() and epoch != self._epoch:
+                task.uncancel()
+                self._check_current(epoch)
+            raise
+        finally:
+            self._plan_streams.discard(task)
+
+    async def hand_on(self, plan: bytes) -> None:
+        """Gives a plan's bytes to the ranks, then to the next stage."""
+        for rank in self._ranks:
+            rank.send(MessageKind.PLAN, plan)
+        if self._next is None:
+            return
+        try:
+            await self._next.write(plan)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # A dead neighbour is no failure of this stage; the engine master notices by itself.
+            log.warning("the next stage takes no more plans: %s", error)
+            self._next = None
+
+    @contextlib.contextmanager
+    def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
+        """Reports of the ranks that come inside the `with` block.
+
+        Raises:
+            StaleEpoch: the epoch is not the current one; the iterator raises it when it is over.
+        """
+        self._check_current(epoch)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._watchers.append(queue)
+        try:
+            yield self._reports(queue, epoch)
+        finally:
+            if queue in self._watchers:
+                self._watchers.remove(queue)
+
+    async def close(self) -> None:
+        """Ends the epoch and all streams."""
+        await self._leave()
+
+    def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
+        """A rank sent a frame."""
+        if kind is MessageKind.REPORT:
+            self._publish(payload)
+        elif kind is MessageKind.JOINED:
+            self._note_joined(tp_rank, int(payload))
+        elif kind is MessageKind.LOADED:
+            self._descriptions[tp_rank] = worker_pb2.DescribeResponse.FromString(payload)
+            if len(self._descriptions) == self._tp_size:
+                self._loaded.set()
+        elif kind is MessageKind.FAILURE:
+            self._fail(f"rank {tp_rank}: {payload.decode()}")
+
+    def on_exit(self, tp_rank: int, reason: str) -> None:
+        """A rank is gone; the stage cannot go on."""
+        self._fail(f"rank {tp_rank} {reason}")
+
+    def _note_joined(self, tp_rank: int, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._joined.add(tp_rank)
+        if len(self._joined) == self._tp_size:
+            self._all_joined.set()
+
+    def _publish(self, report: bytes) -> None:
+        for queue in self._watchers:
+            queue.put_nowait(report)
+
+    def _fail(self, reason: str) -> None:
+        if self.failure.done():
+            return
+        self.failure.set_result(reason)
+        report = worker_pb2.WatchStageResponse(
+            pipeline_id=self._pipeline_id,
+            epoch=self._epoch,
+            failure=worker_pb2.StageFailure(reason=reason),
+        )
+        self._publish(report.SerializeToString())
+
+    async def _reports(
+        self, queue: asyncio.Queue[bytes | None], epoch: int
+    ) -> AsyncIterator[bytes]:
+        while (report := await queue.get()) is not None:
+            yield report
+        self._check_current(epoch)
+
+    def _check_current(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"epoch {epoch} is not the current epoch {self._epoch}")
+
+    def _connect(self, address: str) -> None:
+        self._next_channel = rpc.connect(address)
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes]
+        method = self._next_channel.stream_unary(RUN_ITERATIONS)
+        self._next = method(metadata=rpc.epoch_metadata(self._epoch))
+
+    async def _leave(self) -> None:
+        for task in self._plan_streams:
+            task.cancel()
+        for queue in self._watchers:
+            queue.put_nowait(None)
+        self._watchers.clear()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._next_channel is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._next_channel.close(grace=None)
+            self._next_channel = None

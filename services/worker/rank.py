@@ -1,0 +1,289 @@
+"""A rank: one device's shard of one stage, in a process of its own.
+
+`python -m services.worker.rank FD SETTINGS`, started by the controller. It loads its weights
+once, joins epochs as it is told, and runs one plan after the other. When the transport fails the
+epoch is over: it drops groups and K/V, keeps its weights and waits for the next epoch. Any other
+error ends the process."""
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from orcinus.v1 import worker_pb2
+
+from services.common import process
+from services.common.telemetry import configure_logging
+from services.worker import transport, wire
+from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.kv_cache import kv_block_bytes
+from services.worker.model_runner import ModelRunner
+from services.worker.models import StageModel, load_stage
+from services.worker.settings import RankSettings
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.25
+"""How often timings are reported, and how often an idle rank gives a sign of life."""
+
+PROGRESS_INTERVAL_S = 0.1
+
+
+class EpochMember:
+    """A rank within one epoch: a fresh model runner, fresh groups."""
+
+    def __init__(
+        self,
+        request: worker_pb2.JoinPipelineRequest,
+        runner: ModelRunner,
+        peers: transport.Transport,
+    ) -> None:
+        self.request = request
+        self._runner = runner
+        self._peers = peers
+        self._is_first = request.stage_index == 0
+        self._is_last = request.stage_index + 1 == len(request.members)
+
+    def run(
+        self, message: worker_pb2.RunIterationsRequest
+    ) -> tuple[worker_pb2.IterationTiming, list[int] | None]:
+        """Runs one iteration of this stage; the last stage returns the sampled tokens.
+
+        Raises:
+            TransferError: a neighbour is gone.
+        """
+        started = time.perf_counter_ns()
+        batch = self._runner.prepare(wire.plan_of(message))
+        prepared = time.perf_counter_ns()
+        hidden = None if self._is_first else self._receive(message)
+        received = time.perf_counter_ns()
+        hidden = self._runner.forward(batch, hidden)
+        token_ids = self._runner.sample(batch, hidden).tolist() if self._is_last else None
+        computed = time.perf_counter_ns()
+        if not self._is_last:
+            self._peers.send(hidden, message.iteration)
+        sent = time.perf_counter_ns()
+        timing = worker_pb2.IterationTiming(
+            iteration=message.iteration,
+            receive_ns=received - prepared,
+            compute_ns=prepared - started + computed - received,
+            send_ns=sent - computed,
+        )
+        return timing, token_ids
+
+    def close(self) -> None:
+        """Leaves the epoch."""
+        self._peers.close()
+
+    def _receive(self, message: worker_pb2.RunIterationsRequest) -> torch.Tensor:
+        hidden = self._runner.empty_hidden(sum(message.n_tokens))
+        self._peers.receive(hidden, message.iteration)
+        return hidden
+
+
+class Rank:
+    """Does what the controller says, until the controller is gone."""
+
+    def __init__(
+        self,
+        channel: RankEnd,
+        description: worker_pb2.DescribeResponse,
+        *,
+        report_results: bool,
+        join: Callable[[worker_pb2.JoinPipelineRequest], EpochMember],
+    ) -> None:
+        self._channel = channel
+        self._description = description
+        self._reports = report_results
+        self._join = join
+        self._member: EpochMember | None = None
+        self._timings: list[worker_pb2.IterationTiming] = []
+        self._reported_at = time.monotonic()
+
+    def serve(self) -> None:
+        """Runs until the channel is closed."""
+        self._channel.send(MessageKind.LOADED, self._description.SerializeToString())
+        while True:
+            message = self._channel.receive(REPORT_INTERVAL_S)
+            if message is not None:
+                self._handle(*message)
+            if time.monotonic() - self._reported_at >= REPORT_INTERVAL_S:
+                self._report_timings()
+
+    def _handle(self, kind: MessageKind, payload: bytes) -> None:
+        try:
+            if kind is MessageKind.PLAN:
+                self._run(worker_pb2.RunIterationsRequest.FromString(payload))
+            elif kind is MessageKind.JOIN:
+                self._enter(worker_pb2.JoinPipelineRequest.FromString(payload))
+        except transport.TransferError as error:
+            self._abandon(str(error))
+
+    def _enter(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        if self._member is not None:
+            self._member.close()
+            self._member = None
+        self._timings.clear()
+        self._member = self._join(request)
+        self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
+
+    def _run(self, message: worker_pb2.RunIterationsRequest) -> None:
+        member = self._member
+        if member is None or (message.pipeline_id, message.epoch) != (
+            member.request.pipeline_id,
+            member.request.epoch,
+        ):
+            log.warning("refused a plan of epoch %d", message.epoch)
+            return
+        timing, token_ids = member.run(message)
+        if not self._reports:
+            return
+        if token_ids is None:
+            self._timings.append(timing)
+        else:
+            self._send_report(wire.result_of(member.request, timing, token_ids))
+
+    def _report_timings(self) -> None:
+        self._reported_at = time.monotonic()
+        if self._member is not None and self._reports:
+            self._send_report(wire.timings_of(self._member.request, self._timings))
+            self._timings.clear()
+
+    def _abandon(self, reason: str) -> None:
+        log.error("left the epoch: %s", reason)
+        if self._member is None:
+            return
+        request = self._member.request
+        self._member.close()
+        self._member = None
+        self._send_report(
+            worker_pb2.WatchStageResponse(
+                pipeline_id=request.pipeline_id,
+                epoch=request.epoch,
+                failure=worker_pb2.StageFailure(reason=reason),
+            )
+        )
+
+    def _send_report(self, report: worker_pb2.WatchStageResponse) -> None:
+        self._channel.send(MessageKind.REPORT, report.SerializeToString())
+
+
+def load(settings: RankSettings, channel: RankEnd) -> StageModel:
+    """Loads this rank's weights and tells the controller how far it is."""
+    last_report = 0.0
+
+    def on_progress(n_done: int, n_total: int) -> None:
+        nonlocal last_report
+        now = time.monotonic()
+        if n_done == n_total or now - last_report >= PROGRESS_INTERVAL_S:
+            last_report = now
+            channel.send(MessageKind.PROGRESS, f"{n_done} {n_total}".encode())
+
+    return load_stage(
+        Path(settings.model),
+        stage_index=settings.stage_index,
+        n_stages=settings.n_stages,
+        tp_rank=settings.tp_rank,
+        tp_size=settings.tp_size,
+        dtype=settings.dtype,
+        device=torch.device(settings.device),
+        on_progress=on_progress,
+    )
+
+
+def describe(
+    settings: RankSettings, model: StageModel, rendezvous: dist.TCPStore | None
+) -> worker_pb2.DescribeResponse:
+    """What the scheduler must know of this rank."""
+    block_bytes = kv_block_bytes(
+        model.config,
+        n_layers=model.n_layers,
+        block_size=settings.block_size,
+        dtype=model.dtype,
+        tp_size=settings.tp_size,
+    )
+    n_kv_blocks = settings.kv_memory_bytes // block_bytes
+    if n_kv_blocks == 0:
+        raise SystemExit(
+            f"kv_memory: {settings.kv_memory_bytes} bytes are less than one block "
+            f"of {settings.block_size} slots, {block_bytes} bytes"
+        )
+    return worker_pb2.DescribeResponse(
+        model=settings.served_model_name,
+        fingerprint=model.config.fingerprint(model.dtype),
+        stage_index=settings.stage_index,
+        n_stages=settings.n_stages,
+        tp_size=settings.tp_size,
+        first_layer=model.first_layer,
+        n_layers=model.n_layers,
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.config.max_position_embeddings,
+        eos_token_ids=model.config.eos_token_ids,
+        block_size=settings.block_size,
+        n_kv_blocks=n_kv_blocks,
+        rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
+    )
+
+
+def start(settings: RankSettings, channel: RankEnd) -> Rank:
+    """Loads the model and makes the rank that runs it."""
+    rendezvous = None
+    if settings.stage_index == 0 and settings.tp_rank == 0:
+        rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
+    model = load(settings, channel)
+
+    def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
+        runner = ModelRunner(model, n_kv_blocks=request.n_kv_blocks, block_size=settings.block_size)
+        return EpochMember(request, runner, join_peers(settings, request))
+
+    return Rank(
+        channel,
+        describe(settings, model, rendezvous),
+        report_results=settings.tp_rank == 0,
+        join=join,
+    )
+
+
+def join_peers(
+    settings: RankSettings, request: worker_pb2.JoinPipelineRequest
+) -> transport.Transport:
+    """Connects to the neighbours of an epoch."""
+    return transport.join(
+        transport.Place(
+            pipeline_id=request.pipeline_id,
+            epoch=request.epoch,
+            stage_index=request.stage_index,
+            n_stages=len(request.members),
+            tp_rank=settings.tp_rank,
+            tp_size=request.tp_size,
+        ),
+        rendezvous_address=request.rendezvous_address,
+        data_host=settings.data_host,
+        device=torch.device(settings.device),
+        timeout_s=settings.transfer_timeout_s,
+    )
+
+
+def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> int:
+    process.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
+    settings = RankSettings.model_validate_json(sys.argv[2])
+    configure_logging(f"rank {settings.stage_index}.{settings.tp_rank}", settings.log_level)
+    channel = RankEnd(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        make_rank(settings, channel).serve()
+    except ChannelClosed:
+        return 0
+    except BaseException as error:
+        channel.send(MessageKind.FAILURE, f"{type(error).__name__}: {error}".encode())
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Stand-ins for the parts of Orcinus that a test does not want to run for real."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from orcinus.v1 import worker_pb2
+
+from services.common import rpc
+from services.scheduler.batch import Batch
+from services.worker.channel import MessageKind
+from services.worker.controller import SERVICE, Controller
+from services.worker.service import RAW_METHODS, WorkerService
+
+
+def describe_stage(
+    stage_index: int = 0, n_stages: int = 1, *, fingerprint: str = "same"
+) -> worker_pb2.DescribeResponse:
+    """A stage of two layers."""
+    return worker_pb2.DescribeResponse(
+        model="fake",
+        fingerprint=fingerprint,
+        stage_index=stage_index,
+        n_stages=n_stages,
+        tp_size=1,
+        first_layer=2 * stage_index,
+        n_layers=2,
+        vocab_size=100,
+        max_model_len=64,
+        eos_token_ids=[2],
+        block_size=4,
+        n_kv_blocks=50 - stage_index,
+        rendezvous_address="127.0.0.1:1",
+    )
+
+
+@dataclass
+class FakeRank:
+    """A rank that joins at once, keeps the plans it gets, and answers only when told to."""
+
+    controller: Controller
+    stage_index: int = 0
+    n_stages: int = 1
+    answers: bool = False
+    plans: list[bytes] = field(default_factory=list)
+    has_plan: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def load(self) -> None:
+        """Says that it is ready."""
+        description = describe_stage(self.stage_index, self.n_stages)
+        self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """What the controller says to it."""
+        if kind is MessageKind.JOIN:
+            request = worker_pb2.JoinPipelineRequest.FromString(payload)
+            self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
+        elif kind is MessageKind.PLAN:
+            self.plans.append(payload)
+            self.has_plan.set()
+            if self.answers:
+                self.answer(payload)
+
+    def answer(self, payload: bytes) -> None:
+        """Reports the iteration: tokens 10, 11, … on the last stage, a timing elsewhere."""
+        plan = worker_pb2.RunIterationsRequest.FromString(payload)
+        report = worker_pb2.WatchStageResponse(pipeline_id=plan.pipeline_id, epoch=plan.epoch)
+        timing = worker_pb2.IterationTiming(iteration=plan.iteration, compute_ns=1000)
+        if self.stage_index + 1 == self.n_stages:
+            report.result.iteration = plan.iteration
+            report.result.token_ids.extend(10 + i for i in range(sum(plan.sample)))
+            report.result.timing.CopyFrom(timing)
+        else:
+            report.timings.timings.append(timing)
+        self.controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+
+
+@dataclass
+class FakeStage:
+    """A real controller on a real socket, with a fake rank."""
+
+    controller: Controller
+    rank: FakeRank
+    address: str
+
+
+@contextlib.asynccontextmanager
+async def fake_stage(
+    stage_index: int = 0, n_stages: int = 1, *, answers: bool = False
+) -> AsyncIterator[FakeStage]:
+    """Serves one stage on loopback."""
+    controller = Controller(tp_size=1)
+    rank = FakeRank(controller, stage_index, n_stages, answers)
+    controller.attach([rank])
+    rank.load()
+    server = rpc.create_server()
+    handler = rpc.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
+    server.add_generic_rpc_handlers((handler,))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield FakeStage(controller, rank, address)
+    finally:
+        await controller.close()
+        await server.stop(grace=0)
+
+
+@contextlib.asynccontextmanager
+async def fake_stages(n_stages: int, *, answers: bool = False) -> AsyncIterator[list[FakeStage]]:
+    """Serves all stages of a pipeline."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(fake_stage(index, n_stages, answers=answers))
+            for index in range(n_stages)
+        ]
+
+
+@dataclass
+class FakeEngine:
+    """An engine that keeps batches until the test lets the oldest one return."""
+
+    has_news: asyncio.Event
+    batches: list[Batch] = field(default_factory=list)
+    error: Exception | None = None
+    _results: list[worker_pb2.IterationResult] = field(default_factory=list)
+    _has_batch: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, batch: Batch) -> None:
+        """Takes a batch."""
+        self.batches.append(batch)
+        self._has_batch.set()
+
+    def take_results(self) -> Sequence[worker_pb2.IterationResult]:
+        """What has returned since the last call."""
+        if self.error is not None:
+            raise self.error
+        results, self._results = self._results, []
+        return results
+
+    async def next_batch(self) -> Batch:
+        """The oldest batch in flight, when there is one."""
+        while not self.batches:
+            self._has_batch.clear()
+            await asyncio.wait_for(self._has_batch.wait(), 5)
+        return self.batches[0]
+
+    async def return_oldest(self, token_id: int = 5) -> Batch:
+        """Lets the oldest batch come back with the same token for everyone."""
+        batch = await self.next_batch()
+        del self.batches[0]
+        n_sampled = sum(span.is_sampled for span in batch.spans)
+        self._results.append(
+            worker_pb2.IterationResult(
+                iteration=batch.iteration,
+                token_ids=[token_id] * n_sampled,
+                timing=worker_pb2.IterationTiming(iteration=batch.iteration),
+            )
+        )
+        self.has_news.set()
+        return batch
+
+    def fail(self, error: Exception) -> None:
+        """Loses the pipeline."""
+        self.error = error
+        self.has_news.set()

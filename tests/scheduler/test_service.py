@@ -1,0 +1,276 @@
+"""SchedulerService over a real socket, with the real serving loop and an engine that a test drives."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+
+from services.common import rpc
+from services.scheduler.engine_master import PipelineLost
+from services.scheduler.iteration_log import IterationLog
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.service import SchedulerService
+from services.scheduler.serving_loop import ServingLoop
+from tests.fakes import FakeEngine
+from tests.scheduler.workload import build
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+STOP = 9
+
+
+@dataclass
+class World:
+    """A scheduler with a socket in front and a scripted engine behind."""
+
+    address: str
+    scheduler: Scheduler
+    engine: FakeEngine
+    service: SchedulerService
+    loop: ServingLoop
+    serving: asyncio.Task[None]
+    log: IterationLog
+
+
+@contextlib.asynccontextmanager
+async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator[World]:
+    scheduler = build(
+        max_batch_size=4, n_blocks=n_blocks, block_size=4, pipeline_depth=pipeline_depth
+    )
+    has_news = asyncio.Event()
+    engine = FakeEngine(has_news)
+    log = IterationLog(epoch=1, n_stages=1)
+    description = scheduler_pb2.PipelineDescription(
+        model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
+    )
+    service = SchedulerService(description, log)
+    loop = ServingLoop(
+        scheduler, engine, deliver=service.deliver, iteration_log=log, has_news=has_news
+    )
+    service.open(loop)
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    serving = asyncio.create_task(loop.run())
+    try:
+        yield World(address, scheduler, engine, service, loop, serving, log)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await server.stop(grace=0)
+
+
+class Frontend:
+    """A client of Connect."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = rpc.connect(address)
+        self._stream = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Connect()
+
+    async def __aenter__(self) -> "Frontend":
+        assert (await self.read()).pipeline.model == "fake"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        self._stream.cancel()
+        await self._channel.close()
+
+    async def read(self) -> scheduler_pb2.ConnectResponse:
+        message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 5)
+        return message
+
+    async def submit(self, name: str, *, prompt: int = 3, max_new_tokens: int = 4) -> None:
+        submission = scheduler_pb2.Submission(
+            request_id=name,
+            prompt_token_ids=[1] * prompt,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling_pb2.SamplingParams(seed=3, stop_token_ids=[STOP]),
+        )
+        await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
+
+    async def accepted(self, name: str, **options: int) -> None:
+        await self.submit(name, **options)
+        assert [item.request_id for item in (await self.read()).accepted] == [name]
+
+    async def cancel(self, name: str) -> None:
+        cancellation = scheduler_pb2.Cancellation(request_id=name)
+        await self._stream.write(scheduler_pb2.ConnectRequest(cancellation=cancellation))
+
+    async def rejection(self, name: str, **options: int) -> scheduler_pb2.Rejection:
+        await self.submit(name, **options)
+        [rejection] = (await self.read()).rejected
+        assert rejection.request_id == name
+        return rejection
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a")
+        await frontend.accepted("b", max_new_tokens=2)
+        await it.engine.return_oldest(5)
+        assert [t.request_id for t in (await frontend.read()).tokens] == ["a"]
+        await it.engine.return_oldest(6)
+        message = await frontend.read()
+        assert [(t.request_id, list(t.token_ids)) for t in message.tokens] == [
+            ("a", [6]),
+            ("b", [6]),
+        ]
+        await it.engine.return_oldest(STOP)
+        message = await frontend.read()
+        assert [(c.request_id, c.reason) for c in message.completed] == [
+            ("a", scheduler_pb2.COMPLETION_REASON_STOP),
+            ("b", scheduler_pb2.COMPLETION_REASON_STOP),
+        ]
+        assert len(it.scheduler.pool) == 0
+
+
+async def test_a_request_ends_as_length_with_its_last_token() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", max_new_tokens=1)
+        await it.engine.return_oldest(5)
+        message = await frontend.read()
+        assert [list(t.token_ids) for t in message.tokens] == [[5]]
+        assert [c.reason for c in message.completed] == [scheduler_pb2.COMPLETION_REASON_LENGTH]
+
+
+async def test_a_cancelled_request_frees_its_memory_with_the_iteration_it_is_in() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", max_new_tokens=20)
+        await it.engine.next_batch()
+        await frontend.cancel("a")
+        [request] = it.scheduler.pool
+        await until(lambda: request.is_cancelled)
+        assert it.scheduler.kv_manager.n_reserved_slots > 0
+        await it.engine.return_oldest()
+        message = await frontend.read()
+        assert [c.reason for c in message.completed] == [scheduler_pb2.COMPLETION_REASON_CANCELLED]
+        assert it.scheduler.kv_manager.n_reserved_slots == 0
+
+
+async def test_a_waiting_request_is_cancelled_at_once() -> None:
+    async with world(n_blocks=2) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", max_new_tokens=5)
+        await it.engine.next_batch()
+        await frontend.accepted("b", max_new_tokens=5)
+        await frontend.cancel("b")
+        assert [c.request_id for c in (await frontend.read()).completed] == ["b"]
+        assert len(it.scheduler.pool) == 1
+
+
+async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
+    async with world() as it, Frontend(it.address) as other:
+        frontend = Frontend(it.address)
+        await frontend.__aenter__()
+        await frontend.accepted("a")
+        await frontend.accepted("b")
+        await other.accepted("c")
+        await frontend.hang_up()
+        await until(lambda: sum(request.is_cancelled for request in it.scheduler.pool) == 1)
+        await it.engine.return_oldest()
+        await it.engine.return_oldest()
+        assert [request.request_id for request in it.scheduler.pool] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": 0}, "prompt"),
+        ({"max_new_tokens": 0}, "max_tokens"),
+        ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
+    ],
+    ids=["no prompt", "nothing to generate", "too long"],
+)
+async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(
+    options: dict[str, int], message: str
+) -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        rejection = await frontend.rejection("a", **options)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_INVALID
+        assert message in rejection.message
+        assert len(it.scheduler.pool) == 0
+
+
+async def test_a_request_id_in_use_is_rejected_and_the_first_one_lives() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a")
+        rejection = await frontend.rejection("a")
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_INVALID
+        await it.engine.return_oldest(STOP)
+        assert len((await frontend.read()).completed) == 1
+
+
+async def test_a_full_pool_rejects_with_a_retry_delay() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        it.scheduler.pool.max_requests = 1
+        await frontend.accepted("a")
+        rejection = await frontend.rejection("b")
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_POOL_FULL
+        assert rejection.retry_after.ToNanoseconds() > 0
+
+
+async def test_a_lost_pipeline_ends_every_request_as_unavailable() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a")
+        it.engine.fail(PipelineLost("stage 1 is gone"))
+        with pytest.raises(PipelineLost):
+            await it.serving
+        it.service.fail_all("stage 1 is gone")
+        [completion] = (await frontend.read()).completed
+        assert completion.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
+        assert completion.message == "stage 1 is gone"
+        rejection = await frontend.rejection("b")
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+
+
+async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", max_new_tokens=2)
+        it.service.close()
+        it.loop.drain()
+        rejection = await frontend.rejection("b")
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+        for _ in range(2):
+            await it.engine.return_oldest()
+        await asyncio.wait_for(it.serving, 5)
+
+
+async def test_watchers_get_a_record_of_each_iteration() -> None:
+    async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
+        channel = rpc.connect(it.address)
+        records = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchIterations(
+            scheduler_pb2.WatchIterationsRequest()
+        )
+        await records.wait_for_connection()
+        await frontend.accepted("a", max_new_tokens=2)
+        for _ in range(2):
+            batch = await it.engine.return_oldest()
+            await until(lambda: not it.engine._results)
+            it.log.timed(0, _timing(batch.iteration))
+        first = await asyncio.wait_for(records.read(), 5)
+        second = await asyncio.wait_for(records.read(), 5)
+        await channel.close()
+        assert [(s.request_id, s.start_position, s.n_tokens, s.is_last) for s in first.spans] == [
+            ("a", 0, 3, False)
+        ]
+        assert [(s.start_position, s.n_tokens, s.is_last) for s in second.spans] == [(3, 1, True)]
+        assert (first.iteration, second.iteration) == (1, 2)
+        assert (first.n_in_flight, first.n_running, first.n_waiting) == (1, 1, 0)
+        assert (first.n_reserved_slots, first.n_allocated_slots, first.n_slots) == (8, 4, 64)
+        assert first.round_trip.ToNanoseconds() > 0
+        assert first.stages[0].compute.ToNanoseconds() == 77
+
+
+def _timing(iteration: int) -> worker_pb2.IterationTiming:
+    return worker_pb2.IterationTiming(iteration=iteration, compute_ns=77)

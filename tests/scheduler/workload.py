@@ -1,0 +1,121 @@
+"""Random requests for the scheduler's tests, and a driver that stands for a perfect engine."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from services.scheduler.batch import Batch
+from services.scheduler.kv_manager import KVManager
+from services.scheduler.policies.orca import OrcaPolicy
+from services.scheduler.request import Request, RequestId
+from services.scheduler.request_pool import RequestPool
+from services.scheduler.scheduler import Scheduler, Update
+
+STOP_TOKEN = 7
+PLAIN_TOKEN = 1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request to be: when it comes, how long it is, when it really stops."""
+
+    turn: int
+    n_prompt: int
+    max_new_tokens: int
+    n_iterations: int
+    cancelled_after: int | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        return self.n_prompt + self.max_new_tokens
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arrival]:
+    """Up to 24 requests, most of them in bursts."""
+    result = []
+    for _ in range(draw(st.integers(1, 24))):
+        max_new_tokens = draw(st.integers(1, 9))
+        result.append(
+            Arrival(
+                turn=draw(st.integers(0, 12)),
+                n_prompt=draw(st.integers(1, 12)),
+                max_new_tokens=max_new_tokens,
+                n_iterations=draw(st.integers(1, max_new_tokens)),
+                cancelled_after=draw(st.none() | st.integers(0, 12)) if with_cancellations else None,
+            )
+        )
+    return sorted(result, key=lambda arrival: arrival.turn)
+
+
+def build(
+    *, max_batch_size: int, n_blocks: int, block_size: int, pipeline_depth: int
+) -> Scheduler:
+    """A scheduler with the policy of the paper."""
+    return Scheduler(
+        RequestPool(max_requests=1000),
+        KVManager(n_blocks=n_blocks, block_size=block_size),
+        policy=OrcaPolicy(max_batch_size=max_batch_size),
+        pipeline_depth=pipeline_depth,
+    )
+
+
+def request_for(index: int, arrival: Arrival) -> Request:
+    """The request of an arrival; its name is its index."""
+    return Request(
+        request_id=RequestId(str(index)),
+        prompt_token_ids=[PLAIN_TOKEN] * arrival.n_prompt,
+        max_new_tokens=arrival.max_new_tokens,
+        stop_token_ids=frozenset({STOP_TOKEN}),
+    )
+
+
+@dataclass
+class Driver:
+    """Submits arrivals turn by turn and returns batches in the order in which they were sent."""
+
+    scheduler: Scheduler
+    arrivals: list[Arrival]
+    turn: int = 0
+    requests: dict[int, Request] = field(default_factory=dict)
+    in_flight: list[Batch] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.requests) == len(self.arrivals) and not len(self.scheduler.pool)
+
+    def arrive(self) -> None:
+        """Lets in, and cancels, what this turn brings."""
+        for index, arrival in enumerate(self.arrivals):
+            if arrival.turn == self.turn:
+                self.requests[index] = request_for(index, arrival)
+                self.scheduler.submit(self.requests[index])
+        for index, arrival in enumerate(self.arrivals):
+            if arrival.cancelled_after is not None and index in self.requests:
+                if arrival.turn + arrival.cancelled_after == self.turn:
+                    self._note(self.scheduler.cancel(self.requests[index]))
+        self.turn += 1
+
+    def select(self) -> Batch | None:
+        """Asks for a batch and sends it."""
+        batch = self.scheduler.select()
+        if batch is not None:
+            self.in_flight.append(batch)
+        return batch
+
+    def return_oldest(self) -> None:
+        """Lets the oldest batch come back with its tokens."""
+        batch = self.in_flight.pop(0)
+        tokens = [self._token(span.request) for span in batch.spans if span.is_sampled]
+        for update in self.scheduler.apply(batch.iteration, tokens):
+            self._note(update)
+
+    def _token(self, request: Request) -> int:
+        arrival = self.arrivals[int(request.request_id)]
+        is_last = len(request.generated_token_ids) + 1 == arrival.n_iterations
+        return STOP_TOKEN if is_last else PLAIN_TOKEN
+
+    def _note(self, update: Update | None) -> None:
+        if update is not None:
+            self.updates.append(update)
