@@ -1,0 +1,98 @@
+"""`python -m services.local --model DIR`: serves a model on this machine.
+
+Shows how the weights load, prints one line when it serves, stops on SIGINT or SIGTERM (0), and
+when a service dies (1)."""
+
+import asyncio
+import sys
+
+from tqdm import tqdm
+
+from services.common import process
+from services.common.telemetry import configure_logging
+from services.local.launcher import Endpoints, Launcher
+from services.local.settings import LocalSettings
+
+LAST_WORDS_S = 1.5
+"""What a pipeline that has lost a member gets to tell its clients, before everything is stopped."""
+
+
+class LoadingBar:
+    """Bytes of all stages on one progress bar, on standard error."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(desc="loading weights", unit="B", unit_scale=True, total=0, leave=False)
+        self._stages: dict[int, tuple[int, int]] = {}
+
+    def update(self, stage_index: int, n_done: int, n_total: int) -> None:
+        """A stage has loaded some more."""
+        self._stages[stage_index] = (n_done, n_total)
+        done, total = (sum(column) for column in zip(*self._stages.values(), strict=True))
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Takes the bar off the screen."""
+        self._bar.close()
+
+
+def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
+    """Prints where clients go, and a command that works."""
+    name = settings.model.resolve().name
+    sys.stdout.write(
+        f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
+        f"OpenAI http://{endpoints.http}/v1  gRPC {endpoints.grpc}\n"
+        f"Try: curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' "
+        f"""-d '{{"prompt": "Return a list of", "max_tokens": 40, "temperature": 0.7}}'\n"""
+    )
+    sys.stdout.flush()
+
+
+async def serve(settings: LocalSettings) -> int:
+    """Serves until told to stop (0) or until a service dies (1)."""
+    stopping = asyncio.create_task(process.stop_event().wait())
+    running = asyncio.create_task(launch(settings))
+    try:
+        await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else 0
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def launch(settings: LocalSettings) -> int:
+    """Starts everything and waits for the first service that dies."""
+    bar = LoadingBar()
+    async with Launcher(settings) as launcher:
+        starting = asyncio.create_task(launcher.start(bar.update))
+        try:
+            await asyncio.wait((starting, launcher.death), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is None:
+                bar.close()
+                announce(settings, starting.result())
+            reason = await launcher.death
+            await asyncio.sleep(LAST_WORDS_S)
+        finally:
+            starting.cancel()
+            bar.close()
+        return complain(reason)
+
+
+def complain(reason: str) -> int:
+    """Says why everything stops."""
+    sys.stderr.write(f"orcinus: stopping, because {reason}\n")
+    return 1
+
+
+def main() -> int:
+    settings = LocalSettings.load("local", sys.argv[1:])
+    configure_logging("local", settings.log_level)
+    if not (settings.model / "config.json").is_file():
+        sys.stderr.write(f"orcinus: model: no config.json in {settings.model}\n")
+        return 1
+    return process.run(serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""A service as a child process that says on a pipe where it listens, how far it is, and that it
+is ready."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+STOP_TIMEOUT_S = 10.0
+
+
+class ChildDied(Exception):
+    """A service ended that should not have."""
+
+
+class Child:
+    """A running service."""
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._lines = lines
+
+    @classmethod
+    async def start(cls, name: str, module: str, arguments: Sequence[str]) -> "Child":
+        """Starts `python -m module`, in a session of its own so that Ctrl-C reaches only us."""
+        read_fd, write_fd = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            f"--ready-fd={write_fd}",
+            pass_fds=[write_fd],
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(write_fd)
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_fd, "rb")
+        )
+        return cls(name, process, lines)
+
+    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+        """What the service says.
+
+        Raises:
+            ChildDied: it ended.
+        """
+        while line := await self._lines.readline():
+            yield json.loads(line)
+        raise ChildDied(self.name)
+
+    async def wait_for(self, key: str) -> Any:
+        """The value of the first message that has `key`.
+
+        Raises:
+            ChildDied: it ended before.
+        """
+        async for message in self.messages():
+            if key in message:
+                return message[key]
+        raise AssertionError("messages() ends by an error")
+
+    async def obituary(self) -> str:
+        """How the service ended, when it has."""
+        status = await self._process.wait()
+        if status < 0:
+            return f"{self.name} was killed by {signal.Signals(-status).name}"
+        return f"{self.name} exited with status {status}"
+
+    async def stop(self) -> None:
+        """Ends the service: politely, and after a time by force."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,130 @@
+"""Starts the services in the order in which they need each other, and ends them in the other order.
+
+All start at once as far as addresses allow: a service says where it listens before it is ready,
+and each waits for those it needs."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from services.local.child import Child
+from services.local.settings import LocalSettings
+
+HOST = "127.0.0.1"
+OnProgress = Callable[[int, int, int], None]
+"""Called with stage index, bytes loaded, bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where clients find the frontend, as host:port."""
+
+    http: str
+    grpc: str
+
+
+class Launcher:
+    """The process tree of one pipeline on this machine. Leaves none of it behind."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when a service has ended that should not have."""
+        self._settings = settings
+        self._children: list[Child] = []
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        for child in reversed(self._children):
+            await child.stop()
+
+    async def start(self, on_progress: OnProgress) -> Endpoints:
+        """Starts everything and returns when it serves.
+
+        Raises:
+            ChildDied: a service ended; it has said why, and `death` says which.
+        """
+        workers = await asyncio.gather(
+            *(self._start_worker(index) for index in range(self._settings.stages))
+        )
+        addresses = [await worker.wait_for("address") for worker in workers]
+        scheduler = await self._start_scheduler(addresses)
+        frontend = await self._start_frontend(await scheduler.wait_for("address"))
+        *_, serving = await asyncio.gather(
+            *(_follow_loading(worker, i, on_progress) for i, worker in enumerate(workers)),
+            scheduler.wait_for("ready"),
+            anext(frontend.messages()),
+        )
+        return Endpoints(**serving)
+
+    async def _start(self, name: str, module: str, options: dict[str, object]) -> Child:
+        options = {**options, "log-level": self._settings.log_level}
+        arguments = [f"--{key}={value}" for key, value in options.items() if value is not None]
+        child = await Child.start(name, module, arguments)
+        self._children.append(child)
+        self._watches.append(asyncio.create_task(self._note_death(child)))
+        return child
+
+    async def _note_death(self, child: Child) -> None:
+        obituary = await child.obituary()
+        if not self.death.done():
+            self.death.set_result(obituary)
+
+    async def _start_worker(self, index: int) -> Child:
+        settings = self._settings
+        cores = len(os.sched_getaffinity(0))
+        return await self._start(
+            f"stage {index}",
+            "services.worker",
+            {
+                "model": settings.model,
+                "address": f"{HOST}:0",
+                "data-host": HOST,
+                "stage-index": index,
+                "n-stages": settings.stages,
+                "dtype": settings.dtype,
+                "kv-memory": int(settings.kv_memory),
+                "n-threads": settings.threads or max(1, cores // settings.stages),
+            },
+        )
+
+    async def _start_scheduler(self, stages: list[str]) -> Child:
+        settings = self._settings
+        return await self._start(
+            "scheduler",
+            "services.scheduler",
+            {
+                "address": f"{HOST}:0",
+                "stages": ",".join(stages),
+                "max-batch-size": settings.max_batch_size,
+                "pipeline-depth": settings.pipeline_depth,
+                "max-requests": settings.max_requests,
+            },
+        )
+
+    async def _start_frontend(self, scheduler: str) -> Child:
+        settings = self._settings
+        return await self._start(
+            "frontend",
+            "services.frontend",
+            {
+                "model": settings.model,
+                "scheduler": scheduler,
+                "http-address": f"{HOST}:{settings.http_port}",
+                "grpc-address": f"{HOST}:{settings.grpc_port}",
+            },
+        )
+
+
+async def _follow_loading(worker: Child, index: int, on_progress: OnProgress) -> None:
+    async for message in worker.messages():
+        if "loaded_bytes" in message:
+            on_progress(index, message["loaded_bytes"], message["total_bytes"])
+        if "ready" in message:
+            return

@@ -1,0 +1,45 @@
+"""Settings of the local launcher; it passes them on to the services it starts."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ByteSize, Field
+
+from services.common.settings import ServiceSettings
+
+
+class LocalSettings(ServiceSettings):
+    """Everything that can be set, from `ORCINUS_*` variables or the command line."""
+
+    model: Path
+    """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
+
+    stages: int = Field(default=1, ge=1)
+    """Pipeline stages to cut the model into, a worker each."""
+
+    http_port: int = Field(default=8000, ge=0, lt=65536)
+    """Port of the OpenAI API; 0 takes a free one."""
+
+    grpc_port: int = Field(default=50051, ge=0, lt=65536)
+    """Port of the gRPC API; 0 takes a free one."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Element type of weights and K/V; `auto` takes the checkpoint's."""
+
+    max_batch_size: int = Field(default=32, ge=1)
+    """Requests in one batch at most."""
+
+    pipeline_depth: int | None = Field(default=None, ge=1)
+    """Batches in flight at most; the number of stages when not set."""
+
+    max_requests: int = Field(default=1024, ge=1)
+    """Requests in the pool at most; more are refused with a retry delay."""
+
+    kv_memory: ByteSize = Field(default=ByteSize(2**30), ge=1)
+    """Memory for keys and values on each stage, in bytes or like `512MiB`."""
+
+    threads: int = Field(default=0, ge=0)
+    """Compute threads of each stage; 0 divides the cores among the stages."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    """Least severe messages of the services to show."""
