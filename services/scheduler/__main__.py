@@ -67,7 +67,10 @@ async def serve(settings: SchedulerSettings) -> int:
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    service = SchedulerService()
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
     address = rpc.bind(server, settings.address)
+    await server.start()
     pipe = process.ReadyPipe(settings.ready_fd)
     pipe.report({"address": address})
 
@@ -91,7 +94,6 @@ async def serve(settings: SchedulerSettings) -> int:
         on_timing=iteration_log.timed,
         silence_limit_s=settings.silence_limit_s,
     )
-    service = SchedulerService(describe(settings, pipeline, scheduler), iteration_log)
     loop = ServingLoop(
         scheduler,
         engine,
@@ -100,9 +102,7 @@ async def serve(settings: SchedulerSettings) -> int:
         has_news=has_news,
     )
     await engine.start()
-    service.open(loop)
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
-    await server.start()
+    service.open(describe(settings, pipeline, scheduler), loop, iteration_log)
     await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
     pipe.report({"ready": True})
     log.info(

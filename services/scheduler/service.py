@@ -5,11 +5,12 @@ It knows neither batches nor stages."""
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc.aio
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
 from services.scheduler.iteration_log import IterationLog
@@ -79,20 +80,24 @@ class Connection:
 class SchedulerService:
     """The servicer of orcinus.v1.SchedulerService."""
 
-    def __init__(
-        self, pipeline: scheduler_pb2.PipelineDescription, iteration_log: IterationLog
-    ) -> None:
-        self._pipeline = pipeline
-        self._log = iteration_log
+    def __init__(self) -> None:
         self._connections: dict[Request, Connection] = {}
         self._open: set[Connection] = set()
-        self._loop: ServingLoop
+        self._is_open = False
         self._is_accepting = False
+        self._pipeline: scheduler_pb2.PipelineDescription
+        self._loop: ServingLoop
+        self._log: IterationLog
 
-    def open(self, loop: ServingLoop) -> None:
-        """Accepts submissions from now on; they go to `loop`."""
-        self._loop = loop
-        self._is_accepting = True
+    def open(
+        self,
+        pipeline: scheduler_pb2.PipelineDescription,
+        loop: ServingLoop,
+        iteration_log: IterationLog,
+    ) -> None:
+        """Lets frontends in from now on; their submissions go to `loop`."""
+        self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
+        self._is_open = self._is_accepting = True
 
     def close(self) -> None:
         """Refuses submissions from now on, as UNAVAILABLE; what is in the pool stays there."""
@@ -114,7 +119,12 @@ class SchedulerService:
             connection.fail(message)
 
     async def Connect(self, context: Any) -> None:
-        """One frontend."""
+        """One frontend.
+
+        Raises:
+            Unavailable: there is no pipeline yet.
+        """
+        self._check_open()
         connection = Connection(self._pipeline)
         self._open.add(connection)
         writer = asyncio.create_task(_write(connection, context), name="frontend writer")
@@ -129,11 +139,20 @@ class SchedulerService:
     async def WatchIterations(
         self, request: scheduler_pb2.WatchIterationsRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.WatchIterationsResponse]:
-        """Records of the iterations from now on."""
+        """Records of the iterations from now on.
+
+        Raises:
+            Unavailable: there is no pipeline yet, or no more.
+        """
+        self._check_open()
         with self._log.watch() as records:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for record in records:
                 yield record
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Unavailable("the pipeline has not formed yet")
 
     def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
         if message.HasField("submission"):
@@ -177,6 +196,8 @@ class SchedulerService:
                 f"{self._pipeline.max_model_len}",
             )
 
+        _check_sampling(submission.sampling)
+
     def _cancel_all(self, connection: Connection) -> None:
         for request in list(connection.requests.values()):
             self._loop.cancel(request)
@@ -185,6 +206,16 @@ class SchedulerService:
 async def _write(connection: Connection, context: Any) -> None:
     while True:
         await context.write(await connection.next_message())
+
+
+def _check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
+    # Written so that NaN is refused: a rank would end itself over it, and everybody's requests.
+    if not 0 <= sampling.temperature < math.inf:
+        raise InvalidRequest("temperature", f"{sampling.temperature} is not a finite number from 0")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest("top_p", f"{sampling.top_p} is not above 0 and at most 1")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidRequest("min_p", f"{sampling.min_p} is not between 0 and 1")
 
 
 def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:

@@ -49,6 +49,14 @@ async def serve(settings: WorkerSettings, rank_module: str) -> int:
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = Controller(tp_size=settings.tp_size)
     relay = ProgressRelay(controller, pipe)
+    # Before any gRPC object: these have threads, and threads and child processes do not mix.
+    ranks = [
+        await RankProcess.start(
+            settings.for_rank(tp_rank), relay, module=rank_module, n_threads=settings.n_threads
+        )
+        for tp_rank in range(settings.tp_size)
+    ]
+    controller.attach(ranks)
     server = rpc.create_server()
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -59,13 +67,6 @@ async def serve(settings: WorkerSettings, rank_module: str) -> int:
     address = rpc.bind(server, settings.address)
     await server.start()
     pipe.report({"address": address})
-    ranks = [
-        await RankProcess.start(
-            settings.for_rank(tp_rank), relay, module=rank_module, n_threads=settings.n_threads
-        )
-        for tp_rank in range(settings.tp_size)
-    ]
-    controller.attach(ranks)
     loading = asyncio.create_task(controller.wait_until_loaded())
     stopping = asyncio.create_task(stop.wait())
     try:

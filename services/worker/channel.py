@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import cast
 
 HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
@@ -28,7 +29,9 @@ class MessageKind(IntEnum):
     """From the rank: the epoch it has joined, as a decimal number."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
-    FAILURE = 7
+    NOT_JOINED = 7
+    """From the rank: why it could not join the epoch it was told to, as text."""
+    FAILURE = 8
     """From the rank: why it is about to end, as text."""
 
 
@@ -129,9 +132,7 @@ class ControllerEnd(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"not a stream: {transport}")
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer.feed(data)

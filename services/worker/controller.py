@@ -44,6 +44,7 @@ class Controller:
         self._pipeline_id = ""
         self._epoch = 0
         self._joined: set[int] = set()
+        self._join_error = ""
         self._all_joined = asyncio.Event()
         self._watchers: list[asyncio.Queue[bytes | None]] = []
         self._plan_streams: set[asyncio.Task[Any]] = set()
@@ -84,6 +85,7 @@ class Controller:
         self._pipeline_id, self._epoch = request.pipeline_id, request.epoch
         await self._leave()
         self._joined.clear()
+        self._join_error = ""
         self._all_joined.clear()
         for rank in self._ranks:
             rank.send(MessageKind.JOIN, request.SerializeToString())
@@ -92,6 +94,8 @@ class Controller:
         except TimeoutError:
             raise Unavailable(f"the ranks did not join epoch {request.epoch}") from None
         self._check_current(request.epoch)
+        if self._join_error:
+            raise Unavailable(self._join_error)
         if request.stage_index + 1 < len(request.members):
             self._connect(request.members[request.stage_index + 1])
 
@@ -157,6 +161,9 @@ class Controller:
             self._publish(payload)
         elif kind is MessageKind.JOINED:
             self._note_joined(tp_rank, int(payload))
+        elif kind is MessageKind.NOT_JOINED:
+            self._join_error = f"rank {tp_rank}: {payload.decode()}"
+            self._all_joined.set()
         elif kind is MessageKind.LOADED:
             self._descriptions[tp_rank] = worker_pb2.DescribeResponse.FromString(payload)
             if len(self._descriptions) == self._tp_size:

@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from orcinus.v1 import worker_pb2
+from torch.distributed import TCPStore
 
 from services.common import process
 from services.common.telemetry import configure_logging
 from services.worker import transport, wire
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.input_batch import IterationPlan
 from services.worker.kv_cache import kv_block_bytes
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, load_stage
@@ -34,13 +36,29 @@ REPORT_INTERVAL_S = 0.25
 PROGRESS_INTERVAL_S = 0.1
 
 
+class Runner(Protocol):
+    """What a rank needs of a model runner."""
+
+    def prepare(self, plan: IterationPlan) -> Any:
+        """Takes in a plan and builds its batch."""
+
+    def empty_hidden(self, n_tokens: int) -> torch.Tensor:
+        """Room for the previous stage's hidden states."""
+
+    def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Runs the stage's layers."""
+
+    def sample(self, batch: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Chooses tokens; last stage only."""
+
+
 class EpochMember:
     """A rank within one epoch: a fresh model runner, fresh groups."""
 
     def __init__(
         self,
         request: worker_pb2.JoinPipelineRequest,
-        runner: ModelRunner,
+        runner: Runner,
         peers: transport.Transport,
     ) -> None:
         self.request = request
@@ -94,11 +112,13 @@ class Rank:
         channel: RankEnd,
         description: worker_pb2.DescribeResponse,
         *,
+        rendezvous: TCPStore | None,
         report_results: bool,
         join: Callable[[worker_pb2.JoinPipelineRequest], EpochMember],
     ) -> None:
         self._channel = channel
         self._description = description
+        self._rendezvous = rendezvous  # the store lives as long as this object
         self._reports = report_results
         self._join = join
         self._member: EpochMember | None = None
@@ -129,8 +149,12 @@ class Rank:
             self._member.close()
             self._member = None
         self._timings.clear()
-        self._member = self._join(request)
-        self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
+        try:
+            self._member = self._join(request)
+        except transport.TransferError as error:
+            self._channel.send(MessageKind.NOT_JOINED, str(error).encode())
+        else:
+            self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
 
     def _run(self, message: worker_pb2.RunIterationsRequest) -> None:
         member = self._member
@@ -156,10 +180,11 @@ class Rank:
 
     def _abandon(self, reason: str) -> None:
         log.error("left the epoch: %s", reason)
-        if self._member is None:
+        member = self._member
+        if member is None:
             return
-        request = self._member.request
-        self._member.close()
+        request = member.request
+        member.close()
         self._member = None
         self._send_report(
             worker_pb2.WatchStageResponse(
@@ -171,6 +196,13 @@ class Rank:
 
     def _send_report(self, report: worker_pb2.WatchStageResponse) -> None:
         self._channel.send(MessageKind.REPORT, report.SerializeToString())
+
+
+def device_of(settings: RankSettings) -> torch.device:
+    """The device of this rank: on GPUs, the one with the number of its shard."""
+    return (
+        torch.device("cpu") if settings.device == "cpu" else torch.device("cuda", settings.tp_rank)
+    )
 
 
 def load(settings: RankSettings, channel: RankEnd) -> StageModel:
@@ -191,18 +223,18 @@ def load(settings: RankSettings, channel: RankEnd) -> StageModel:
         tp_rank=settings.tp_rank,
         tp_size=settings.tp_size,
         dtype=settings.dtype,
-        device=torch.device(settings.device),
+        device=device_of(settings),
         on_progress=on_progress,
     )
 
 
 def describe(
-    settings: RankSettings, model: StageModel, rendezvous: dist.TCPStore | None
+    settings: RankSettings, model: StageModel, rendezvous: TCPStore | None
 ) -> worker_pb2.DescribeResponse:
     """What the scheduler must know of this rank."""
     block_bytes = kv_block_bytes(
         model.config,
-        n_layers=model.n_layers,
+        model.n_layers,
         block_size=settings.block_size,
         dtype=model.dtype,
         tp_size=settings.tp_size,
@@ -244,6 +276,7 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
     return Rank(
         channel,
         describe(settings, model, rendezvous),
+        rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
         join=join,
     )
@@ -264,7 +297,7 @@ def join_peers(
         ),
         rendezvous_address=request.rendezvous_address,
         data_host=settings.data_host,
-        device=torch.device(settings.device),
+        device=device_of(settings),
         timeout_s=settings.transfer_timeout_s,
     )
 

@@ -13,10 +13,11 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
+from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, Work
 
 MAX_TAG = 2**31
 MAX_PENDING_SENDS = 4
@@ -75,10 +76,23 @@ class Transport(Protocol):
         """Leaves the epoch's groups; what is under way is dropped."""
 
 
-def create_rendezvous(host: str, port: int) -> dist.TCPStore:
+class Group(Protocol):
+    """What gloo's and NCCL's process groups have in common, as far as it is used here."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Starts a send."""
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Starts a receive."""
+
+    def abort(self) -> None:
+        """Drops what is under way."""
+
+
+def create_rendezvous(host: str, port: int) -> TCPStore:
     """The store where all ranks meet, listening on `host` only; port 0 takes a free one."""
     listener = socket.create_server((host, port))
-    return dist.TCPStore(
+    return TCPStore(
         host,
         listener.getsockname()[1],
         is_master=True,
@@ -99,10 +113,10 @@ def join(
     host, _, port = rendezvous_address.rpartition(":")
     timeout = timedelta(seconds=timeout_s)
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             host, int(port), is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
         )
-        prefixed = dist.PrefixStore(place.prefix, store)
+        prefixed = PrefixStore(place.prefix, store)
         group = _group(prefixed, place.world_rank, place.world_size, device, data_host, timeout)
     except (RuntimeError, ValueError) as error:
         raise TransferError(f"no process group for epoch {place.epoch}: {error}") from error
@@ -112,33 +126,39 @@ def join(
 
 
 def _group(
-    store: dist.Store,
+    store: Store,
     rank: int,
     size: int,
     device: torch.device,
     data_host: str,
     timeout: timedelta,
-) -> dist.ProcessGroup:
+) -> Group:
+    # torch's type stubs know neither Gloo's options nor the transfers of its groups.
+    options: Any
+    group: Any
     if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=data_host)]
-    gloo._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, gloo)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = dist.ProcessGroupNCCL(store, rank, size, options)
+    else:
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=data_host)]
+        options._timeout = timeout
+        group = gloo(store, rank, size, options)
+    return cast(Group, group)
 
 
 class GroupTransport:
     """Point-to-point transfers in one process group."""
 
-    def __init__(self, place: Place, group: dist.ProcessGroup) -> None:
+    def __init__(self, place: Place, group: Group) -> None:
         self._place = place
         self._group = group
         self._previous = place.world_rank - place.tp_size
         self._next = place.world_rank + place.tp_size
         # A tensor must live until it has been sent, so it is kept beside its work handle.
-        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._pending: deque[tuple[Work, torch.Tensor]] = deque()
 
     def warm_up(self, device: torch.device) -> None:
         """Opens the connections to both neighbours, which happens with the first transfer.
@@ -174,6 +194,7 @@ class GroupTransport:
         self._pending.clear()
         with contextlib.suppress(RuntimeError):  # nothing to abort in a group that is broken
             self._group.abort()
+        del self._group  # gloo closes its sockets, and tells its peers, only when the group is gone
 
     def _retire(self, n_left: int) -> None:
         while self._pending and (len(self._pending) > n_left or self._pending[0][0].is_completed()):

@@ -1,8 +1,8 @@
-"""Algorithm 1 of the Orca paper, written down line by line: slow, obvious, and the oracle of the fast one.
+"""Algorithm 1 of the Orca paper, written down line by line: slow, obvious, and the oracle of the
+fast one.
 
-The pool is a list that each selection filters and sorts anew. What the paper leaves open is decided as in
-`services/scheduler/scheduler.py`: an empty batch is not sent and not counted.
-"""
+The pool is a list that each selection filters and sorts anew. What the paper leaves open is
+decided as in `services/scheduler/scheduler.py`: an empty batch is not sent and not counted. """
 
 from dataclasses import dataclass, field
 

@@ -1,10 +1,14 @@
-"""SchedulerService over a real socket, with the real serving loop and an engine that a test drives."""
+"""SchedulerService over a real socket, with the real serving loop and an engine that a test
+drives."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
@@ -45,11 +49,11 @@ async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator
     description = scheduler_pb2.PipelineDescription(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
-    service = SchedulerService(description, log)
+    service = SchedulerService()
     loop = ServingLoop(
         scheduler, engine, deliver=service.deliver, iteration_log=log, has_news=has_news
     )
-    service.open(loop)
+    service.open(description, loop, log)
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
@@ -85,16 +89,25 @@ class Frontend:
         message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 5)
         return message
 
-    async def submit(self, name: str, *, prompt: int = 3, max_new_tokens: int = 4) -> None:
+    async def submit(
+        self,
+        name: str,
+        *,
+        prompt: int = 3,
+        max_new_tokens: int = 4,
+        sampling: dict[str, Any] | None = None,
+    ) -> None:
         submission = scheduler_pb2.Submission(
             request_id=name,
             prompt_token_ids=[1] * prompt,
             max_new_tokens=max_new_tokens,
-            sampling=sampling_pb2.SamplingParams(seed=3, stop_token_ids=[STOP]),
+            sampling=sampling_pb2.SamplingParams(
+                top_p=1, seed=3, stop_token_ids=[STOP], **(sampling or {})
+            ),
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 
-    async def accepted(self, name: str, **options: int) -> None:
+    async def accepted(self, name: str, **options: Any) -> None:
         await self.submit(name, **options)
         assert [item.request_id for item in (await self.read()).accepted] == [name]
 
@@ -102,7 +115,7 @@ class Frontend:
         cancellation = scheduler_pb2.Cancellation(request_id=name)
         await self._stream.write(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
-    async def rejection(self, name: str, **options: int) -> scheduler_pb2.Rejection:
+    async def rejection(self, name: str, **options: Any) -> scheduler_pb2.Rejection:
         await self.submit(name, **options)
         [rejection] = (await self.read()).rejected
         assert rejection.request_id == name
@@ -113,6 +126,20 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def test_without_a_pipeline_a_frontend_is_told_to_come_back() -> None:
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, SchedulerService()),))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with rpc.connect(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        for call in (stub.Connect(), stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call.read()
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop(grace=0)
 
 
 async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token() -> None:
@@ -189,11 +216,13 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"prompt": 0}, "prompt"),
         ({"max_new_tokens": 0}, "max_tokens"),
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
+        ({"sampling": {"temperature": float("nan")}}, "temperature"),
+        ({"sampling": {"min_p": 1.5}}, "min_p"),
     ],
-    ids=["no prompt", "nothing to generate", "too long"],
+    ids=["no prompt", "nothing to generate", "too long", "temperature", "min_p"],
 )
 async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(
-    options: dict[str, int], message: str
+    options: dict[str, Any], message: str
 ) -> None:
     async with world() as it, Frontend(it.address) as frontend:
         rejection = await frontend.rejection("a", **options)

@@ -1,0 +1,97 @@
+"""What one scheduling decision costs: `select` and `apply` of a full batch, for pools of growing
+size.
+
+    python -m benchmarks.scheduler
+
+The batch decodes; every request that ends is replaced by a waiting one, so admission, block
+allocation and release are part of the figure. Budget: 0.3 ms together at batch 64, flat in the
+size of the pool."""
+
+import argparse
+import statistics
+import time
+
+from services.scheduler.kv_manager import KVManager
+from services.scheduler.policies.orca import OrcaPolicy
+from services.scheduler.request import Request, RequestId
+from services.scheduler.request_pool import RequestPool
+from services.scheduler.scheduler import Scheduler
+
+BUDGET_MS = 0.3
+BATCH_SIZE = 64
+PROMPT_TOKENS = 32
+NEW_TOKENS = 64
+
+
+class Bench:
+    """A scheduler under steady load: a batch that runs and a queue that never gets shorter."""
+
+    def __init__(self, n_waiting: int) -> None:
+        self._n_submitted = 0
+        self.scheduler = Scheduler(
+            RequestPool(max_requests=n_waiting + BATCH_SIZE),
+            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16),
+            policy=OrcaPolicy(max_batch_size=BATCH_SIZE),
+            pipeline_depth=1,
+        )
+        for _ in range(n_waiting + BATCH_SIZE):
+            self.submit()
+
+    def submit(self) -> None:
+        """One more request; lengths are staggered so that some end in every iteration."""
+        self._n_submitted += 1
+        self.scheduler.submit(
+            Request(
+                request_id=RequestId(str(self._n_submitted)),
+                prompt_token_ids=[1] * PROMPT_TOKENS,
+                max_new_tokens=1 + self._n_submitted % NEW_TOKENS,
+            )
+        )
+
+    def iterate(self) -> tuple[float, float]:
+        """One iteration; seconds in `select` and in `apply`."""
+        start = time.perf_counter()
+        batch = self.scheduler.select()
+        selected = time.perf_counter()
+        if batch is None or len(batch.spans) != BATCH_SIZE:
+            raise RuntimeError("the batch is not full")
+        tokens = [7] * BATCH_SIZE
+        applying = time.perf_counter()
+        updates = self.scheduler.apply(batch.iteration, tokens)
+        applied = time.perf_counter()
+        for update in updates:
+            if update.finish_reason is not None:
+                self.submit()
+        return selected - start, applied - applying
+
+
+def measure(n_waiting: int, n_iterations: int) -> tuple[float, float, float]:
+    """Median milliseconds of select, apply, and both together."""
+    bench = Bench(n_waiting)
+    for _ in range(n_iterations // 10):
+        bench.iterate()
+    times = [bench.iterate() for _ in range(n_iterations)]
+    return (
+        1e3 * statistics.median(select for select, _ in times),
+        1e3 * statistics.median(apply for _, apply in times),
+        1e3 * statistics.median(select + apply for select, apply in times),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=2000)
+    parser.add_argument("--pools", type=int, nargs="+", default=[100, 1_000, 10_000])
+    arguments = parser.parse_args()
+    print(
+        f"batch {BATCH_SIZE}, medians of {arguments.iterations} iterations, budget {BUDGET_MS} ms"
+    )
+    print(f"{'waiting':>8} {'select ms':>10} {'apply ms':>10} {'both ms':>10}  budget")
+    for n_waiting in arguments.pools:
+        select, apply, both = measure(n_waiting, arguments.iterations)
+        verdict = "kept" if both <= BUDGET_MS else "BROKEN"
+        print(f"{n_waiting:>8} {select:>10.3f} {apply:>10.3f} {both:>10.3f}  {verdict}")
+
+
+if __name__ == "__main__":
+    main()

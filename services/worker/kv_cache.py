@@ -1,0 +1,50 @@
+"""Paged storage for the keys and values of one stage's layers.
+
+It only stores. Which block belongs to whom is decided in one place for all stages, the scheduler's
+K/V manager; a block id means the same page of slots in every layer of every stage.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.worker.models.config import ModelConfig
+
+
+def kv_block_bytes(
+    config: ModelConfig, n_layers: int, *, block_size: int, dtype: torch.dtype, tp_size: int
+) -> int:
+    """Bytes of one block on one rank: keys and values of its tokens in `n_layers` layers."""
+    n_kv_heads = config.n_kv_heads // tp_size
+    return 2 * n_layers * block_size * n_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of `n_blocks` blocks for each layer of a stage."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        n_layers: int,
+        *,
+        n_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates everything at once.
+
+        Zeroed, because attention reads slots beyond a sequence's end with weight zero, and zero
+        times what was left in memory may be NaN.
+        """
+        shape = (n_blocks, block_size, config.n_kv_heads, config.head_dim)
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+            (
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+            )
+            for _ in range(n_layers)
+        )

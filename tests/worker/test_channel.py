@@ -1,0 +1,67 @@
+"""The frames between a controller and its rank, over a real socket pair."""
+
+import asyncio
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.channel import (
+    ChannelClosed,
+    ControllerEnd,
+    FrameBuffer,
+    MessageKind,
+    RankEnd,
+    encode,
+)
+
+FRAMES = st.lists(
+    st.tuples(st.sampled_from(MessageKind), st.binary(max_size=300)), min_size=1, max_size=20
+)
+
+
+@given(frames=FRAMES, sizes=st.lists(st.integers(1, 50), min_size=1))
+def test_frames_survive_any_way_of_cutting_the_bytes(
+    frames: list[tuple[MessageKind, bytes]], sizes: list[int]
+) -> None:
+    data = b"".join(encode(kind, payload) for kind, payload in frames)
+    buffer, received, n_pieces = FrameBuffer(), [], 0
+    while data:
+        size = sizes[n_pieces % len(sizes)]
+        buffer.feed(data[:size])
+        received += buffer.frames()
+        data = data[size:]
+        n_pieces += 1
+    assert received == frames
+
+
+async def test_both_ends_understand_each_other_and_notice_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    received: asyncio.Queue[tuple[MessageKind, bytes]] = asyncio.Queue()
+    closed = asyncio.Event()
+    _, controller = await asyncio.get_running_loop().create_connection(
+        lambda: ControllerEnd(lambda *frame: received.put_nowait(frame), closed.set), sock=ours
+    )
+    rank = RankEnd(theirs)
+    large = bytes(range(256)) * 8192  # more than any socket buffer holds
+    controller.send(MessageKind.PLAN, large)
+    controller.send(MessageKind.JOIN, b"")
+    assert await asyncio.to_thread(rank.receive, 5) == (MessageKind.PLAN, large)
+    assert rank.receive(5) == (MessageKind.JOIN, b"")
+    await asyncio.to_thread(rank.send, MessageKind.REPORT, large)
+    assert await asyncio.wait_for(received.get(), 5) == (MessageKind.REPORT, large)
+    assert rank.receive(0.01) is None
+    theirs.close()
+    await asyncio.wait_for(closed.wait(), 5)
+
+
+def test_a_rank_notices_that_its_controller_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    rank = RankEnd(theirs)
+    ours.close()
+    with pytest.raises(ChannelClosed):
+        rank.receive(5)
+    with pytest.raises(ChannelClosed):
+        rank.send(MessageKind.REPORT, b"x")
+    theirs.close()

@@ -1,0 +1,135 @@
+"""Activations between ranks over gloo on loopback: order, epochs, and peers that go away.
+
+Each rank is a thread, which is possible because no group is a global one.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.worker import transport
+from services.worker.transport import Place, TransferError, Transport
+
+HOST = "127.0.0.1"
+CPU = torch.device("cpu")
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[str]:
+    store: dist.TCPStore = transport.create_rendezvous(HOST, 0)
+    yield f"{HOST}:{store.port}"
+
+
+def join(address: str, stage: int, n_stages: int, *, epoch: int = 1, timeout_s: float = 5) -> Transport:
+    return transport.join(
+        Place("p", epoch, stage, n_stages, tp_rank=0, tp_size=1),
+        rendezvous_address=address,
+        data_host=HOST,
+        device=CPU,
+        timeout_s=timeout_s,
+    )
+
+
+@contextlib.contextmanager
+def pipeline(n_stages: int, *, timeout_s: float = 5) -> Iterator[list[Transport]]:
+    with rendezvous() as address:
+        stages = together(
+            [
+                lambda stage=stage: join(address, stage, n_stages, timeout_s=timeout_s)  # type: ignore[misc]
+                for stage in range(n_stages)
+            ]
+        )
+        yield stages
+        for stage in stages:
+            stage.close()
+
+
+def together(calls: list[Callable[[], T]]) -> list[T]:
+    with ThreadPoolExecutor(len(calls)) as threads:
+        futures: list[Future[T]] = [threads.submit(call) for call in calls]
+        return [future.result(timeout=60) for future in futures]
+
+
+def hidden(iteration: int, n_tokens: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(iteration)
+    return torch.randn(n_tokens, 8, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations_arrive_in_order_and_unchanged(dtype: torch.dtype) -> None:
+    sizes = [1, 7, 3, 33, 1, 2, 5, 64]
+
+    def first(stage: Transport) -> list[torch.Tensor]:
+        for iteration, n_tokens in enumerate(sizes, 1):
+            stage.send(hidden(iteration, n_tokens).to(dtype), iteration)
+        return []
+
+    def middle(stage: Transport) -> list[torch.Tensor]:
+        for iteration, n_tokens in enumerate(sizes, 1):
+            received = torch.empty(n_tokens, 8, dtype=dtype)
+            stage.receive(received, iteration)
+            stage.send(received * 2, iteration)
+        return []
+
+    def last(stage: Transport) -> list[torch.Tensor]:
+        results = []
+        for iteration, n_tokens in enumerate(sizes, 1):
+            received = torch.empty(n_tokens, 8, dtype=dtype)
+            stage.receive(received, iteration)
+            results.append(received)
+        return results
+
+    with pipeline(3) as (a, b, c):
+        *_, results = together([lambda: first(a), lambda: middle(b), lambda: last(c)])
+    for iteration, (n_tokens, result) in enumerate(zip(sizes, results, strict=True), 1):
+        torch.testing.assert_close(result, hidden(iteration, n_tokens).to(dtype) * 2, rtol=0, atol=0)
+
+
+def test_a_send_does_not_wait_for_the_receiver() -> None:
+    with pipeline(2) as (first, second):
+        for iteration in range(1, 4):
+            first.send(hidden(iteration, 4), iteration)  # nobody receives yet
+        received = torch.empty(4, 8)
+        for iteration in range(1, 4):
+            second.receive(received, iteration)
+            torch.testing.assert_close(received, hidden(iteration, 4))
+
+
+def test_epochs_on_one_store_do_not_mix() -> None:
+    with rendezvous() as address:
+        old = together([lambda: join(address, 0, 2, epoch=1), lambda: join(address, 1, 2, epoch=1)])
+        new = together([lambda: join(address, 0, 2, epoch=2), lambda: join(address, 1, 2, epoch=2)])
+        old[0].send(torch.zeros(2, 8), 1)
+        new[0].send(torch.ones(2, 8), 1)
+        received = torch.empty(2, 8)
+        new[1].receive(received, 1)
+        assert received.eq(1).all()
+        for stage in (*old, *new):
+            stage.close()
+
+
+def test_a_receiver_learns_at_once_that_its_peer_has_left() -> None:
+    with pipeline(2, timeout_s=30) as stages, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(stages[1].receive, torch.empty(1, 8), 1)
+        stages.pop(0).close()
+        with pytest.raises(TransferError):
+            waiting.result(timeout=5)
+
+
+def test_a_receiver_gives_up_on_a_silent_peer() -> None:
+    with pipeline(2, timeout_s=0.3) as (_, second), pytest.raises(TransferError):
+        second.receive(torch.empty(1, 8), 1)
+
+
+def test_joining_without_a_rendezvous_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    monkeypatch.setattr(transport, "GROUP_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(TransferError, match="epoch 1"):
+        join(f"{HOST}:1", 0, 2)
