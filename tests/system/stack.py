@@ -1,0 +1,176 @@
+"""A running Orcinus: `python -m services.local` in a process of its own, and ways to talk to and
+harm it."""
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+from orcinus.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"Orcinus serves .* OpenAI http://(\S+)/v1  gRPC (\S+)")
+START_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 20
+
+
+class Stack:
+    """The process tree of one launcher."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.output: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.http = ""
+        self.grpc = ""
+        self.tree: list[psutil.Process] = []
+
+    def wait_until_ready(self) -> None:
+        """Waits for the ready line and notes what it says."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (line := self._lines.get(timeout=deadline - time.monotonic())) is not None:
+            if match := READY.search(line):
+                self.http, self.grpc = f"http://{match[1]}", match[2]
+                self.tree = psutil.Process(self._process.pid).children(recursive=True)
+                return
+        raise AssertionError(f"never ready:\n{''.join(self.output)}")
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit status."""
+        status = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signals the launcher only."""
+        self._process.send_signal(number)
+
+    def pids(self, module: str) -> list[int]:
+        """Processes that run a module, in the order of their stages."""
+        found = []
+        for process in self.tree:
+            command = process.cmdline()
+            if module in command:
+                found.append((_stage_of(command), process.pid))
+        return [pid for _, pid in sorted(found)]
+
+    def kill(self, module: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        """Signals one of the processes that run a module."""
+        os.kill(self.pids(module)[index], number)
+
+    def survivors(self) -> list[psutil.Process]:
+        """Processes of the tree that are still there."""
+        _, alive = psutil.wait_procs(self.tree, timeout=3)
+        return alive
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        """A request over HTTP."""
+        return httpx.post(f"{self.http}{path}", json=body, timeout=60, **options)
+
+    def complete(self, prompt: list[int] | str, **options: Any) -> dict[str, Any]:
+        """The first choice of a completion, with its token ids."""
+        body = {"prompt": prompt, "return_token_ids": True, **options}
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        choice: dict[str, Any] = response.json()["choices"][0]
+        return choice
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[inference_pb2_grpc.InferenceServiceStub]:
+        """The public gRPC API."""
+        with grpc.insecure_channel(self.grpc) as channel:
+            yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+    @contextlib.contextmanager
+    def iterations(self) -> Iterator["IterationRecords"]:
+        """Records of all iterations that start inside the block."""
+        with grpc.insecure_channel(self._scheduler_address()) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            call = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
+            call.initial_metadata()  # comes when the watch has begun
+            yield IterationRecords(call)
+            call.cancel()
+
+    def _scheduler_address(self) -> str:
+        for process in self.tree:
+            for argument in process.cmdline():
+                if argument.startswith("--scheduler="):
+                    return argument.partition("=")[2]
+        raise AssertionError("no frontend")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.output.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+class IterationRecords:
+    """Collects records in the background."""
+
+    def __init__(self, call: Any) -> None:
+        self.records: list[scheduler_pb2.WatchIterationsResponse] = []
+        self._call = call
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def wait_for(self, is_enough: Any, timeout_s: float = 30) -> None:
+        """Waits until the records so far satisfy a condition."""
+        deadline = time.monotonic() + timeout_s
+        while not is_enough(self.records):
+            assert time.monotonic() < deadline, self.records
+            time.sleep(0.02)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for record in self._call:
+                self.records.append(record)
+
+
+@contextlib.contextmanager
+def serving(model: Path, **options: Any) -> Iterator[Stack]:
+    """Orcinus serving a model on free ports; whatever is left of it afterwards is killed."""
+    options = {"http_port": 0, "grpc_port": 0, "kv_memory": "16MiB", "threads": 1, **options}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.local", f"--model={model}", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    stack = Stack(process)
+    try:
+        stack.wait_until_ready()
+        yield stack
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+        for child in stack.tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        assert process.stdout is not None
+        stack._reader.join(5)
+        process.stdout.close()
+
+
+def _stage_of(command: list[str]) -> int:
+    text = " ".join(command)
+    match = re.search(r"--stage-index=(\d+)|\"stage_index\":(\d+)", text)
+    return int(next(group for group in match.groups() if group)) if match else 0

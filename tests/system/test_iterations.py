@@ -1,0 +1,104 @@
+"""The paper's behaviour, read off the records of real iterations (Orca, sections 3 and 4)."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from orcinus.v1 import scheduler_pb2
+
+from tests.system.stack import IterationRecords, Stack
+
+Record = scheduler_pb2.WatchIterationsResponse
+
+
+def ask(stack: Stack, n_prompt: int, max_tokens: int) -> dict[str, Any]:
+    return stack.complete(
+        list(range(3, 3 + n_prompt)), max_tokens=max_tokens, temperature=0, ignore_eos=True
+    )
+
+
+def rides(records: list[Record]) -> dict[str, list[Record]]:
+    """Records by request, in the order in which requests were first run."""
+    result: dict[str, list[Record]] = {}
+    for record in records:
+        for span in record.spans:
+            result.setdefault(span.request_id, []).append(record)
+    return result
+
+
+def n_ended(records: list[Record]) -> int:
+    return sum(span.is_last for record in records for span in record.spans)
+
+
+def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_decode(
+    one_stage: Stack,
+) -> None:
+    with one_stage.iterations() as watch, ThreadPoolExecutor(2) as threads:
+        long: Future[Any] = threads.submit(ask, one_stage, 6, 400)
+        watch.wait_for(lambda records: len(records) >= 5)
+        short = threads.submit(ask, one_stage, 9, 4)
+        assert len(short.result()["token_ids"]) == 4
+        assert not long.done(), "the short one did not wait for the long one"
+        assert len(long.result()["token_ids"]) == 400
+        watch.wait_for(lambda records: n_ended(records) == 2)
+    by_request = rides(watch.records)
+    (_, long_rides), (_, short_rides) = by_request.items()
+    assert len(long_rides) == 400
+    assert len(short_rides) == 4
+    first = short_rides[0]
+    assert [(span.start_position > 0, span.n_tokens) for span in first.spans] == [
+        (True, 1),
+        (False, 9),
+    ], "its prefill shares the iteration with the other's decode"
+    assert [record.iteration for record in short_rides] == list(
+        range(first.iteration, first.iteration + 4)
+    )
+    assert short_rides[-1].iteration < long_rides[-1].iteration
+    last_span = next(span for span in short_rides[-1].spans if span.n_tokens == 1 and span.is_last)
+    assert last_span.start_position == 9 + 3 - 1
+
+
+def test_two_stages_have_two_batches_in_flight_and_first_come_is_first_served(
+    two_stages: Stack,
+) -> None:
+    with two_stages.iterations() as watch, ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(ask, two_stages, 5, 40) for _ in range(6)]
+        assert all(len(answer.result()["token_ids"]) == 40 for answer in answers)
+        watch.wait_for(lambda records: n_ended(records) == 6)
+    assert max(record.n_in_flight for record in watch.records) == 2
+    busy = [record for record in watch.records if record.n_running >= 4]
+    assert sum(record.n_in_flight == 2 for record in busy) >= 0.8 * len(busy)
+    assert all(1 <= len(record.spans) <= 2 for record in watch.records)
+    assert all(len(record.stages) == 2 for record in watch.records)
+    order = list(rides(watch.records))
+    ends = [span.request_id for r in watch.records for span in r.spans if span.is_last]
+    assert set(ends[:4]) == set(order[:4]), "equal requests end in the order they came"
+    for record in watch.records:
+        assert record.n_reserved_slots <= record.n_slots
+        assert record.n_allocated_slots <= record.n_reserved_slots
+
+
+def test_a_client_that_leaves_frees_its_memory_within_an_iteration(one_stage: Stack) -> None:
+    with one_stage.iterations() as watch, ThreadPoolExecutor(1) as threads:
+        other = threads.submit(ask, one_stage, 4, 2000)
+        watch.wait_for(lambda records: len(records) >= 3)
+        alone = watch.records[-1].n_reserved_slots
+        n_before = _stream_and_hang_up(one_stage, watch)
+        watch.wait_for(lambda records: records[-1].n_reserved_slots == alone)
+        other.result()
+        watch.wait_for(lambda records: n_ended(records) >= 2)
+    _, gone = rides(watch.records).values()
+    assert len(gone) < 1000, "it was stopped long before its 3000 tokens"
+    after = [r for r in watch.records if r.iteration > gone[-1].iteration]
+    # The next selection sees the memory free, unless it was made before the cancellation came.
+    assert all(record.n_reserved_slots == alone for record in after[1:-1])
+    assert n_before > alone
+
+
+def _stream_and_hang_up(stack: Stack, watch: IterationRecords) -> int:
+    body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=30) as response:
+        lines = response.iter_lines()
+        while not next(lines).startswith("data:"):
+            pass
+        return max(record.n_reserved_slots for record in watch.records)

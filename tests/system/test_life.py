@@ -1,0 +1,128 @@
+"""How the process tree ends: on signals, and when any of its members dies. Nothing hangs, nothing
+stays."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from orcinus.v1 import inference_pb2
+
+from tests.system.stack import ROOT, Stack, serving
+
+BODY = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
+MAX_S = 5.0
+
+
+def stream_until_it_breaks(stack: Stack) -> dict[str, object]:
+    """The error event that ends a stream."""
+    body = {**BODY, "stream": True}
+    with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=60) as response:
+        *_, last = (line for line in response.iter_lines() if line.startswith("data:"))
+    error: dict[str, object] = json.loads(last.removeprefix("data:"))["error"]
+    return error
+
+
+def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
+    """The status that ends a unary call."""
+    request = inference_pb2.GenerateRequest(
+        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[5, 6, 7])),
+        options=inference_pb2.GenerationOptions(max_tokens=3000, ignore_eos=True),
+    )
+    with stack.inference() as stub:
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Generate(request, timeout=60)
+        code: grpc.StatusCode = error.value.code()
+        return code
+
+
+@pytest.mark.parametrize(
+    ("module", "index"),
+    [
+        pytest.param("services.worker.rank", 0, id="rank of stage 0"),
+        pytest.param("services.worker.rank", 1, id="rank of stage 1"),
+        pytest.param("services.worker", 1, id="controller of stage 1"),
+        pytest.param("services.scheduler", 0, id="scheduler"),
+    ],
+)
+def test_a_member_that_is_killed_ends_its_requests_and_the_tree(
+    model: Path, module: str, index: int
+) -> None:
+    with serving(model, stages=2) as stack, ThreadPoolExecutor(3) as threads:
+        with stack.iterations() as watch:
+            streamed = threads.submit(stream_until_it_breaks, stack)
+            called = threads.submit(call_until_it_breaks, stack)
+            posted = threads.submit(stack.post, "/v1/completions", BODY)
+            watch.wait_for(lambda records: records and records[-1].n_running == 3)
+        killed = time.monotonic()
+        stack.kill(module, index)
+        assert called.result() is grpc.StatusCode.UNAVAILABLE
+        assert posted.result().status_code == 503
+        assert streamed.result()["code"] == "unavailable"
+        assert time.monotonic() - killed < MAX_S
+        assert stack.wait() != 0
+        assert stack.survivors() == []
+        assert "orcinus: stopping, because" in "".join(stack.output)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_stops_everything_cleanly(model: Path, number: signal.Signals) -> None:
+    with serving(model, stages=2) as stack:
+        assert len(stack.complete([5, 6], max_tokens=3, ignore_eos=True)["token_ids"]) == 3
+        stack.send_signal(number)
+        assert stack.wait() == 0
+        assert stack.survivors() == []
+        assert "Traceback" not in "".join(stack.output)
+
+
+def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
+    with serving(model, stages=2) as stack:
+        stack.send_signal(signal.SIGKILL)
+        stack.wait()
+        assert stack.survivors() == []
+
+
+def run_local(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.local", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    result = run_local(f"--model={tmp_path}")
+    assert result.returncode != 0
+    assert f"no config.json in {tmp_path}" in result.stdout
+
+
+def test_a_model_that_cannot_be_served_is_refused_with_the_reason(model: Path) -> None:
+    result = run_local(f"--model={model}", "--stages=5", "--http-port=0", "--grpc-port=0")
+    assert result.returncode != 0
+    assert "4 layers cannot be divided among 5 stages" in result.stdout
+
+
+def test_a_port_in_use_is_a_clear_error(model: Path, two_stages: Stack) -> None:
+    port = two_stages.http.rpartition(":")[2]
+    result = run_local(f"--model={model}", f"--http-port={port}", "--grpc-port=0", "--threads=1")
+    assert result.returncode != 0
+    assert port in result.stdout
+    assert "in use" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--stages=0", "--dtype=int3", "--no-such-option=1"])
+def test_a_wrong_option_is_named(model: Path, option: str) -> None:
+    result = run_local(f"--model={model}", option)
+    assert result.returncode != 0
+    assert option.partition("=")[0].removeprefix("--").split("-")[0] in result.stdout
+    assert "Traceback" not in result.stdout

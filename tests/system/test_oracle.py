@@ -1,0 +1,111 @@
+"""The whole system against `transformers`: many requests at once, greedy, in fp32, token for
+token."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import Oracle
+from tests.system.conftest import VOCAB_SIZE, write_model
+from tests.system.stack import serving
+
+N_REQUESTS = 32
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+
+
+def tokens(random: Random, n_max: int) -> list[int]:
+    """A prompt of random length, without special tokens."""
+    return [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, n_max))]
+
+
+@pytest.mark.parametrize(
+    ("n_stages", "config"),
+    [
+        pytest.param(1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied"),
+        pytest.param(2, {"rope_parameters": LLAMA3_ROPE}, id="2 stages, GQA, scaled rope"),
+        pytest.param(
+            3,
+            {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},
+            id="3 stages, uneven, MHA, tied",
+        ),
+    ],
+)
+def test_32_mixed_requests_at_once_equal_transformers(
+    tmp_path: Path, n_stages: int, config: dict[str, Any]
+) -> None:
+    model = write_model(tmp_path, **config)
+    random = Random(n_stages)
+    requests = [
+        (
+            [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 90))],
+            random.randint(1, 24),
+        )
+        for _ in range(N_REQUESTS)
+    ]
+    with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
+
+        def ask(request: tuple[list[int], int]) -> dict[str, Any]:
+            prompt, max_tokens = request
+            return stack.complete(prompt, max_tokens=max_tokens, temperature=0)
+
+        with ThreadPoolExecutor(N_REQUESTS) as threads:
+            choices = list(threads.map(ask, requests))
+    oracle = Oracle(model)
+    for (prompt, max_tokens), choice in zip(requests, choices, strict=True):
+        expected = oracle.generate(prompt, max_tokens)
+        assert choice["token_ids"] == expected, prompt
+        is_stopped = expected[-1] == 1
+        assert choice["finish_reason"] == ("stop" if is_stopped else "length")
+
+
+@pytest.fixture(scope="module")
+def sampled(model: Path) -> list[dict[str, Any]]:
+    """Sampling options, each with what one stage answers when it has nothing else to do."""
+    random = Random(7)
+    options = [
+        {
+            "prompt": tokens(random, 40),
+            "max_tokens": random.randint(4, 20),
+            "seed": random.randrange(2**40),
+            "ignore_eos": bool(index % 2),
+            **extra,
+        }
+        for index, extra in enumerate(
+            3
+            * [
+                {"temperature": 1.0},
+                {"temperature": 0.7, "top_k": 5},
+                {"temperature": 1.3, "top_p": 0.8},
+                {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+            ]
+        )
+    ]
+    with serving(model, stages=1, dtype="float32") as stack:
+        return [{**item, "expected": stack.complete(**item)["token_ids"]} for item in options]
+
+
+@pytest.mark.parametrize("n_stages", [1, 3])
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_on_any_number_of_stages(
+    model: Path, sampled: list[dict[str, Any]], n_stages: int
+) -> None:
+    with (
+        serving(model, stages=n_stages, dtype="float32", max_batch_size=5) as stack,
+        ThreadPoolExecutor(len(sampled)) as threads,
+    ):
+        answers = threads.map(
+            lambda item: stack.complete(**{k: v for k, v in item.items() if k != "expected"}),
+            sampled,
+        )
+        got = [answer["token_ids"] for answer in answers]
+    assert got == [item["expected"] for item in sampled]
+    assert len({tuple(tokens) for tokens in got}) > len(got) // 2, "they are not all the same"
