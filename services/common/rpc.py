@@ -11,7 +11,6 @@ context)`, coroutines or async generators; those with a stream of requests are c
 `(context)` that read and write through the context."""
 
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, NoReturn
 
@@ -26,9 +25,6 @@ from grpc_status import rpc_status
 from services.common import errors
 
 log = logging.getLogger(__name__)
-
-# gRPC's core tells of every connection that a peer closes; what matters reaches us as an error.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest message either side takes. What a client may send is limited, much lower, by its

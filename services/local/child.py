@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from services.common.settings import PREFIX
+
 STOP_TIMEOUT_S = 10.0
 
 
@@ -40,6 +42,7 @@ class Child:
             pass_fds=[write_fd],
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            env=_environment(),
         )
         os.close(write_fd)
         lines = asyncio.StreamReader()
@@ -85,3 +88,8 @@ class Child:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    # Settings reach a service on its command line; the launcher's own variables are not for it.
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

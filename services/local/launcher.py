@@ -13,6 +13,8 @@ from services.local.child import Child
 from services.local.settings import LocalSettings
 
 HOST = "127.0.0.1"
+DRAIN_S = 5
+"""Seconds that running requests get when all is told to stop; less than `Child.stop` waits."""
 OnProgress = Callable[[int, int, int], None]
 """Called with stage index, bytes loaded, bytes in all."""
 
@@ -32,7 +34,7 @@ class Launcher:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when a service has ended that should not have."""
         self._settings = settings
-        self._children: list[Child] = []
+        self._waves: list[list[Child]] = []  # children that start, and stop, together
         self._watches: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -41,8 +43,8 @@ class Launcher:
     async def __aexit__(self, *exc_info: object) -> None:
         for watch in self._watches:
             watch.cancel()
-        for child in reversed(self._children):
-            await child.stop()
+        for wave in reversed(self._waves):
+            await asyncio.gather(*(child.stop() for child in wave))
 
     async def start(self, on_progress: OnProgress) -> Endpoints:
         """Starts everything and returns when it serves.
@@ -50,9 +52,8 @@ class Launcher:
         Raises:
             ChildDied: a service ended; it has said why, and `death` says which.
         """
-        workers = await asyncio.gather(
-            *(self._start_worker(index) for index in range(self._settings.stages))
-        )
+        self._waves = [[], [], []]
+        workers = [await self._start_worker(index) for index in range(self._settings.stages)]
         addresses = [await worker.wait_for("address") for worker in workers]
         scheduler = await self._start_scheduler(addresses)
         frontend = await self._start_frontend(await scheduler.wait_for("address"))
@@ -63,11 +64,11 @@ class Launcher:
         )
         return Endpoints(**serving)
 
-    async def _start(self, name: str, module: str, options: dict[str, object]) -> Child:
+    async def _start(self, wave: int, name: str, module: str, options: dict[str, object]) -> Child:
         options = {**options, "log-level": self._settings.log_level}
         arguments = [f"--{key}={value}" for key, value in options.items() if value is not None]
         child = await Child.start(name, module, arguments)
-        self._children.append(child)
+        self._waves[wave].append(child)
         self._watches.append(asyncio.create_task(self._note_death(child)))
         return child
 
@@ -80,6 +81,7 @@ class Launcher:
         settings = self._settings
         cores = len(os.sched_getaffinity(0))
         return await self._start(
+            0,
             f"stage {index}",
             "services.worker",
             {
@@ -97,6 +99,7 @@ class Launcher:
     async def _start_scheduler(self, stages: list[str]) -> Child:
         settings = self._settings
         return await self._start(
+            1,
             "scheduler",
             "services.scheduler",
             {
@@ -105,12 +108,14 @@ class Launcher:
                 "max-batch-size": settings.max_batch_size,
                 "pipeline-depth": settings.pipeline_depth,
                 "max-requests": settings.max_requests,
+                "drain-s": DRAIN_S,
             },
         )
 
     async def _start_frontend(self, scheduler: str) -> Child:
         settings = self._settings
         return await self._start(
+            2,
             "frontend",
             "services.frontend",
             {
@@ -118,6 +123,7 @@ class Launcher:
                 "scheduler": scheduler,
                 "http-address": f"{HOST}:{settings.http_port}",
                 "grpc-address": f"{HOST}:{settings.grpc_port}",
+                "drain-s": DRAIN_S,
             },
         )
 

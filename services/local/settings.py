@@ -35,7 +35,7 @@ class LocalSettings(ServiceSettings):
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most; more are refused with a retry delay."""
 
-    kv_memory: ByteSize = Field(default=ByteSize(2**30), ge=1)
+    kv_memory: ByteSize = Field(default=ByteSize(2**29), ge=1)
     """Memory for keys and values on each stage, in bytes or like `512MiB`."""
 
     threads: int = Field(default=0, ge=0)

@@ -1,12 +1,12 @@
 """A set of requests that run one iteration together."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.scheduler.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One request's part in a batch: consecutive tokens of its sequence.
 
     A prefill is a span of the whole prompt, a decode a span of one token; nothing downstream

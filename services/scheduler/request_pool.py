@@ -5,7 +5,7 @@ requests it can take: its cost does not depend on how many others there are.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
 
 from services.common.errors import PoolFull
@@ -63,20 +63,23 @@ class RequestPool:
         """Requests that are not running, in arrival order; the pool must not change meanwhile."""
         return merge(self._returned, self._waiting, key=_arrival)
 
-    def mark_running(self, request: Request) -> None:
-        """INITIATION or INCREMENT -> RUNNING."""
-        if request.state is RequestState.INITIATION:
-            del self._waiting[request]
-        else:
-            self._take_returned(request)
-        request.state = RequestState.RUNNING
-        self._running[request] = None
+    def mark_running(self, requests: Iterable[Request]) -> None:
+        """INITIATION or INCREMENT -> RUNNING, for all requests of a batch at once."""
+        for request in requests:
+            if request.state is RequestState.INITIATION:
+                del self._waiting[request]
+            request.state = RequestState.RUNNING
+            self._running[request] = None
+        self._returned = [r for r in self._returned if r.state is not RequestState.RUNNING]
 
     def mark_returned(self, request: Request) -> None:
         """RUNNING -> INCREMENT."""
         del self._running[request]
         request.state = RequestState.INCREMENT
-        insort(self._returned, request, key=_arrival)
+        if not self._returned or self._returned[-1].arrival < request.arrival:
+            self._returned.append(request)
+        else:
+            insort(self._returned, request, key=_arrival)
 
     def remove(self, request: Request) -> None:
         """Any state -> FINISHED, and out of the pool."""
@@ -85,11 +88,5 @@ class RequestPool:
         elif request.state is RequestState.RUNNING:
             del self._running[request]
         else:
-            self._take_returned(request)
+            del self._returned[bisect_left(self._returned, request.arrival, key=_arrival)]
         request.state = RequestState.FINISHED
-
-    def _take_returned(self, request: Request) -> None:
-        index = bisect_left(self._returned, request.arrival, key=_arrival)
-        if index == len(self._returned) or self._returned[index] is not request:
-            raise ValueError(f"request {request.request_id} is not in the pool")
-        del self._returned[index]

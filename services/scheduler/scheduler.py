@@ -82,6 +82,7 @@ class Scheduler:
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
+        self.pool.mark_running(selection.request for selection in selections)
         self._n_iterations += 1
         batch = Batch(
             iteration=self._n_iterations,
@@ -112,7 +113,6 @@ class Scheduler:
         is_admission = request.reservation is None
         request.reservation = selection.reservation
         request.n_scheduled = start + n_tokens
-        self.pool.mark_running(request)
         return Span(
             request=request,
             start_position=start,

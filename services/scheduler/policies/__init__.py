@@ -4,16 +4,14 @@ A policy is a class in a file of its own with the one method below. It looks at 
 order in which they arrived and reserves K/V for those it admits; it changes no state of theirs.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.scheduler.kv_manager import KVManager, Reservation
 from services.scheduler.request import Request
 from services.scheduler.request_pool import RequestPool
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """A request that was chosen, the tokens it may run, and its reservation."""
 
     request: Request

@@ -1,0 +1,205 @@
+"""What a client asks for, whichever protocol it speaks, and the rules it must keep.
+
+The rules are here and nowhere else; the protocols only check what their own syntax needs. Fields
+are named as clients spell them. What needs the model's limits is checked by `Limits`, the rest by
+the options.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common import errors
+from services.frontend.scheduler_events import Pipeline
+
+DEFAULT_MAX_TOKENS = 16
+"""For text and token prompts, as in the OpenAI API."""
+
+MAX_N = 128
+"""Answers to one prompt at most, as in the OpenAI API."""
+
+MAX_ANSWERS = 1024
+"""Answers of one request at most, over all its prompts."""
+
+MAX_STOPS = 16
+"""Stop strings at most: each is looked for in every character."""
+
+MAX_STOP_LENGTH = 1024
+"""Characters in a stop string at most: as much text may have to be held back."""
+
+INT32_MAX, INT64_MIN, INT64_MAX = 2**31 - 1, -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, str]:
+        """As chat templates want it: what is not given is not there."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns of a conversation, oldest first; to be written out with the chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+Prompt = str | tuple[int, ...] | Conversation
+"""Text, tokens or a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How to continue; the ranges and defaults are those of `inference.proto`."""
+
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"  # as this client spells it
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(63))
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    n: int = 1
+
+    def check(self) -> None:
+        """Checks everything that doesn't depend on the model.
+
+        Raises:
+            InvalidRequest: a value is out of its range.
+        """
+        if self.max_tokens is not None:
+            _check_whole(self.max_tokens_field, self.max_tokens, 1, INT32_MAX)
+        _check_whole("min_tokens", self.min_tokens, 0, INT32_MAX)
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_whole("top_k", self.top_k, -1, INT32_MAX)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise errors.InvalidRequest("top_p", "must be greater than 0")
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_whole("seed", self.seed, INT64_MIN, INT64_MAX)
+        _check_whole("n", self.n, 1, MAX_N)
+        _check_stops(self.stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One client call: prompts, each to be answered `options.n` times."""
+
+    prompts: tuple[Prompt, ...]
+    options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
+    model: str = ""
+
+    def check(self) -> None:
+        """Checks everything that doesn't depend on the model.
+
+        Raises:
+            InvalidRequest: there is no prompt, or too many, or an option is out of its range.
+        """
+        self.options.check()
+        if not self.prompts:
+            raise errors.InvalidRequest("prompt", "must not be empty")
+        if len(self.prompts) * self.options.n > MAX_ANSWERS:
+            raise errors.InvalidRequest(
+                "prompt", f"asks for more than {MAX_ANSWERS} answers at once"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model allows, applied to requests."""
+
+    pipeline: Pipeline
+
+    def check_model(self, model: str) -> None:
+        """Raises InvalidRequest if the client wants another model; it need not name one."""
+        if model and model != self.pipeline.model:
+            raise errors.InvalidRequest(
+                "model", f"{model!r} is not served here; {self.pipeline.model!r} is"
+            )
+
+    def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if the model can't read the tokens, or not one more after them."""
+        if not token_ids:
+            raise errors.InvalidRequest(field, "must have at least one token")
+        self.check_tokens(field, token_ids)
+        if len(token_ids) >= self.pipeline.max_model_len:
+            raise errors.InvalidRequest(
+                field,
+                f"has {len(token_ids)} tokens, which leaves no room for an answer: prompt and "
+                f"answer may have {self.pipeline.max_model_len} together",
+            )
+
+    def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
+        """Tokens that an answer may have.
+
+        Raises:
+            InvalidRequest: the client asks for more than fit, or for a minimum above them.
+        """
+        room = self.pipeline.max_model_len - n_prompt
+        default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
+        max_tokens = default if options.max_tokens is None else options.max_tokens
+        if max_tokens > room:
+            raise errors.InvalidRequest(
+                options.max_tokens_field,
+                f"{max_tokens} with a prompt of {n_prompt} tokens exceeds the "
+                f"{self.pipeline.max_model_len} tokens that both may have together",
+            )
+        if options.min_tokens > max_tokens:
+            raise errors.InvalidRequest(
+                "min_tokens", f"{options.min_tokens} exceeds the {max_tokens} tokens at most"
+            )
+        return max_tokens
+
+    def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
+        """Tokens that end an answer: the model's own, unless they are ignored, and the client's.
+
+        Raises:
+            InvalidRequest: one of the client's is not in the vocabulary.
+        """
+        self.check_tokens("stop_token_ids", options.stop_token_ids)
+        own = () if options.ignore_eos else self.pipeline.eos_token_ids
+        return tuple(dict.fromkeys((*own, *options.stop_token_ids)))
+
+    def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if one is not in the vocabulary."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.pipeline.vocab_size:
+            raise errors.InvalidRequest(
+                field, f"tokens must be from 0 to {self.pipeline.vocab_size - 1}"
+            )
+
+
+def prompt_field(prompt: Prompt) -> str:
+    """How clients spell the field that the prompt came in."""
+    return "messages" if isinstance(prompt, Conversation) else "prompt"
+
+
+def _check_whole(field: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not low <= value <= high:
+        raise errors.InvalidRequest(field, f"must be a whole number from {low} to {high}")
+
+
+def _check_number(field: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not low <= value <= high:  # NaN is in no range
+        raise errors.InvalidRequest(field, f"must be a number from {low:g} to {high:g}")
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise errors.InvalidRequest("stop", f"has {len(stops)} texts; at most {MAX_STOPS} may be")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            raise errors.InvalidRequest(
+                "stop", f"each text must have 1 to {MAX_STOP_LENGTH} characters"
+            )

@@ -1,0 +1,117 @@
+"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from services.frontend import openai_errors
+from services.frontend.generation import Generation
+from services.frontend.generation_service import GenerationService
+from services.frontend.http_exchange import Event, EventStream, read_body, while_connected
+from services.frontend.openai_request import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse_body,
+)
+from services.frontend.openai_response import (
+    ChatShape,
+    CompletionShape,
+    Json,
+    Shape,
+    model_list,
+    model_object,
+)
+
+
+def create_app(service: GenerationService, *, max_body_bytes: int) -> FastAPI:
+    """The API in front of a generation service."""
+    app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False
+    openai_errors.install(app)
+    api = OpenAIApi(service, max_body_bytes=max_body_bytes)
+    app.add_api_route("/v1/models", api.list_models, methods=["GET"])
+    app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
+    app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/ready", api.ready, methods=["GET"], response_model=None)
+    return app
+
+
+class OpenAIApi:
+    """The handlers; bodies are read here since they are bounded while they arrive."""
+
+    def __init__(self, service: GenerationService, *, max_body_bytes: int) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+
+    async def list_models(self) -> Json:
+        """The one model."""
+        return model_list(self._service.describe())
+
+    async def retrieve_model(self, model: str) -> Response:
+        """The one model, if it is this."""
+        pipeline = self._service.describe()
+        if model != pipeline.model:
+            return openai_errors.model_not_found(model)
+        return JSONResponse(model_object(pipeline))
+
+    async def health(self) -> Response:
+        """The process is up."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Requests would be taken."""
+        is_ready = self._service.is_ready
+        status = {"status": "ready" if is_ready else "not ready"}
+        return JSONResponse(status, 200 if is_ready else 503)
+
+    async def complete(self, request: Request) -> Response:
+        """Continues texts or tokens."""
+        body = await self._read(request, CompletionBody)
+        return await self._respond(request, body)
+
+    async def chat(self, request: Request) -> Response:
+        """Continues a conversation."""
+        body = await self._read(request, ChatBody)
+        return await self._respond(request, body)
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        return parse_body(kind, await read_body(request, self._max_body_bytes))
+
+    async def _respond(self, request: Request, body: GenerationBody) -> Response:
+        if body.stream:
+            return EventStream(self._events(body), explain=openai_errors.error_object)
+        return JSONResponse(await while_connected(request.receive, self._whole(body)))
+
+    async def _whole(self, body: GenerationBody) -> Json:
+        async with self._service.open(body.to_request()) as generation:
+            pieces = await generation.complete()
+            return _shape(generation, body).answer(pieces)
+
+    @asynccontextmanager
+    async def _events(self, body: GenerationBody) -> AsyncIterator[AsyncIterator[Event]]:
+        async with (
+            self._service.open(body.to_request()) as generation,
+            aclosing(_chunks(generation, body)) as chunks,
+        ):
+            yield chunks
+
+
+async def _chunks(generation: Generation, body: GenerationBody) -> AsyncGenerator[Event]:
+    shape = _shape(generation, body)
+    async for piece in generation.pieces():
+        for chunk in shape.chunks(piece):
+            yield chunk
+    if body.includes_usage:
+        yield shape.usage_chunk()
+
+
+def _shape(generation: Generation, body: GenerationBody) -> Shape:
+    if isinstance(body, CompletionBody):
+        return CompletionShape(generation, includes_usage=body.includes_usage, echo=bool(body.echo))
+    return ChatShape(generation, includes_usage=body.includes_usage)

@@ -1,0 +1,97 @@
+"""The error tree in the OpenAI API's shape: the one place where it meets HTTP.
+
+{"error": {"message": ..., "type": ..., "param": the field, "code": ...}}
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from services.common import errors
+
+CLIENT_CLOSED_REQUEST = 499
+"""What nginx calls a request whose client has gone away; nobody reads it."""
+
+
+MODEL_CODE = "model_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a class of errors is written down."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+_KINDS: dict[type[errors.OrcinusError], _Kind] = {
+    errors.InvalidRequest: _Kind(400, "invalid_request_error"),
+    errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.Unavailable: _Kind(503, "server_error", "unavailable"),
+    errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
+    errors.NotReady: _Kind(503, "server_error", "unavailable"),
+    errors.RequestCancelled: _Kind(CLIENT_CLOSED_REQUEST, "invalid_request_error", "cancelled"),
+    errors.DeadlineExceeded: _Kind(504, "server_error", "deadline_exceeded"),
+}
+
+
+def error_object(error: errors.OrcinusError) -> dict[str, Any]:
+    """The error as an event of a stream, or as a body."""
+    kind = _KINDS[type(error)]
+    field = error.field if isinstance(error, errors.InvalidRequest) else None
+    code = MODEL_CODE if field == "model" else kind.code
+    return _object(error.message, kind.type, field, code)
+
+
+def error_response(error: errors.OrcinusError) -> Response:
+    """The error as a complete answer."""
+    headers = {}
+    if isinstance(error, errors.PoolFull):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
+
+
+def model_not_found(model: str) -> Response:
+    """A model that is asked for by its path; in a body it is a field, and its error names that."""
+    body = _object(f"{model!r} is not served here", "invalid_request_error", "model", MODEL_CODE)
+    return JSONResponse(body, 404)
+
+
+def install(app: FastAPI) -> None:
+    """Has the app answer all errors in this shape, its own included."""
+    app.add_exception_handler(errors.OrcinusError, _on_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.OrcinusError)
+    return error_response(error)
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    body = _object(message, "invalid_request_error", None, None)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _on_bug(_: Request, __: Exception) -> Response:
+    """The server logs it and closes the connection."""
+    return JSONResponse(_object("internal error", "server_error", None, "internal_error"), 500)
+
+
+def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

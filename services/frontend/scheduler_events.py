@@ -1,0 +1,137 @@
+"""What the scheduler says, in the frontend's words.
+
+One message of the stream carries everything of one iteration; here it is taken apart into events,
+each of which concerns one request. Reasons become either a way to finish or an error of the error
+tree.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors
+
+DEFAULT_RETRY_AFTER_S = 1.0
+"""Seconds a client should wait for a full pool that doesn't say how long: a few short answers."""
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended, as the OpenAI API spells it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The pipeline that is served: what a frontend must know to check requests."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    n_stages: int = 1
+    tp_size: int = 1
+
+    @classmethod
+    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
+        """Takes over what the scheduler says."""
+        return cls(
+            model=message.model,
+            vocab_size=message.vocab_size,
+            max_model_len=message.max_model_len,
+            eos_token_ids=tuple(message.eos_token_ids),
+            n_stages=message.n_stages,
+            tp_size=message.tp_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is in the pool."""
+
+    request_id: str
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The request has new tokens."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request has all its tokens."""
+
+    request_id: str
+    reason: FinishReason
+    is_last: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended without an answer."""
+
+    request_id: str
+    error: errors.OrcinusError
+    is_last: ClassVar[bool] = True
+
+
+Event = Accepted | Tokens | Finished | Failed
+
+
+def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
+    """The events of one message, in the order in which they happened."""
+    for accepted in response.accepted:
+        yield Accepted(accepted.request_id)
+    for rejected in response.rejected:
+        yield Failed(rejected.request_id, _rejection_error(rejected))
+    for update in response.tokens:
+        yield Tokens(update.request_id, tuple(update.token_ids))
+    for completed in response.completed:
+        yield _end(completed)
+
+
+def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
+    match completed.reason:
+        case scheduler_pb2.COMPLETION_REASON_STOP:
+            return Finished(completed.request_id, FinishReason.STOP)
+        case scheduler_pb2.COMPLETION_REASON_LENGTH:
+            return Finished(completed.request_id, FinishReason.LENGTH)
+    # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
+    return Failed(
+        completed.request_id,
+        errors.Unavailable(completed.message or "the pipeline was lost; try again"),
+    )
+
+
+def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
+    match rejected.reason:
+        case scheduler_pb2.REJECTION_REASON_INVALID:
+            return _invalid(rejected.message)
+        case scheduler_pb2.REJECTION_REASON_POOL_FULL:
+            return errors.PoolFull(
+                rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)
+            )
+    return errors.Unavailable(rejected.message or "the scheduler takes no requests; try again")
+
+
+def _invalid(message: str) -> errors.InvalidRequest:
+    """The scheduler's own InvalidRequest, whose message begins with the field."""
+    field, _, rest = message.partition(": ")
+    if field.isidentifier() and rest:
+        return errors.InvalidRequest(field, rest)
+    return errors.InvalidRequest("prompt", message or "refused by the scheduler")
+
+
+def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:
+    if not rejected.HasField("retry_after"):
+        return DEFAULT_RETRY_AFTER_S
+    return rejected.retry_after.ToNanoseconds() / 1e9

@@ -1,0 +1,79 @@
+"""Texts that end the output, found while it is still coming.
+
+Each stop string is looked for with its own Knuth-Morris-Pratt automaton, so a character costs the
+same wherever tokens happen to be cut, and what must be held back is just the longest match that is
+under way.
+"""
+
+import functools
+from collections.abc import Iterable
+
+
+class StopStrings:
+    """Cuts a text before the stop string that is complete first; of several, before the longest."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._matches = [_Match(stop) for stop in stops]
+        self._held = ""
+        self.is_met = False
+
+    def feed(self, text: str, *, may_end: bool = True) -> str:
+        """Takes more text and returns what can be delivered; nothing is fed once a stop is met.
+
+        A stop string that is complete before the output may end is text like any other.
+        """
+        if not self._matches:
+            return text
+        n_read = len(self._held)
+        self._held += text
+        for character in text:
+            n_read += 1
+            n_matched = max(match.advance(character) for match in self._matches)
+            if n_matched and may_end:
+                self.is_met = True
+                return self._deliver(n_read - n_matched)
+        return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
+
+    def flush(self) -> str:
+        """The text that was held back, once no more is coming; empty if a stop was met."""
+        return "" if self.is_met else self._held
+
+    def _deliver(self, n_characters: int) -> str:
+        text, self._held = self._held[:n_characters], self._held[n_characters:]
+        return text
+
+
+class _Match:
+    """How much of one stop string the text ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = _borders(stop)
+        self.n_characters = 0
+
+    def advance(self, character: str) -> int:
+        """Reads a character; returns the stop string's length if it is complete, else 0."""
+        n = self.n_characters
+        while n and self._stop[n] != character:
+            n = self._borders[n - 1]
+        if self._stop[n] == character:
+            n += 1
+        if n < len(self._stop):
+            self.n_characters = n
+            return 0
+        self.n_characters = self._borders[n - 1]
+        return n
+
+
+@functools.lru_cache(maxsize=256)
+def _borders(pattern: str) -> tuple[int, ...]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(pattern)
+    n = 0
+    for end in range(1, len(pattern)):
+        while n and pattern[n] != pattern[end]:
+            n = borders[n - 1]
+        if pattern[n] == pattern[end]:
+            n += 1
+        borders[end] = n
+    return tuple(borders)

@@ -1,0 +1,135 @@
+"""Text to tokens, and tokens to text while they are still coming.
+
+A token is not a piece of text: one character may need several tokens, and a token's spacing may
+depend on the one before it. So text is always made from a window of tokens, and `IncrementalText`
+delivers what no later token can change. What was delivered is never taken back.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for bytes that are not (yet) a character."""
+
+MAX_HELD = 3
+"""Of many replacement characters, so many may become a character that lacks its last byte."""
+
+CONTEXT_TOKENS = 6
+"""Prompt tokens that decide the spacing of the first token; one would do but for odd bytes."""
+
+MAX_WINDOW_TOKENS = 32
+"""Tokens looked at again for each new one; only output that is no valid text reaches it."""
+
+
+class Tokenizer:
+    """The checkpoint's tokenizer."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self:
+        """Reads `tokenizer.json`.
+
+        Raises:
+            FileNotFoundError: the directory has none.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        return cls(tokenizers.Tokenizer.from_file(str(path)))
+
+    def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The tokens of a text, with those that the checkpoint puts around it if wanted."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def to_text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, without special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether the token never shows in a text: it is special, or not in the tokenizer."""
+        return token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None
+
+
+class IncrementalText:
+    """The text of a growing list of tokens; each token costs the same, however many came before.
+
+    `context` are tokens that come before the first one, where the text continues another: they
+    decide whether it starts with a space. All pieces together are `to_text` of all tokens, with
+    one exception: tokenizers that spell unknown characters byte by byte replace a whole run of
+    bytes if any of it is invalid, even characters that were complete and are delivered; here these
+    stay.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = _clean_tail(tokenizer, context)
+        self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
+        self._delivered = tokenizer.to_text(self._window)  # what the window's text starts with
+
+    def feed(self, token_id: int) -> str:
+        """Takes one more token and returns the text that is now final."""
+        if self._tokenizer.is_silent(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._tokenizer.to_text(self._window)
+        if not text.startswith(self._delivered):
+            text = self._without_context()
+        n_held = len(text) - len(text.rstrip(REPLACEMENT))
+        is_garbage = n_held > 0 and len(self._window) > MAX_WINDOW_TOKENS
+        if is_garbage:
+            n_held = min(n_held, MAX_HELD)
+        piece = text[len(self._delivered) : len(text) - n_held]
+        self._delivered += piece
+        if is_garbage:
+            self._shorten(n_held)
+        elif n_held == 0:
+            self._settle()
+        return piece
+
+    def flush(self) -> str:
+        """The text that was held back; nothing is fed afterwards."""
+        return self._tokenizer.to_text(self._window)[len(self._delivered) :]
+
+    def _without_context(self) -> str:
+        """The new token has changed what the old ones mean, so it is read without them."""
+        del self._window[: self._n_settled]
+        self._n_settled = 0
+        self._delivered = ""
+        return self._tokenizer.to_text(self._window)
+
+    def _settle(self) -> None:
+        """All is delivered: what came since the last time becomes the context of what follows."""
+        del self._window[: self._n_settled]
+        self._n_settled = len(self._window)
+        self._delivered = self._tokenizer.to_text(self._window)
+
+    def _shorten(self, n_held: int) -> None:
+        """Drops tokens that are too old to be part of an unfinished character."""
+        del self._window[: -MAX_WINDOW_TOKENS // 2]
+        self._n_settled = 0
+        text = self._tokenizer.to_text(self._window)
+        self._delivered = text[: len(text) - n_held]
+
+
+def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """The last few tokens, no character cut; none if the last character is unfinished."""
+    tail = [t for t in token_ids[-4 * CONTEXT_TOKENS :] if not tokenizer.is_silent(t)]
+    for n_tokens in range(CONTEXT_TOKENS, CONTEXT_TOKENS + 4):
+        text = tokenizer.to_text(tail[-n_tokens:])
+        if text.endswith(REPLACEMENT):
+            return []
+        if not text.startswith(REPLACEMENT):
+            return tail[-n_tokens:]
+    return []

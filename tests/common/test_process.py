@@ -1,0 +1,57 @@
+"""The pipe to the launcher, and dying with the parent."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from services.common.process import ReadyPipe
+
+
+def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
+    read_fd, write_fd = os.pipe()
+    pipe = ReadyPipe(write_fd)
+    pipe.report({"address": "127.0.0.1:5"})
+    pipe.report({"ready": True})
+    os.close(write_fd)
+    with os.fdopen(read_fd) as lines:
+        assert [json.loads(line) for line in lines] == [{"address": "127.0.0.1:5"}, {"ready": True}]
+
+
+def test_a_launcher_that_is_gone_is_no_error() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    pipe = ReadyPipe(write_fd)
+    pipe.report({"ready": True})
+    pipe.report({"ready": True})
+    ReadyPipe(None).report({"ready": True})
+    os.close(write_fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel feature is Linux's")
+def test_a_child_dies_with_its_parent_even_if_that_is_killed() -> None:
+    child = (
+        "from services.common.process import die_with_parent\n"
+        "die_with_parent(); print(1, flush=True); input()"
+    )
+    parent = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, "
+        "stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert psutil.pid_exists(pid)
+        process.kill()
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,122 @@
+"""The error boundary of gRPC, and what a servicer's methods look like to a client."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from orcinus.v1 import inference_pb2, inference_pb2_grpc
+
+from services.common import errors, rpc
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+TREE = [
+    (errors.InvalidRequest("n", "must be 1"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.PoolFull("full", retry_after_s=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable("gone"), grpc.StatusCode.UNAVAILABLE),
+    (errors.StaleEpoch("old"), grpc.StatusCode.ABORTED),
+    (errors.RequestCancelled("no"), grpc.StatusCode.CANCELLED),
+    (errors.DeadlineExceeded("late"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    (ZeroDivisionError("a bug"), grpc.StatusCode.INTERNAL),
+]
+
+
+class Servicer:
+    """Raises what a test tells it to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def Generate(self, request: Any, context: Any) -> inference_pb2.GenerateResponse:
+        if self.error is not None:
+            raise self.error
+        return inference_pb2.GenerateResponse(model=request.model)
+
+    async def GenerateStream(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
+        yield inference_pb2.GenerateStreamResponse(model=request.model)
+        if self.error is not None:
+            raise self.error
+
+    async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
+        return inference_pb2.TokenizeResponse()
+
+    async def DescribeModel(self, request: Any, context: Any) -> Any:
+        return inference_pb2.DescribeModelResponse()
+
+
+@contextlib.asynccontextmanager
+async def served(servicer: Servicer) -> AsyncIterator[grpc.aio.Channel]:
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, servicer),))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with rpc.connect(address) as channel:
+        yield channel
+    await server.stop(grace=0)
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize(("error", "code"), TREE, ids=lambda value: getattr(value, "name", ""))
+async def test_each_error_has_its_status_on_unary_calls_and_streams(
+    error: Exception, code: grpc.StatusCode
+) -> None:
+    async with served(Servicer(error)) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        caught = await failure(stub.Generate(inference_pb2.GenerateRequest()))
+        assert caught.code() is code
+        stream = stub.GenerateStream(inference_pb2.GenerateStreamRequest(model="m"))
+        assert (await stream.read()).model == "m"
+        assert (await failure(stream.read())).code() is code
+    expected = error.message if isinstance(error, errors.OrcinusError) else "internal error"
+    assert caught.details() == expected, "a bug tells clients nothing of our insides"
+
+
+def test_every_error_of_the_tree_has_a_status() -> None:
+    assert set(rpc._CODES) == set(errors.OrcinusError.__subclasses__())
+
+
+async def test_details_name_the_field_and_the_delay() -> None:
+    async with served(Servicer(errors.InvalidRequest("max_tokens", "is negative"))) as channel:
+        status = rpc_status.from_call(await _generate(channel, b""))
+        violation = error_details_pb2.BadRequest()
+        assert status.details[0].Unpack(violation)
+        assert violation.field_violations[0].field == "max_tokens"
+    async with served(Servicer(errors.PoolFull("full", retry_after_s=1.5))) as channel:
+        status = rpc_status.from_call(await _generate(channel, b""))
+        retry = error_details_pb2.RetryInfo()
+        assert status.details[0].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xc3\x28"], ids=["garbage", "bad UTF-8"])
+async def test_a_request_that_cannot_be_parsed_is_the_clients_mistake(data: bytes) -> None:
+    async with served(Servicer()) as channel:
+        error = await _generate(channel, data)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "GenerateRequest" in (error.details() or "")
+
+
+async def test_an_address_in_use_is_an_os_error() -> None:
+    first, second = rpc.create_server(), rpc.create_server()
+    address = rpc.bind(first, "127.0.0.1:0")
+    await first.start()
+    with pytest.raises(OSError, match=address):
+        rpc.bind(second, address)
+    await first.stop(grace=0)
+
+
+async def _generate(channel: grpc.aio.Channel, data: bytes) -> Any:
+    call = channel.unary_unary(rpc.method_path(SERVICE, "Generate"))
+    return await asyncio.wait_for(failure(call(data)), 5)

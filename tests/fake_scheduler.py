@@ -1,0 +1,287 @@
+"""A scheduler that does what a test tells it to: real gRPC, no pool, no pipeline, no clock.
+
+    scheduler = FakeScheduler()
+    address = await scheduler.start()
+    scheduler.behaviour = says(5, 6, 7)
+
+A behaviour is a coroutine function of one request; it runs as a task of its own and is cancelled
+when the request is, or when the frontend goes away. `requests` keeps all that came, in order.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+from orcinus.v1 import scheduler_pb2
+
+from services.common import rpc
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+
+PIPELINE = scheduler_pb2.PipelineDescription(
+    model="test-model",
+    vocab_size=512,
+    max_model_len=128,
+    eos_token_ids=[1],
+    n_stages=2,
+    tp_size=1,
+    n_slots=1024,
+    max_batch_size=8,
+)
+
+
+class FakeRequest:
+    """One submission, and the words with which a behaviour answers it."""
+
+    def __init__(
+        self,
+        submission: scheduler_pb2.Submission,
+        send: Callable[[scheduler_pb2.ConnectResponse], None],
+    ) -> None:
+        self.submission = submission
+        self.request_id = submission.request_id
+        self.cancelled = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Cancelled, finished, or its frontend is gone."""
+        self._send = send
+
+    def accept(self) -> None:
+        """The request is in the pool."""
+        accepted = scheduler_pb2.Acceptance(request_id=self.request_id)
+        self._send(scheduler_pb2.ConnectResponse(accepted=[accepted]))
+
+    def reject(
+        self,
+        reason: scheduler_pb2.RejectionReason,
+        message: str = "",
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """The request is refused."""
+        rejected = scheduler_pb2.Rejection(
+            request_id=self.request_id, reason=reason, message=message
+        )
+        if retry_after_s is not None:
+            rejected.retry_after.FromNanoseconds(int(retry_after_s * 1e9))
+        self._send(scheduler_pb2.ConnectResponse(rejected=[rejected]))
+
+    def tokens(self, *token_ids: int) -> None:
+        """An iteration brought tokens."""
+        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=token_ids)
+        self._send(scheduler_pb2.ConnectResponse(tokens=[update]))
+
+    def complete(self, reason: scheduler_pb2.CompletionReason, message: str = "") -> None:
+        """The request ends."""
+        completion = scheduler_pb2.Completion(
+            request_id=self.request_id, reason=reason, message=message
+        )
+        self._send(scheduler_pb2.ConnectResponse(completed=[completion]))
+
+    def last_token(self, token_id: int, reason: scheduler_pb2.CompletionReason) -> None:
+        """The last iteration: its token and the end in one message."""
+        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=[token_id])
+        completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
+        self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
+
+
+Behaviour = Callable[[FakeRequest], Awaitable[None]]
+
+
+def says(*token_ids: int) -> Behaviour:
+    """Generates these tokens, one per iteration, and ends as a real scheduler would."""
+
+    async def behave(request: FakeRequest) -> None:
+        request.accept()
+        sampling = request.submission.sampling
+        for n_tokens, token_id in enumerate(token_ids, start=1):
+            if token_id in sampling.stop_token_ids and n_tokens > sampling.min_tokens:
+                request.last_token(token_id, scheduler_pb2.COMPLETION_REASON_STOP)
+                return
+            if n_tokens in (request.submission.max_new_tokens, len(token_ids)):
+                request.last_token(token_id, scheduler_pb2.COMPLETION_REASON_LENGTH)
+                return
+            request.tokens(token_id)
+            await asyncio.sleep(0)
+
+    return behave
+
+
+async def echo(request: FakeRequest) -> None:
+    """Says the prompt again, as often as there is room for."""
+    prompt = list(request.submission.prompt_token_ids)
+    n_tokens = request.submission.max_new_tokens
+    await says(*(prompt * n_tokens)[:n_tokens])(request)
+
+
+async def keeps_quiet(request: FakeRequest) -> None:
+    """Takes the request and never runs it."""
+    request.accept()
+
+
+def stalls_after(*token_ids: int) -> Behaviour:
+    """Generates these tokens and then nothing more, as a pipeline that hangs."""
+
+    async def behave(request: FakeRequest) -> None:
+        request.accept()
+        for token_id in token_ids:
+            request.tokens(token_id)
+
+    return behave
+
+
+def rejects(
+    reason: scheduler_pb2.RejectionReason,
+    message: str = "",
+    *,
+    retry_after_s: float | None = None,
+) -> Behaviour:
+    """Refuses the request."""
+
+    async def behave(request: FakeRequest) -> None:
+        request.reject(reason, message, retry_after_s=retry_after_s)
+
+    return behave
+
+
+def loses_pipeline_after(*token_ids: int) -> Behaviour:
+    """Generates these tokens; then the pipeline is lost."""
+
+    async def behave(request: FakeRequest) -> None:
+        await stalls_after(*token_ids)(request)
+        request.complete(scheduler_pb2.COMPLETION_REASON_UNAVAILABLE, "stage 1 was lost")
+
+    return behave
+
+
+class FakeScheduler:
+    """A `SchedulerService` whose requests do what `behaviour` says."""
+
+    def __init__(
+        self,
+        behaviour: Behaviour = echo,
+        *,
+        pipeline: scheduler_pb2.PipelineDescription | None = PIPELINE,
+    ) -> None:
+        self.behaviour = behaviour
+        self.pipeline = pipeline
+        """What frontends are told on connecting; None tells them nothing."""
+        self.requests: list[FakeRequest] = []
+        self.n_connections = 0
+        self._arrivals = asyncio.Condition()
+        self._drop = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str = "127.0.0.1:0") -> str:
+        """Listens; returns where."""
+        self._server = rpc.create_server()
+        handler = rpc.service_handler(SERVICE, self)
+        self._server.add_generic_rpc_handlers((handler,))
+        bound = rpc.bind(self._server, address)
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Goes away, with all connections."""
+        self.drop_connections()
+        if self._server is not None:
+            await self._server.stop(None)
+            await self._server.wait_for_termination()
+
+    def drop_connections(self) -> None:
+        """Ends the streams of all frontends; they may come back."""
+        self._drop.set()
+        self._drop = asyncio.Event()
+
+    async def wait_requests(self, n_requests: int = 1) -> list[FakeRequest]:
+        """All requests so far, once there are so many."""
+        async with self._arrivals:
+            await self._arrivals.wait_for(lambda: len(self.requests) >= n_requests)
+        return self.requests
+
+    async def wait_connections(self, n_connections: int) -> None:
+        """Waits until frontends have connected so many times."""
+        async with self._arrivals:
+            await self._arrivals.wait_for(lambda: self.n_connections >= n_connections)
+
+    async def Connect(self, context: Any) -> None:
+        """One frontend's stream."""
+        connection = _Connection(self)
+        async with self._arrivals:
+            self.n_connections += 1
+            self._arrivals.notify_all()
+        drop = asyncio.ensure_future(self._drop.wait())
+        tasks = [
+            drop,
+            asyncio.ensure_future(connection.write_all(context)),
+            asyncio.ensure_future(connection.read_all(context)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            connection.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def WatchIterations(self, _: Any, context: Any) -> None:
+        """Nothing to see here."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake runs no iterations")
+
+    async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
+        """Starts what a request does."""
+        request = FakeRequest(submission, connection.send)
+        connection.start(request, self.behaviour(request))
+        async with self._arrivals:
+            self.requests.append(request)
+            self._arrivals.notify_all()
+
+
+class _Connection:
+    """One frontend's stream, from the scheduler's side."""
+
+    def __init__(self, scheduler: FakeScheduler) -> None:
+        self._scheduler = scheduler
+        self._outbox: asyncio.Queue[scheduler_pb2.ConnectResponse] = asyncio.Queue()
+        self._running: dict[str, tuple[FakeRequest, asyncio.Future[None]]] = {}
+        if scheduler.pipeline is not None:
+            self.send(scheduler_pb2.ConnectResponse(pipeline=scheduler.pipeline))
+
+    def send(self, response: scheduler_pb2.ConnectResponse) -> None:
+        self._outbox.put_nowait(response)
+        for completed in response.completed:
+            self._end(completed.request_id)
+        for rejected in response.rejected:
+            self._end(rejected.request_id)
+
+    def start(self, request: FakeRequest, behaviour: Awaitable[None]) -> None:
+        self._running[request.request_id] = (request, asyncio.ensure_future(behaviour))
+
+    async def write_all(self, context: Any) -> None:
+        while True:
+            await context.write(await self._outbox.get())
+
+    async def read_all(self, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            if message.HasField("submission"):
+                await self._scheduler.submit(message.submission, self)
+            else:
+                self._cancel(message.cancellation.request_id)
+
+    def close(self) -> None:
+        for request, task in self._running.values():
+            task.cancel()
+            request.ended.set()
+        self._running.clear()
+
+    def _end(self, request_id: str) -> None:
+        if request_id in self._running:
+            self._running.pop(request_id)[0].ended.set()
+
+    def _cancel(self, request_id: str) -> None:
+        if request_id not in self._running:
+            return  # it ended a moment ago
+        request, task = self._running[request_id]
+        task.cancel()
+        request.cancelled.set()
+        request.complete(scheduler_pb2.COMPLETION_REASON_CANCELLED)

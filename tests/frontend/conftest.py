@@ -1,0 +1,145 @@
+"""A frontend on real sockets, in front of a scheduler that does what a test says."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+import pytest_asyncio
+from orcinus.v1 import inference_pb2
+
+from services.common import rpc
+from services.frontend.frontend import Frontend
+from services.frontend.grpc_api import SERVICE
+from services.frontend.settings import FrontendSettings
+from services.frontend.tokenizer import Tokenizer
+from tests.fake_scheduler import FakeScheduler, echo
+from tests.frontend import checkpoints
+
+PATIENCE_S = 10.0
+"""How long anything may take before a test fails; nothing waits for it to pass."""
+
+
+class InferenceClient:
+    """The public gRPC API, as a client calls it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+
+    def generate(self, request: inference_pb2.GenerateRequest, **call: Any) -> Any:
+        """One complete answer."""
+        return self._unary("Generate", inference_pb2.GenerateResponse)(request, **call)
+
+    def tokenize(self, request: inference_pb2.TokenizeRequest) -> Any:
+        """A prompt's tokens."""
+        return self._unary("Tokenize", inference_pb2.TokenizeResponse)(request)
+
+    def describe_model(self) -> Any:
+        """The model."""
+        method = self._unary("DescribeModel", inference_pb2.DescribeModelResponse)
+        return method(inference_pb2.DescribeModelRequest())
+
+    def stream(self, request: inference_pb2.GenerateStreamRequest, **call: Any) -> Any:
+        """An answer piece by piece."""
+        method = self.channel.unary_stream(
+            rpc.method_path(SERVICE, "GenerateStream"),
+            request_serializer=_serialise,
+            response_deserializer=inference_pb2.GenerateStreamResponse.FromString,
+        )
+        return method(request, **call)
+
+    def _unary(self, method: str, response: Any) -> Any:
+        return self.channel.unary_unary(
+            rpc.method_path(SERVICE, method),
+            request_serializer=_serialise,
+            response_deserializer=response.FromString,
+        )
+
+
+def _serialise(message: Any) -> bytes:
+    """Bytes are sent as they are: clients may send anything."""
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A frontend, what stands behind it, and clients in front of it."""
+
+    frontend: Frontend
+    scheduler: FakeScheduler
+    tokenizer: Tokenizer
+    http: httpx.AsyncClient
+    inference: InferenceClient
+    stop: asyncio.Event
+
+    @property
+    def url(self) -> str:
+        """Where the OpenAI API is."""
+        return f"http://{self.frontend.http_address}"
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, for the fake scheduler to say."""
+        return self.tokenizer.to_tokens(text, add_special_tokens=False)
+
+    def prompt_tokens(self, text: str) -> tuple[int, ...]:
+        """Tokens that the frontend makes of a prompt."""
+        return self.tokenizer.to_tokens(text)
+
+
+@asynccontextmanager
+async def running(directory: Path, **settings: Any) -> AsyncIterator[Site]:
+    """A frontend and its scheduler, connected."""
+    tokenizer = checkpoints.write_checkpoint(
+        directory, chat_template=settings.pop("template", checkpoints.CHAT_TEMPLATE)
+    )
+    scheduler = FakeScheduler()
+    frontend = Frontend(
+        FrontendSettings(
+            model=directory,
+            scheduler=await scheduler.start(),
+            http_address="127.0.0.1:0",
+            grpc_address="127.0.0.1:0",
+            max_body_bytes=100_000,
+            **settings,
+        )
+    )
+    stop = asyncio.Event()
+    serving = asyncio.ensure_future(frontend.run(stop))
+    http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=PATIENCE_S)
+    async with http, rpc.connect(frontend.grpc_address) as channel:
+        site = Site(frontend, scheduler, tokenizer, http, InferenceClient(channel), stop)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await frontend.wait_ready()
+            yield site
+        finally:
+            stop.set()
+            async with asyncio.timeout(PATIENCE_S):
+                await serving
+            await scheduler.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """One frontend for all tests of a module."""
+    async with running(tmp_path_factory.mktemp("checkpoint")) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(shared_site: Site, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
+    """The module's frontend; no test leaves a request at the scheduler or an error in the log."""
+    shared_site.scheduler.behaviour = echo
+    shared_site.scheduler.requests.clear()
+    yield shared_site
+    for request in shared_site.scheduler.requests:
+        async with asyncio.timeout(PATIENCE_S):
+            await request.ended.wait()
+    complaints = [r for r in caplog.get_records("call") if r.levelno >= logging.ERROR]
+    assert not complaints, [record.getMessage() for record in complaints]

@@ -1,0 +1,47 @@
+"""The examples run, against a real frontend."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.conftest import running
+
+pytestmark = pytest.mark.system
+
+
+async def said(program: str, address: str) -> str:
+    """What an example prints; it must succeed."""
+    example = await asyncio.create_subprocess_exec(
+        sys.executable,
+        program,
+        address,
+        env={**os.environ, "PYTHONPATH": "protos/gen"},
+        stdout=subprocess.PIPE,
+    )
+    output, _ = await example.communicate()
+    assert example.returncode == 0
+    return output.decode()
+
+
+async def test_openai_client_talks(tmp_path: Path) -> None:
+    async with running(tmp_path) as site:
+        output = await said("examples/openai_client.py", f"{site.url}/v1")
+    assert "serves test-model" in output
+    assert "chat: [user] Hello!" in output
+
+
+async def test_openai_client_does_without_a_template(tmp_path: Path) -> None:
+    async with running(tmp_path, template=None) as site:
+        output = await said("examples/openai_client.py", f"{site.url}/v1")
+    assert "no chat template" in output
+
+
+async def test_grpc_client_talks(tmp_path: Path) -> None:
+    async with running(tmp_path) as site:
+        output = await said("examples/grpc_client.py", site.frontend.grpc_address)
+    assert "serves test-model on 2 stages" in output
+    assert output.endswith("32 tokens\n")
