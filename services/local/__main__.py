@@ -43,7 +43,7 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
         f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
         f"OpenAI http://{endpoints.http}/v1  gRPC {endpoints.grpc}\n"
         f"Try: curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"prompt": "Return a list of", "max_tokens": 40, "temperature": 0.7}}'\n"""
+        f"""-d '{{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}}'\n"""
     )
     sys.stdout.flush()
 
