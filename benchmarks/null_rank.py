@@ -15,6 +15,7 @@ from orcinus.v1 import worker_pb2
 from services.worker import __main__ as worker
 from services.worker import rank, transport
 from services.worker.channel import RankEnd
+from services.worker.epoch_member import EpochMember
 from services.worker.input_batch import IterationPlan
 from services.worker.settings import RankSettings
 
@@ -58,9 +59,9 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
     if settings.stage_index == 0:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
 
-    def join(request: worker_pb2.JoinPipelineRequest) -> rank.EpochMember:
+    def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
         peers = rank.join_peers(settings, request) if sends_activations() else NullPeers()
-        return rank.EpochMember(request, NullRunner(), peers)
+        return EpochMember(request, NullRunner(), peers)
 
     return rank.Rank(
         channel,
