@@ -46,7 +46,9 @@ def test_a_child_dies_with_its_parent_even_if_that_is_killed() -> None:
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         assert psutil.pid_exists(pid)

@@ -118,5 +118,5 @@ async def test_an_address_in_use_is_an_os_error() -> None:
 
 
 async def _generate(channel: grpc.aio.Channel, data: bytes) -> Any:
-    call = channel.unary_unary(rpc.method_path(SERVICE, "Generate"))
+    call: Any = channel.unary_unary(rpc.method_path(SERVICE, "Generate"))
     return await asyncio.wait_for(failure(call(data)), 5)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,11 @@ from tests.frontend.checkpoints import write_checkpoint as write_tokenizer
 from tests.system.stack import Stack, serving
 
 VOCAB_SIZE = 340  # the test tokenizer's
-MODEL = {"vocab_size": VOCAB_SIZE, "eos_token_id": 1, "max_position_embeddings": 4096}
+MODEL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "eos_token_id": 1,
+    "max_position_embeddings": 4096,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.system)
 
 
-def write_model(directory: Path, **config: object) -> Path:
+def write_model(directory: Path, **config: Any) -> Path:
     """A random Llama checkpoint with a tokenizer and a chat template."""
     checkpoints.write_checkpoint(directory, **{**MODEL, **config})
     write_tokenizer(directory)

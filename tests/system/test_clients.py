@@ -140,7 +140,7 @@ def test_wrong_input_over_grpc_is_an_invalid_argument(demo: Stack) -> None:
             with pytest.raises(grpc.RpcError) as error:
                 stub.Generate(request, timeout=60)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details().startswith((field.rstrip(":"), "request:"))
+            assert (error.value.details() or "").startswith((field.rstrip(":"), "request:"))
 
 
 def test_a_full_pool_says_when_to_come_back(demo: Stack, client: openai.OpenAI) -> None:

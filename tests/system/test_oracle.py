@@ -72,7 +72,7 @@ def test_32_mixed_requests_at_once_equal_transformers(
 def sampled(model: Path) -> list[dict[str, Any]]:
     """Sampling options, each with what one stage answers when it has nothing else to do."""
     random = Random(7)
-    options = [
+    options: list[dict[str, Any]] = [
         {
             "prompt": tokens(random, 40),
             "max_tokens": random.randint(4, 20),

@@ -26,7 +26,8 @@ def test_frames_survive_any_way_of_cutting_the_bytes(
     frames: list[tuple[MessageKind, bytes]], sizes: list[int]
 ) -> None:
     data = b"".join(encode(kind, payload) for kind, payload in frames)
-    buffer, received, n_pieces = FrameBuffer(), [], 0
+    received: list[tuple[MessageKind, bytes]] = []
+    buffer, n_pieces = FrameBuffer(), 0
     while data:
         size = sizes[n_pieces % len(sizes)]
         buffer.feed(data[:size])
