@@ -13,6 +13,7 @@ from services.common.telemetry import configure_logging
 from services.local.launcher import Endpoints, Launcher
 from services.local.settings import LocalSettings
 
+EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
 LAST_WORDS_S = 1.5
 """What a pipeline that has lost a member gets to tell its clients, before everything is stopped."""
 
@@ -43,7 +44,7 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
         f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
         f"OpenAI http://{endpoints.http}/v1  gRPC {endpoints.grpc}\n"
         f"Try: curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}}'\n"""
+        f"-d '{EXAMPLE}'\n"
     )
     sys.stdout.flush()
 

@@ -52,7 +52,9 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_batches_go_round_the_pipeline_and_come_back_from_the_last_stage() -> None:
     scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=2)
     for index in range(3):
-        scheduler.submit(request_for(index, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+        scheduler.submit(
+            request_for(index, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3))
+        )
     async with fake_stages(2, answers=True) as stages, Master(stages) as master:
         results: list[worker_pb2.IterationResult] = []
         for _ in range(2):

@@ -27,7 +27,11 @@ MACHINES = {
 
 @given(requests=arrivals(), **MACHINES)
 def test_batches_are_those_of_algorithm_1(
-    requests: list[Arrival], max_batch_size: int, pipeline_depth: int, block_size: int, n_blocks: int
+    requests: list[Arrival],
+    max_batch_size: int,
+    pipeline_depth: int,
+    block_size: int,
+    n_blocks: int,
 ) -> None:
     n_blocks = n_blocks * 4 // block_size  # the longest request must fit whatever the block size
     driver = Driver(
@@ -47,9 +51,7 @@ def test_batches_are_those_of_algorithm_1(
             if arrival.turn == driver.turn:
                 n_blocks_needed = -(-arrival.max_tokens // block_size)
                 paper.request_pool.append(
-                    PaperRequest(
-                        index, index, n_blocks_needed * block_size, arrival.n_iterations
-                    )
+                    PaperRequest(index, index, n_blocks_needed * block_size, arrival.n_iterations)
                 )
         driver.arrive()
         batch = driver.select()

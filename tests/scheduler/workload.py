@@ -33,6 +33,7 @@ class Arrival:
 @st.composite
 def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arrival]:
     """Up to 24 requests, most of them in bursts."""
+    cancellations = st.none() | st.integers(0, 12) if with_cancellations else st.none()
     result = []
     for _ in range(draw(st.integers(1, 24))):
         max_new_tokens = draw(st.integers(1, 9))
@@ -42,15 +43,13 @@ def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arriv
                 n_prompt=draw(st.integers(1, 12)),
                 max_new_tokens=max_new_tokens,
                 n_iterations=draw(st.integers(1, max_new_tokens)),
-                cancelled_after=draw(st.none() | st.integers(0, 12)) if with_cancellations else None,
+                cancelled_after=draw(cancellations),
             )
         )
     return sorted(result, key=lambda arrival: arrival.turn)
 
 
-def build(
-    *, max_batch_size: int, n_blocks: int, block_size: int, pipeline_depth: int
-) -> Scheduler:
+def build(*, max_batch_size: int, n_blocks: int, block_size: int, pipeline_depth: int) -> Scheduler:
     """A scheduler with the policy of the paper."""
     return Scheduler(
         RequestPool(max_requests=1000),
@@ -91,10 +90,10 @@ class Driver:
             if arrival.turn == self.turn:
                 self.requests[index] = request_for(index, arrival)
                 self.scheduler.submit(self.requests[index])
-        for index, arrival in enumerate(self.arrivals):
-            if arrival.cancelled_after is not None and index in self.requests:
-                if arrival.turn + arrival.cancelled_after == self.turn:
-                    self._note(self.scheduler.cancel(self.requests[index]))
+        for index, request in self.requests.items():
+            arrival = self.arrivals[index]
+            if arrival.cancelled_after == self.turn - arrival.turn:
+                self._note(self.scheduler.cancel(request))
         self.turn += 1
 
     def select(self) -> Batch | None:
