@@ -2,8 +2,8 @@
 parent.
 
 A launcher that starts a service locally hands it the write end of a pipe (`ready_fd`). The
-service writes one JSON object per line: its addresses, progress while it loads, `ready`. In a cluster
-there is no such pipe; health checks tell the same."""
+service writes one JSON object per line: its addresses, progress while it loads, `ready`. In a
+cluster there is no such pipe; health checks tell the same."""
 
 import asyncio
 import ctypes

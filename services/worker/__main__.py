@@ -77,9 +77,7 @@ async def serve(settings: WorkerSettings, rank_module: str) -> int:
             await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
             pipe.report({"ready": True})
             log.info("stage %d of %d on %s", settings.stage_index, settings.n_stages, address)
-            await asyncio.wait(
-                (stopping, controller.failure), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((stopping, controller.failure), return_when=asyncio.FIRST_COMPLETED)
         return outcome(controller)
     finally:
         loading.cancel()

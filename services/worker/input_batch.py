@@ -192,7 +192,7 @@ class RequestTable:
         rows = spans.rows
         _refuse(rows, (rows < 0) | (rows >= len(self._is_held)), "is unknown")
         _refuse(rows, ~self._is_held[rows], "is unknown")
-        if len(np.unique(rows)) < len(rows):
+        if len(set(rows.tolist())) < len(rows):
             raise PlanError(f"a row has two spans: rows {rows.tolist()}")
         _refuse(rows, spans.n_tokens < 1, "has a span without tokens")
         n_stored = self._n_stored_tokens[rows]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 # Tokens per block of the two-level cumulative sum: 100 times cheaper than one level in float64 over
 # a vocabulary of 128,000.
-_CDF_BLOCK = 128
+CDF_BLOCK = 128
 
 # How many of the most likely tokens `top_p` looks at before it looks at more. Finding the first 64
 # of 32,000 takes a thirtieth of the time of sorting all.
@@ -60,7 +60,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     if len(drawn):
         weights = _weights(logits[drawn], batch, drawn)
         uniform = uniforms(batch.seed[drawn], batch.position[drawn])
-        tokens[drawn] = _draw(weights, torch.from_numpy(uniform).to(logits.device))
+        tokens[drawn] = draw(weights, torch.from_numpy(uniform).to(logits.device))
     return tokens
 
 
@@ -119,10 +119,10 @@ def _without_forbidden(logits: Tensor, batch: SamplingBatch) -> Tensor:
 def _weights(logits: Tensor, batch: SamplingBatch, rows: NDArray[np.int64]) -> Tensor:
     """The weights of `logits` [n, vocab_size], which are rows `rows` of the batch.
 
-    [n, vocab_size rounded up to _CDF_BLOCK], 1 for the most likely token of a row.
+    [n, vocab_size rounded up to CDF_BLOCK], 1 for the most likely token of a row.
     """
     n, vocab_size = logits.shape
-    padded = logits.new_zeros(n, -(-vocab_size // _CDF_BLOCK) * _CDF_BLOCK)
+    padded = logits.new_zeros(n, -(-vocab_size // CDF_BLOCK) * CDF_BLOCK)
     weights = padded[:, :vocab_size]
     temperature = _column(batch.temperature[rows], logits)
     # Subtracting first keeps a small temperature from making infinities.
@@ -178,9 +178,8 @@ def _n_most_likely(
         total = torch.where(k < vocab_size, up_to[:, -1:], whole)
         # A token belongs to the smallest set if those before it do not suffice.
         is_kept = in_k & ((up_to - mass < p * total) | (p >= 1))
-        is_settled = ((k <= width) | (p < 1) & (k == vocab_size) & (up_to[:, -1:] >= p * total))[
-            :, 0
-        ]
+        is_enough = (k == vocab_size) & (up_to[:, -1:] >= p * total)
+        is_settled = ((k <= width) | is_enough)[:, 0]
         count = is_kept.sum(-1)
         settled = pending[is_settled]
         n_kept[settled] = count[is_settled]
@@ -203,14 +202,15 @@ def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
     return is_kept
 
 
-def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverts the cumulative sum of `weights` [n, padded vocab] at `uniform` [n]; ids [n].
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverts the cumulative sum of `weights` [n, n_ids] at float64 `uniform` [n]; ids [n].
 
-    The result is the first id whose cumulative weight is above the target, so never one of weight
-    0: first the block of ids, then the id within it.
+    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
+    whose cumulative weight is above the target, so never one of weight 0; found as the block of ids
+    first, then the id within it.
     """
     rows = torch.arange(len(weights), device=weights.device)
-    blocks = weights.view(len(weights), -1, _CDF_BLOCK)  # [n, n_blocks, block]
+    blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]
     up_to_block = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, n_blocks]
     target = uniform * up_to_block[:, -1]
     block = torch.searchsorted(up_to_block, target[:, None], right=True)[:, 0]
@@ -220,7 +220,7 @@ def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
     end = up_to_token[:, -1]
     target = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
     token = torch.searchsorted(up_to_token, target[:, None], right=True)[:, 0]
-    return block * _CDF_BLOCK + token
+    return block * CDF_BLOCK + token
 
 
 def _column(values: NDArray[np.float32], like: Tensor) -> Tensor:

@@ -71,9 +71,7 @@ async def test_a_stage_that_is_loading_is_unavailable() -> None:
         description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
         assert (description.model, description.epoch) == ("fake", 0)
         stage.controller._loaded.clear()
-        code = await refused_with(
-            lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest())
-        )
+        code = await refused_with(lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest()))
         assert code is grpc.StatusCode.UNAVAILABLE
 
 
