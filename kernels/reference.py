@@ -1,0 +1,65 @@
+"""The plain, obvious version of every operation: what the fast ones are checked against.
+
+Written for reading, one request and one formula at a time; nothing here runs in production.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32; x [..., size]."""
+    wide = x.float()
+    normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * normal.to(x.dtype)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the pairs (x[i], x[i + head_dim / 2]); cos and sin as in `kernels.rotary`."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = cos[..., half:], sin[..., half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gate * sigmoid(gate) * up`, where `gate_up` holds gate and up side by side."""
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size], gate_up[..., size:]
+    return gate * torch.sigmoid(gate) * up
+
+
+def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """Stores each token's key and value in its slot."""
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slots.tolist()):
+        key_cache[slot // block_size, slot % block_size] = k[token]
+        value_cache[slot // block_size, slot % block_size] = v[token]
+
+
+def attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    start_positions: list[int],
+    n_tokens: list[int],
+    block_tables: list[list[int]],
+) -> Tensor:
+    """Every span by itself, every query over all it may see; q [n_tokens, n_heads, head_dim]."""
+    n_heads, head_dim = q.shape[1:]
+    group_size = n_heads // key_cache.shape[2]
+    attended = []
+    spans = torch.split(q, n_tokens)
+    for span, start, table in zip(spans, start_positions, block_tables, strict=True):
+        n_keys = start + len(span)
+        keys = key_cache[table].flatten(0, 1)[:n_keys]  # [n_keys, n_kv_heads, head_dim]
+        values = value_cache[table].flatten(0, 1)[:n_keys]
+        keys = keys.repeat_interleave(group_size, 1).float()  # [n_keys, n_heads, head_dim]
+        values = values.repeat_interleave(group_size, 1).float()
+        scores = torch.einsum("qhd,khd->hqk", span.float(), keys) / head_dim**0.5
+        query_position = torch.arange(start, n_keys)[:, None]
+        is_future = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
+        weights = scores.masked_fill(is_future, -torch.inf).softmax(-1)
+        attended.append(torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype))
+    return torch.cat(attended)

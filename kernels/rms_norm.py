@@ -1,0 +1,13 @@
+"""Root-mean-square normalisation (Zhang & Sennrich, 2019), computed in float32."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight` over the last dimension; `x` is [..., size], `weight` [size].
+
+    In float32 equal to the reference to the last bit; in bfloat16 it rounds once where the
+    reference rounds twice (a quarter of the elements differ in their last bit).
+    """
+    return F.rms_norm(x, weight.shape, weight, eps)  # [..., size]

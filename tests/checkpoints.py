@@ -1,0 +1,95 @@
+"""Tiny random checkpoints of the Llama family, and `transformers` as the outside oracle on them.
+
+Written by `transformers` itself, so that names, shapes and spellings are those of the wild. The
+weights are drawn wide enough that the logits of neighbouring tokens are far apart.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+# Threads that wait for each other cost more than all the arithmetic of these models.
+torch.set_num_threads(1)
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "eos_token_id": 2,
+}
+
+
+def write_checkpoint(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **config: Any,
+) -> Path:
+    """Writes a random model into `directory` and returns it.
+
+    `config` overrides fields of `SMALL` in `LlamaConfig`'s words; `max_shard_size` below the
+    model's size makes several files and an index. There are weights and configurations, but no
+    tokenizer.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**{**SMALL, **config}))
+        for name, parameter in model.named_parameters():
+            # Biases start as zeros and norms as ones, which would hide it if they were not used.
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    torch.nn.Module.to(model, dtype=dtype)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return directory
+
+
+def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Changes keys of a checkpoint's `config.json` by hand; returns `directory`."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for key in remove:
+        del config[key]
+    path.write_text(json.dumps({**config, **changes}))
+    return directory
+
+
+class Oracle:
+    """The model of a checkpoint as `transformers` runs it."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+        self._model = LlamaForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+        )
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """Float32 logits after each of the tokens, [n_tokens, vocab_size]."""
+        with torch.inference_mode():
+            logits: Tensor = self._model(torch.tensor([token_ids]), use_cache=False).logits
+        return logits[0].float()
+
+    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """The tokens that its own greedy `generate` appends to a prompt."""
+        prompts = torch.tensor([prompt])
+        output = self._model.generate(  # type: ignore[misc]
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens

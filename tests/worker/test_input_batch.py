@@ -1,0 +1,259 @@
+"""What ranks remember of requests, what they refuse, and how a batch is laid out."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import ops_for
+from services.worker.input_batch import (
+    Admission,
+    InputBatch,
+    IterationPlan,
+    PlanError,
+    RequestTable,
+    SamplingParams,
+)
+from tests.worker.pipeline import GREEDY
+
+BLOCK_SIZE = 4
+KEY_CACHE = torch.zeros(40, BLOCK_SIZE, 1, 2)
+
+
+def make_table() -> RequestTable:
+    return RequestTable(n_kv_blocks=40, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=64)
+
+
+def make_plan(**columns: Any) -> IterationPlan:
+    """A plan that does nothing but what is given."""
+    names = IterationPlan.__dataclass_fields__
+    return IterationPlan(**{**dict.fromkeys(names, ()), "iteration": 1, **columns})
+
+
+def admit(row: int, n_prompt_tokens: int = 6, sampling: SamplingParams = GREEDY) -> Admission:
+    return Admission(row, n_prompt_tokens, sampling)
+
+
+# Row 3 runs 6 tokens in blocks 8 and 2; row 1 runs 1 token in block 5.
+FIRST = make_plan(
+    iteration=1,
+    admissions=(admit(3), admit(1, 1)),
+    rows=(3, 1),
+    start_positions=(0, 0),
+    n_tokens=(6, 1),
+    sample=(True, False),
+    n_new_blocks=(2, 1),
+    token_ids=(10, 11, 12, 13, 14, 15, 20),
+    new_block_ids=(8, 2, 5),
+)
+# Then row 1 decodes within its block, and row 3 goes on into a new one.
+SECOND = make_plan(
+    iteration=2,
+    rows=(1, 3),
+    start_positions=(1, 6),
+    n_tokens=(1, 3),
+    sample=(True, True),
+    n_new_blocks=(0, 1),
+    token_ids=(21, 16, 17, 18),
+    new_block_ids=(30,),
+)
+
+
+def build(plan: IterationPlan, table: RequestTable) -> InputBatch:
+    ops = ops_for(torch.device("cpu"))
+    return InputBatch.build(plan, table, ops=ops, key_cache=KEY_CACHE)
+
+
+class TestLayout:
+    def test_flattens_spans_and_finds_their_slots(self) -> None:
+        table = make_table()
+        first = build(FIRST, table)
+        assert first.iteration == 1
+        assert first.token_ids.tolist() == [10, 11, 12, 13, 14, 15, 20]
+        assert first.positions.tolist() == [0, 1, 2, 3, 4, 5, 0]
+        assert first.slots.tolist() == [32, 33, 34, 35, 8, 9, 20]
+        assert first.sampled_tokens.tolist() == [5]
+        assert first.sampling.position.tolist() == [6]
+        second = build(SECOND, table)
+        assert second.token_ids.tolist() == [21, 16, 17, 18]
+        assert second.positions.tolist() == [1, 6, 7, 8]
+        assert second.slots.tolist() == [21, 10, 11, 120]
+        assert second.sampled_tokens.tolist() == [0, 3]
+        assert second.sampling.position.tolist() == [2, 9]
+
+    def test_a_released_row_starts_over(self) -> None:
+        table = make_table()
+        build(FIRST, table)
+        again = build(
+            make_plan(
+                released_rows=(3,),
+                admissions=(admit(3, 2),),
+                rows=(3,),
+                start_positions=(0,),
+                n_tokens=(2,),
+                sample=(True,),
+                n_new_blocks=(1,),
+                token_ids=(1, 2),
+                new_block_ids=(7,),
+            ),
+            table,
+        )
+        assert again.slots.tolist() == [28, 29]
+
+    @given(data=st.data())
+    @settings(max_examples=40, deadline=None)
+    def test_any_requests_keep_their_tokens_apart(self, data: st.DataObject) -> None:
+        table = make_table()
+        free = data.draw(st.permutations(range(40)))
+        rows = data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=5, unique=True))
+        tables: dict[int, list[int]] = {row: [] for row in rows}
+        stored = dict.fromkeys(rows, 0)
+        admitted: set[int] = set()
+        for _ in range(4):
+            chosen = data.draw(st.lists(st.sampled_from(rows), min_size=1, unique=True))
+            counts = [data.draw(st.integers(1, 7)) for _ in chosen]
+            new = []
+            expected = []
+            for row, n in zip(chosen, counts, strict=True):
+                n_missing = -(-(stored[row] + n) // BLOCK_SIZE) - len(tables[row])
+                new.append([free.pop() for _ in range(n_missing)])
+                tables[row] += new[-1]
+                for position in range(stored[row], stored[row] + n):
+                    block = tables[row][position // BLOCK_SIZE]
+                    expected.append((position, block * BLOCK_SIZE + position % BLOCK_SIZE))
+            batch = build(
+                make_plan(
+                    admissions=[admit(row) for row in chosen if row not in admitted],
+                    rows=chosen,
+                    start_positions=[stored[row] for row in chosen],
+                    n_tokens=counts,
+                    sample=[False] * len(chosen),
+                    n_new_blocks=[len(blocks) for blocks in new],
+                    token_ids=[0] * sum(counts),
+                    new_block_ids=[block for blocks in new for block in blocks],
+                ),
+                table,
+            )
+            admitted.update(chosen)
+            for row, n in zip(chosen, counts, strict=True):
+                stored[row] += n
+            ours = zip(batch.positions.tolist(), batch.slots.tolist(), strict=True)
+            assert list(ours) == expected
+
+
+class TestSampling:
+    def test_follows_the_rows_in_the_plans_order(self) -> None:
+        hot = SamplingParams(
+            temperature=1.5, top_k=4, top_p=0.9, min_p=0.1, seed=2**64 - 1, min_tokens=0,
+            stop_token_ids=(2,),
+        )  # fmt: skip
+        table = make_table()
+        build(replace(FIRST, admissions=(admit(3, 6, hot), admit(1, 1))), table)
+        sampling = build(SECOND, table).sampling
+        assert sampling.temperature.tolist() == [0, 1.5]
+        assert sampling.top_k.tolist() == [0, 4]
+        assert sampling.top_p.tolist() == [1, 0.9]
+        assert sampling.min_p.tolist() == pytest.approx([0, 0.1])
+        assert sampling.seed.tolist() == [0, 2**64 - 1]
+        assert sampling.forbidden == ()
+
+    def test_stop_tokens_are_forbidden_until_min_tokens_are_generated(self) -> None:
+        table = make_table()
+        patient = replace(GREEDY, min_tokens=2, stop_token_ids=(2, 9))
+        prompt = make_plan(
+            admissions=(admit(0, 3, patient),),
+            rows=(0,),
+            start_positions=(0,),
+            n_tokens=(3,),
+            sample=(True,),
+            n_new_blocks=(2,),
+            token_ids=(1, 2, 3),
+            new_block_ids=(0, 1),
+        )
+        forbidden = [build(prompt, table).sampling.forbidden]
+        for position in (3, 4):
+            decode = make_plan(
+                rows=(0,),
+                start_positions=(position,),
+                n_tokens=(1,),
+                sample=(True,),
+                n_new_blocks=(0,),
+                token_ids=(5,),
+            )
+            forbidden.append(build(decode, table).sampling.forbidden)
+        as_lists = [[(row, ids.tolist()) for row, ids in rows] for rows in forbidden]
+        assert as_lists == [[(0, [2, 9])], [(0, [2, 9])], []]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"temperature": -0.1},
+            {"temperature": float("nan")},
+            {"temperature": float("inf")},
+            {"top_p": 0.0},
+            {"top_p": 1.1},
+            {"min_p": -0.1},
+            {"min_p": float("nan")},
+            {"top_k": -1},
+            {"min_tokens": -1},
+            {"seed": 2**64},
+        ],
+        ids=str,
+    )
+    def test_parameters_out_of_range_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(PlanError, match=next(iter(wrong))):
+            replace(GREEDY, **wrong)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"rows": (1, 7)}, "row 7 is unknown"),
+            ({"rows": (1, 0)}, "row 0 is unknown"),
+            ({"rows": (1, -1)}, "row -1 is unknown"),
+            ({"released_rows": (1,)}, "row 1 is unknown"),
+            ({"rows": (3, 3)}, "two spans"),
+            ({"released_rows": (7,)}, "released row 7 is not held"),
+            ({"released_rows": (1, 1)}, "released row 1 is not held"),
+            ({"admissions": (admit(3),)}, "row 3 is held by another"),
+            ({"admissions": (admit(-1),)}, "row -1"),
+            ({"admissions": (admit(1 << 30),)}, "row 1073741824"),
+            ({"start_positions": (0, 6)}, "row 1 .* not continue .* starts 0, stored 1"),
+            ({"start_positions": (1, 7)}, "row 3 .* not continue .* starts 7, stored 6"),
+            ({"n_tokens": (0, 4)}, "row 1 .* without tokens"),
+            ({"n_tokens": (1, 2)}, "token_ids has 4 entries where n_tokens adds up to 3"),
+            ({"sample": (True,)}, "sample has 1 entries for 2 spans"),
+            ({"n_new_blocks": (0, 0)}, "new_block_ids has 1 entries"),
+            ({"n_new_blocks": (0, 0), "new_block_ids": ()}, "row 3 has too few blocks"),
+            ({"n_new_blocks": (1, 0)}, "row 3 has too few blocks"),
+            ({"new_block_ids": (40,)}, r"new_block_ids \[40\]"),
+            ({"new_block_ids": (-1,)}, r"new_block_ids \[-1\]"),
+            ({"token_ids": (21, 16, 100, 18)}, r"token_ids \[100\]"),
+            ({"rows": (), "start_positions": ()}, "without spans"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_broken_plans_say_what_is_wrong(self, changes: dict[str, Any], message: str) -> None:
+        table = make_table()
+        build(FIRST, table)
+        with pytest.raises(PlanError, match=message):
+            build(replace(SECOND, **changes), table)
+
+    def test_sequences_longer_than_the_model_allows(self) -> None:
+        n = 65
+        plan = make_plan(
+            admissions=(admit(0, n),),
+            rows=(0,),
+            start_positions=(0,),
+            n_tokens=(n,),
+            sample=(True,),
+            n_new_blocks=(17,),
+            token_ids=(0,) * n,
+            new_block_ids=range(17),
+        )
+        with pytest.raises(PlanError, match="row 0 grows longer"):
+            build(plan, make_table())

@@ -1,0 +1,157 @@
+"""A stage's part of an iteration, beyond what the oracle in test_models checks."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker.input_batch import Admission, IterationPlan, PlanError, SamplingParams
+from services.worker.model_runner import ModelRunner
+from services.worker.sampler import NonFiniteLogits
+from tests.checkpoints import SMALL, write_checkpoint
+from tests.worker.pipeline import GREEDY, Pipeline, Span, load
+
+PROMPTS = [random.Random(i).choices(range(SMALL["vocab_size"]), k=3 + 5 * i) for i in range(4)]
+
+
+@pytest.fixture(name="checkpoint", scope="module")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def params(seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0, top_k=50, top_p=0.95, min_p=0, seed=seed, min_tokens=0, stop_token_ids=()
+    )
+
+
+def prompt_plan(**changes: object) -> IterationPlan:
+    """Two requests, of 3 and 2 tokens, the second of which is not sampled."""
+    columns: dict[str, object] = {
+        "iteration": 1,
+        "released_rows": (),
+        "admissions": (Admission(0, 3, GREEDY), Admission(1, 5, GREEDY)),
+        "rows": (0, 1),
+        "start_positions": (0, 0),
+        "n_tokens": (3, 2),
+        "sample": (True, False),
+        "n_new_blocks": (1, 1),
+        "token_ids": (5, 6, 7, 8, 9),
+        "new_block_ids": (0, 1),
+    }
+    return IterationPlan(**{**columns, **changes})  # type: ignore[arg-type]
+
+
+def generate(pipeline: Pipeline, rows: dict[int, int], n_tokens: int) -> dict[int, list[int]]:
+    """Continues PROMPTS, all in one batch; `rows` says which row holds which prompt."""
+    for row, which in rows.items():
+        pipeline.admit(row, len(PROMPTS[which]), params(seed=which))
+    outputs: dict[int, list[int]] = {which: [] for which in rows.values()}
+    spans = [Span(row, PROMPTS[which]) for row, which in rows.items()]
+    for _ in range(n_tokens):
+        sampled, _ = pipeline.run(spans)
+        spans = [Span(row, [token]) for row, token in zip(rows, sampled, strict=True)]
+        for which, token in zip(rows.values(), sampled, strict=True):
+            outputs[which].append(token)
+    return outputs
+
+
+class TestSampledTokens:
+    def test_do_not_depend_on_batch_rows_or_stages(self, checkpoint: Path) -> None:
+        together = generate(Pipeline(checkpoint), {0: 0, 1: 1, 2: 2, 3: 3}, 8)
+        for n_stages in (1, 2, 3):
+            pipeline = Pipeline(checkpoint, n_stages=n_stages)
+            assert generate(pipeline, {5: 2}, 8) == {2: together[2]}
+            assert generate(pipeline, {9: 3, 0: 1}, 8) == {3: together[3], 1: together[1]}
+        assert len({tuple(tokens) for tokens in together.values()}) == 4
+
+    def test_do_not_depend_on_a_recovery(self, checkpoint: Path) -> None:
+        expected = generate(Pipeline(checkpoint), {0: 2}, 8)[2]
+        pipeline = Pipeline(checkpoint)  # a later epoch: prompt and first 3 tokens at once
+        pipeline.admit(4, len(PROMPTS[2]), params(seed=2))
+        recomputed = [*PROMPTS[2], *expected[:3]]
+        sampled, _ = pipeline.run([Span(4, recomputed[:9], sample=False)])
+        assert sampled == []
+        sampled, _ = pipeline.run([Span(4, recomputed[9:])])
+        assert sampled == [expected[3]]
+
+    def test_do_not_depend_on_what_the_blocks_held_before(self, checkpoint: Path) -> None:
+        pipeline = Pipeline(checkpoint, n_kv_blocks=10)
+        expected = generate(Pipeline(checkpoint), {0: 3}, 4)
+        for _ in range(4):  # all blocks are used several times
+            assert generate(pipeline, {0: 3}, 4) == expected
+            pipeline.release(0)
+
+
+class TestStages:
+    @pytest.fixture(name="stages")
+    def make_stages(self, checkpoint: Path) -> list[ModelRunner]:
+        return [
+            ModelRunner(load(checkpoint, stage_index=i, n_stages=2), n_kv_blocks=8, block_size=4)
+            for i in range(2)
+        ]
+
+    def test_pass_hidden_states_and_sample_what_is_asked(self, stages: list[ModelRunner]) -> None:
+        first, last = stages
+        first_batch, last_batch = (stage.prepare(prompt_plan()) for stage in stages)
+        hidden = first.forward(first_batch, None)
+        room = last.empty_hidden(5)
+        assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
+        room.copy_(hidden)
+        hidden = last.forward(last_batch, room)
+        logits = last.logits(last_batch, hidden)
+        assert logits.shape == (1, SMALL["vocab_size"])
+        assert logits.dtype == torch.float32
+        assert last.sample(last_batch, hidden).tolist() == logits.argmax(-1).tolist()
+
+    def test_sample_nothing_when_nothing_is_asked(self, checkpoint: Path) -> None:
+        runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
+        batch = runner.prepare(prompt_plan(sample=(False, False)))
+        tokens = runner.sample(batch, runner.forward(batch, None))
+        assert tokens.shape == (0,)
+        assert tokens.dtype == torch.int64
+
+    def test_refuse_the_wrong_kind_of_input(self, stages: list[ModelRunner]) -> None:
+        first, last = stages
+        first_batch, last_batch = (stage.prepare(prompt_plan()) for stage in stages)
+        with pytest.raises(ValueError, match="first stage takes no hidden"):
+            first.forward(first_batch, first.empty_hidden(5))
+        with pytest.raises(ValueError, match="every other stage does"):
+            last.forward(last_batch, None)
+        with pytest.raises(ValueError, match=r"hidden states \(4, 48\)"):
+            last.forward(last_batch, last.empty_hidden(4))
+        with pytest.raises(ValueError, match="bfloat16"):
+            last.forward(last_batch, last.empty_hidden(5).bfloat16())
+
+    def test_only_the_last_has_logits_and_only_the_first_embeds(
+        self, stages: list[ModelRunner]
+    ) -> None:
+        first, last = stages
+        batch = first.prepare(prompt_plan())
+        with pytest.raises(RuntimeError, match="last stage"):
+            first.logits(batch, first.forward(batch, None))
+        with pytest.raises(RuntimeError, match="first stage"):
+            last.model.embed(batch.token_ids)
+
+    def test_know_their_layers(self, stages: list[ModelRunner]) -> None:
+        models = [stage.model for stage in stages]
+        assert [(model.first_layer, model.n_layers) for model in models] == [(0, 2), (2, 1)]
+        assert {model.hidden_size for model in models} == {48}
+
+
+def test_plans_are_checked_against_the_models_limits(checkpoint: Path) -> None:
+    runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
+    with pytest.raises(PlanError, match="token_ids"):
+        runner.prepare(prompt_plan(token_ids=(5, 6, 7, 8, SMALL["vocab_size"])))
+
+
+def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
+    runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
+    batch = runner.prepare(prompt_plan())
+    hidden = runner.forward(batch, None)
+    runner.sample(batch, hidden)
+    broken = hidden.clone()
+    broken[2] = torch.nan
+    with pytest.raises(NonFiniteLogits):
+        runner.sample(batch, broken)
