@@ -10,7 +10,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 SOURCES := services kernels benchmarks examples models tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-system check fmt fmt-check lint types layers bench demo-model clean
+.PHONY: help setup constraints protos run test test-system test-gpu check fmt fmt-check lint types layers bench demo-model clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: setup  ## Run the tests; ARGS goes to pytest
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
+
+test-gpu: setup  ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 check: fmt-check lint types layers test  ## What CI runs: format, lint, types, layers, tests
 

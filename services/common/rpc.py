@@ -10,6 +10,7 @@ A servicer's methods are named as in the proto. Those with a single request are 
 context)`, coroutines or async generators; those with a stream of requests are coroutines
 `(context)` that read and write through the context."""
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, NoReturn
@@ -144,15 +145,8 @@ def _method_handler(
 
 def _unary_unary(behaviour: Callable[..., Any], request_class: type[Message]) -> Callable[..., Any]:
     async def handle(data: bytes, context: Any) -> Any:
-        try:
+        async with _error_boundary(behaviour, context):
             return await behaviour(_parse(data, request_class), context)
-        except errors.OrcinusError as error:
-            await _abort(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            log.exception("bug in %s", behaviour.__qualname__)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
     return handle
 
@@ -161,33 +155,33 @@ def _unary_stream(
     behaviour: Callable[..., Any], request_class: type[Message]
 ) -> Callable[..., AsyncIterator[Any]]:
     async def handle(data: bytes, context: Any) -> AsyncIterator[Any]:
-        try:
+        async with _error_boundary(behaviour, context):
             async for response in behaviour(_parse(data, request_class), context):
                 yield response
-        except errors.OrcinusError as error:
-            await _abort(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            log.exception("bug in %s", behaviour.__qualname__)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
     return handle
 
 
 def _stream_request(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     async def handle(_requests: object, context: Any) -> Any:
-        try:
+        async with _error_boundary(behaviour, context):
             return await behaviour(context)
-        except errors.OrcinusError as error:
-            await _abort(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            log.exception("bug in %s", behaviour.__qualname__)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
     return handle
+
+
+@contextlib.asynccontextmanager
+async def _error_boundary(behaviour: Callable[..., Any], context: Any) -> AsyncIterator[None]:
+    """Where errors become statuses. A bug is logged, and tells the caller nothing of our insides."""
+    try:
+        yield
+    except errors.OrcinusError as error:
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("bug in %s", behaviour.__qualname__)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
 
 def _parse(data: bytes, request_class: type[Message]) -> Message:
