@@ -172,7 +172,7 @@ def _stream_request(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.asynccontextmanager
 async def _error_boundary(behaviour: Callable[..., Any], context: Any) -> AsyncIterator[None]:
-    """Where errors become statuses. A bug is logged, and tells the caller nothing of our insides."""
+    """Where errors become statuses. A bug is logged and tells the caller nothing of our insides."""
     try:
         yield
     except errors.OrcinusError as error:

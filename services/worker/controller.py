@@ -97,7 +97,8 @@ class Controller:
         if self._join_error:
             raise Unavailable(self._join_error)
         if request.stage_index + 1 < len(request.members):
-            self._connect(request.members[request.stage_index + 1])
+            self._next_channel = rpc.connect(request.members[request.stage_index + 1])
+            self._next_channel.get_state(try_to_connect=True)
 
     async def run(self, context: Any) -> None:
         """Hands on the plans of one stream until its sender has no more.
@@ -126,14 +127,17 @@ class Controller:
         """Gives a plan's bytes to the ranks, then to the next stage."""
         for rank in self._ranks:
             rank.send(MessageKind.PLAN, plan)
-        if self._next is None:
+        if self._next_channel is None:
             return
+        if self._next is None:
+            # Not before the first plan: only then is it certain that the next stage has joined too.
+            self._next = self._call_next(self._next_channel)
         try:
             await self._next.write(plan)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             # A dead neighbour is no failure of this stage; the engine master notices by itself.
             log.warning("the next stage takes no more plans: %s", error)
-            self._next = None
+            await self._hang_up()
 
     @contextlib.contextmanager
     def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
@@ -207,11 +211,10 @@ class Controller:
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the current epoch {self._epoch}")
 
-    def _connect(self, address: str) -> None:
-        self._next_channel = rpc.connect(address)
+    def _call_next(self, channel: grpc.aio.Channel) -> "grpc.aio.StreamUnaryCall[bytes, bytes]":
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes]
-        method = self._next_channel.stream_unary(RUN_ITERATIONS)
-        self._next = method(metadata=rpc.epoch_metadata(self._epoch))
+        method = channel.stream_unary(RUN_ITERATIONS)
+        return method(metadata=rpc.epoch_metadata(self._epoch))
 
     async def _leave(self) -> None:
         for task in self._plan_streams:
@@ -219,10 +222,9 @@ class Controller:
         for queue in self._watchers:
             queue.put_nowait(None)
         self._watchers.clear()
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        if self._next_channel is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._next_channel.close(grace=None)
-            self._next_channel = None
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        channel, self._next_channel, self._next = self._next_channel, None, None
+        if channel is not None:
+            await channel.close(grace=None)
