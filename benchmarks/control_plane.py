@@ -5,7 +5,8 @@
 Real processes and sockets on loopback, ranks that compute nothing. One batch is in flight at a
 time, so a round trip is the whole path and nothing overlaps. Budget: p50 of at most 1.0 ms with
 one stage and 0.25 ms for each further one. The second table adds what the first leaves out, a
-transfer of activations over the data plane between stages."""
+transfer of activations over the data plane between stages.
+"""
 
 import argparse
 import asyncio

@@ -4,7 +4,8 @@ model.
     python -m benchmarks.null_rank    starts a stage's controller with such a rank
 
 So what is left of an iteration is control, and, unless `NULL_ACTIVATIONS=0`, the transfer of one
-hidden state per token between the stages."""
+hidden state per token between the stages.
+"""
 
 import os
 import sys

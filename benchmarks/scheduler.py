@@ -5,7 +5,8 @@ size.
 
 The batch decodes; every request that ends is replaced by a waiting one, so admission, block
 allocation and release are part of the figure. Budget: 0.3 ms together at batch 64, flat in the
-size of the pool."""
+size of the pool.
+"""
 
 import argparse
 import statistics

@@ -2,7 +2,8 @@
 protos.
 
 gRPC's core tells on standard error of every connection that a peer closes, unless this is set
-before it is first imported; what matters of that reaches us as an error."""
+before it is first imported; what matters of that reaches us as an error.
+"""
 
 import os
 

@@ -26,8 +26,6 @@ PIPELINE = scheduler_pb2.PipelineDescription(
     eos_token_ids=[1],
     n_stages=2,
     tp_size=1,
-    n_slots=1024,
-    max_batch_size=8,
 )
 
 

@@ -5,12 +5,12 @@
     ├── PoolFull            too much at once; says when to try again
     ├── Unavailable         no pipeline at the moment; may be tried again
     ├── StaleEpoch          a message of an epoch that is over
-    ├── NotReady            asked for before it could be answered
     ├── RequestCancelled    the client no longer wants it
     └── DeadlineExceeded    the client's time is up
 
-Each protocol translates them in exactly one place: `rpc.py` for gRPC, `openai_api.py` for HTTP. A
-bug is not in this tree: it ends the process."""
+Each protocol translates them in exactly one place: `rpc.py` for gRPC, `openai_errors.py` for
+HTTP. A bug is not in this tree: it ends the process.
+"""
 
 
 class OrcinusError(Exception):
@@ -43,10 +43,6 @@ class Unavailable(OrcinusError):
 
 class StaleEpoch(OrcinusError):
     """The sender belongs to an epoch that is over."""
-
-
-class NotReady(OrcinusError):
-    """The answer needs something that has not happened yet."""
 
 
 class RequestCancelled(OrcinusError):

@@ -3,7 +3,8 @@ parent.
 
 A launcher that starts a service locally hands it the write end of a pipe (`ready_fd`). The
 service writes one JSON object per line: its addresses, progress while it loads, `ready`. In a
-cluster there is no such pipe; health checks tell the same."""
+cluster there is no such pipe; health checks tell the same.
+"""
 
 import asyncio
 import ctypes
@@ -26,13 +27,14 @@ class ReadyPipe:
         self._fd = fd
 
     def report(self, message: Mapping[str, object]) -> None:
-        """Writes one line; a launcher that has gone away is not an error."""
-        if self._fd is None:
-            return
-        try:
+        """Writes one line.
+
+        Raises:
+            BrokenPipeError: the launcher is gone. It is the one sign of a launcher that died before
+                `die_with_parent` was called, so a service must end on it.
+        """
+        if self._fd is not None:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
-            self._fd = None
 
 
 def die_with_parent() -> None:

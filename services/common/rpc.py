@@ -8,8 +8,10 @@ pass plans on.
 
 A servicer's methods are named as in the proto. Those with a single request are `(request,
 context)`, coroutines or async generators; those with a stream of requests are coroutines
-`(context)` that read and write through the context."""
+`(context)` that read and write through the context.
+"""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
@@ -54,7 +56,6 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
-    errors.NotReady: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
@@ -206,5 +207,11 @@ async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
-    await context.abort_with_status(rpc_status.to_status(status))
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError as gone:
+        # The call is over already, by its deadline or its caller: there is nobody to tell.
+        raise asyncio.CancelledError from gone
     raise AssertionError("abort returned")

@@ -1,8 +1,10 @@
 """The base of every service's settings: frozen, strict, from `ORCINUS_*` variables or the command
 line.
 
-pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`; here it is an
-error, since a setting that is silently not applied is worse than a start that fails.
+pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`; here it is
+an error, since a setting that is silently not applied is worse than a start that fails. (In
+Kubernetes a Service named `orcinus-…` puts variables of that prefix into every pod, unless the
+pod says `enableServiceLinks: false`.)
 """
 
 import os

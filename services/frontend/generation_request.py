@@ -23,6 +23,7 @@ MAX_ANSWERS = 1024
 """Answers of one request at most, over all its prompts."""
 
 MAX_STOPS = 16
+MAX_STOP_TOKENS = 256
 """Stop strings at most: each is looked for in every character."""
 
 MAX_STOP_LENGTH = 1024
@@ -91,6 +92,11 @@ class GenerationOptions:
         _check_whole("seed", self.seed, INT64_MIN, INT64_MAX)
         _check_whole("n", self.n, 1, MAX_N)
         _check_stops(self.stop)
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise errors.InvalidRequest(
+                "stop_token_ids",
+                f"has {len(self.stop_token_ids)} tokens, {MAX_STOP_TOKENS} at most",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

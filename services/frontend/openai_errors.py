@@ -35,7 +35,6 @@ _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Unavailable: _Kind(503, "server_error", "unavailable"),
     errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
-    errors.NotReady: _Kind(503, "server_error", "unavailable"),
     errors.RequestCancelled: _Kind(CLIENT_CLOSED_REQUEST, "invalid_request_error", "cancelled"),
     errors.DeadlineExceeded: _Kind(504, "server_error", "deadline_exceeded"),
 }

@@ -1,15 +1,18 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
 Shows how the weights load, prints one line when it serves, stops on SIGINT or SIGTERM (0), and
-when a service dies (1)."""
+when a service dies (1).
+"""
 
 import asyncio
+import contextlib
 import sys
 
 from tqdm import tqdm
 
 from services.common import process
 from services.common.telemetry import configure_logging
+from services.local.child import ChildDied
 from services.local.launcher import Endpoints, Launcher
 from services.local.settings import LocalSettings
 
@@ -69,14 +72,16 @@ async def launch(settings: LocalSettings) -> int:
         starting = asyncio.create_task(launcher.start(bar.update))
         try:
             await asyncio.wait((starting, launcher.death), return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and starting.exception() is None:
-                bar.close()
-                announce(settings, starting.result())
+            bar.close()
+            if starting.done():
+                with contextlib.suppress(ChildDied):  # `death` says which one, and how
+                    announce(settings, starting.result())
             reason = await launcher.death
             await asyncio.sleep(LAST_WORDS_S)
         finally:
-            starting.cancel()
             bar.close()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         return complain(reason)
 
 

@@ -1,7 +1,8 @@
 """Starts the services in the order in which they need each other, and ends them in the other order.
 
 All start at once as far as addresses allow: a service says where it listens before it is ready,
-and each waits for those it needs."""
+and each waits for those it needs.
+"""
 
 import asyncio
 import os
@@ -79,7 +80,7 @@ class Launcher:
 
     async def _start_worker(self, index: int) -> Child:
         settings = self._settings
-        cores = len(os.sched_getaffinity(0))
+        cores = os.cpu_count() or 1
         return await self._start(
             0,
             f"stage {index}",
@@ -92,6 +93,7 @@ class Launcher:
                 "n-stages": settings.stages,
                 "dtype": settings.dtype,
                 "kv-memory": int(settings.kv_memory),
+                "transfer-timeout-s": settings.iteration_limit_s,
                 "n-threads": settings.threads or max(1, cores // settings.stages),
             },
         )
@@ -108,6 +110,7 @@ class Launcher:
                 "max-batch-size": settings.max_batch_size,
                 "pipeline-depth": settings.pipeline_depth,
                 "max-requests": settings.max_requests,
+                "silence-limit-s": settings.iteration_limit_s,
                 "drain-s": DRAIN_S,
             },
         )

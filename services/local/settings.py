@@ -38,6 +38,10 @@ class LocalSettings(ServiceSettings):
     kv_memory: ByteSize = Field(default=ByteSize(2**29), ge=1)
     """Memory for keys and values on each stage, in bytes or like `512MiB`."""
 
+    iteration_limit_s: float = Field(default=900.0, gt=0)
+    """Seconds after which a stage that has not finished an iteration counts as lost; a long prompt
+    runs in one iteration. A stage that dies is noticed at once."""
+
     threads: int = Field(default=0, ge=0)
     """Compute threads of each stage; 0 divides the cores among the stages."""
 

@@ -3,4 +3,5 @@ the stages.
 
 The core (`request`, `request_pool`, `batch`, `kv_manager`, `scheduler`, `policies`) is pure: it
 knows no asyncio, no gRPC, no tensors, no text, and no clock. `serving_loop` drives it;
-`engine_master` talks to the stages; `service` talks to the frontends."""
+`engine_master` talks to the stages; `service` talks to the frontends.
+"""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,6 +26,7 @@ from services.scheduler.settings import SchedulerSettings
 log = logging.getLogger(__name__)
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+POLICIES = {"orca": OrcaPolicy}
 FLUSH_S = 1.0  # for the last messages to frontends
 
 
@@ -34,34 +36,35 @@ def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Schedule
     n_blocks = pipeline.n_kv_blocks
     if settings.n_slots is not None:
         n_blocks = min(n_blocks, settings.n_slots // block_size)
+    if n_blocks == 0:
+        raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
     return Scheduler(
         RequestPool(max_requests=settings.max_requests),
         KVManager(n_blocks=n_blocks, block_size=block_size),
-        policy=OrcaPolicy(max_batch_size=settings.max_batch_size),
+        policy=POLICIES[settings.policy](max_batch_size=settings.max_batch_size),
         pipeline_depth=settings.pipeline_depth or pipeline.n_stages,
     )
 
 
-def describe(
-    settings: SchedulerSettings, pipeline: Pipeline, scheduler: Scheduler
-) -> scheduler_pb2.PipelineDescription:
+def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
     """What frontends are told of the pipeline."""
     first = pipeline.first
-    n_slots = scheduler.kv_manager.n_slots
     return scheduler_pb2.PipelineDescription(
         model=first.model,
         vocab_size=first.vocab_size,
-        max_model_len=min(first.max_model_len, n_slots),
+        max_model_len=min(first.max_model_len, scheduler.kv_manager.n_slots),
         eos_token_ids=first.eos_token_ids,
         n_stages=pipeline.n_stages,
         tp_size=first.tp_size,
-        n_slots=n_slots,
-        max_batch_size=settings.max_batch_size,
     )
 
 
 async def serve(settings: SchedulerSettings) -> int:
-    """Serves until told to stop (0) or until the pipeline is lost (1)."""
+    """Serves until told to stop (0) or until the pipeline is lost (1).
+
+    Raises:
+        Unavailable: there are no stages that form a pipeline.
+    """
     stop = process.stop_event()
     server = rpc.create_server()
     checks = health.aio.HealthServicer()
@@ -72,19 +75,36 @@ async def serve(settings: SchedulerSettings) -> int:
     address = rpc.bind(server, settings.address)
     await server.start()
     pipe = process.ReadyPipe(settings.ready_fd)
-    pipe.report({"address": address})
 
-    gathering = asyncio.create_task(
-        gather(
-            settings.stage_addresses,
-            pipeline_id=settings.pipeline_id,
-            timeout_s=settings.start_timeout_s,
+    async def announce() -> None:
+        await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
+        pipe.report({"ready": True})
+
+    try:
+        pipe.report({"address": address})
+        gathering = asyncio.create_task(
+            gather(
+                settings.stage_addresses,
+                pipeline_id=settings.pipeline_id,
+                timeout_s=settings.start_timeout_s,
+            )
         )
-    )
-    if not await finished_first(gathering, stop):
-        return 0
-    pipeline = gathering.result()
+        if not await finished_first(gathering, stop):
+            return 0
+        return await serve_pipeline(settings, gathering.result(), service, stop, announce)
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(grace=FLUSH_S)
 
+
+async def serve_pipeline(
+    settings: SchedulerSettings,
+    pipeline: Pipeline,
+    service: SchedulerService,
+    stop: asyncio.Event,
+    announce: Callable[[], Awaitable[None]],
+) -> int:
+    """Forms one epoch and serves it to its end."""
     scheduler = build_scheduler(settings, pipeline)
     iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
     has_news = asyncio.Event()
@@ -101,24 +121,23 @@ async def serve(settings: SchedulerSettings) -> int:
         iteration_log=iteration_log,
         has_news=has_news,
     )
-    await engine.start()
-    service.open(describe(settings, pipeline, scheduler), loop, iteration_log)
-    await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
-    pipe.report({"ready": True})
-    log.info(
-        "serving on %s: %d stages, %d K/V slots, epoch %d",
-        address,
-        pipeline.n_stages,
-        scheduler.kv_manager.n_slots,
-        pipeline.epoch,
-    )
     try:
+        starting = asyncio.create_task(engine.start())
+        if not await finished_first(starting, stop):
+            return 0
+        starting.result()
+        service.open(describe(pipeline, scheduler), loop, iteration_log)
+        await announce()
+        log.info(
+            "epoch %d: %d stages, %d K/V slots",
+            pipeline.epoch,
+            pipeline.n_stages,
+            scheduler.kv_manager.n_slots,
+        )
         return await run_to_the_end(loop, service, stop, settings.drain_s)
     finally:
-        await checks.enter_graceful_shutdown()
         iteration_log.close()
         await engine.close()
-        await server.stop(grace=FLUSH_S)
 
 
 async def run_to_the_end(

@@ -10,7 +10,8 @@ class Span(NamedTuple):
     """One request's part in a batch: consecutive tokens of its sequence.
 
     A prefill is a span of the whole prompt, a decode a span of one token; nothing downstream
-    needs to know which is which."""
+    needs to know which is which.
+    """
 
     request: Request
     start_position: int
@@ -30,7 +31,3 @@ class Batch:
     spans: tuple[Span, ...]
     released_rows: tuple[int, ...]
     """Rows given up since the previous batch."""
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(span.token_ids) for span in self.spans)

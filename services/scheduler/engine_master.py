@@ -2,7 +2,8 @@
 
 Plans go to stage 0 only, on one stream; the controllers hand them on. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and signs of life;
-one that fails, goes away or falls silent ends the epoch."""
+one that fails, goes away or falls silent ends the epoch.
+"""
 
 import asyncio
 import logging
@@ -20,7 +21,6 @@ from services.scheduler.membership import Pipeline
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
-CLOSE_TIMEOUT_S = 2.0
 
 
 class PipelineLost(Unavailable):
@@ -46,7 +46,8 @@ class EngineMaster:
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._last_report: list[float] = []
         self._results: list[worker_pb2.IterationResult] = []
-        self._loss: PipelineLost | None = None
+        self._sent_at: dict[int, float] = {}  # of the iterations that have not returned
+        self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -66,6 +67,8 @@ class EngineMaster:
                 await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise PipelineLost(f"the pipeline did not form: {error.details()}") from error
+        except TimeoutError:
+            raise PipelineLost("the pipeline did not form: a stage does not report") from None
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         now = asyncio.get_running_loop().time()
         self._last_report = [now] * len(watches)
@@ -74,6 +77,8 @@ class EngineMaster:
             for index, watch in enumerate(watches)
         ]
         self._tasks.append(asyncio.create_task(self._watch_silence(), name="watch silence"))
+        for task in self._tasks:
+            task.add_done_callback(self._note_end)
 
     async def run(self, batch: Batch) -> None:
         """Sends one iteration into the pipeline, and does not wait for it.
@@ -81,17 +86,23 @@ class EngineMaster:
         Raises:
             PipelineLost: stage 0 is gone.
         """
+        self._sent_at[batch.iteration] = asyncio.get_running_loop().time()
         try:
             await self._plans.write(plan_of(batch, self.pipeline))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._lose(f"stage 0 takes no more plans: {error}")
-            self._raise_if_lost()
+        except asyncio.CancelledError:
+            # Either we are cancelled, or `_lose` has cancelled the stream under a write that waits.
+            if self._loss is None:
+                raise
+        self._raise_if_lost()
 
     def take_results(self) -> list[worker_pb2.IterationResult]:
         """Results that have come since the last call, in the order of their iterations.
 
         Raises:
             PipelineLost: the epoch is over.
+            Exception: a report could not be taken in, which is a bug.
         """
         self._raise_if_lost()
         results, self._results = self._results, []
@@ -102,8 +113,6 @@ class EngineMaster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._loss is None and self._tasks:
-            await asyncio.wait_for(self._plans.done_writing(), CLOSE_TIMEOUT_S)
         for channel in self._channels:
             await channel.close(grace=None)
 
@@ -140,6 +149,7 @@ class EngineMaster:
         if place != (self.pipeline.pipeline_id, self.pipeline.epoch):
             log.warning("dropped a report of stage %d for another epoch: %s", index, place)
         elif report.HasField("result"):
+            self._sent_at.pop(report.result.iteration, None)
             self._on_timing(index, report.result.timing)
             self._results.append(report.result)
             self._wake()
@@ -153,15 +163,28 @@ class EngineMaster:
         loop = asyncio.get_running_loop()
         while self._loss is None:
             await asyncio.sleep(min(1.0, self._silence_limit_s / 4))
+            limit = loop.time() - self._silence_limit_s
             for index, last in enumerate(self._last_report):
-                if loop.time() - last > self._silence_limit_s:
+                if last < limit:
                     self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
+            oldest = next(iter(self._sent_at.items()), None)
+            if oldest is not None and oldest[1] < limit:
+                self._lose(f"iteration {oldest[0]} has not returned in {self._silence_limit_s:g} s")
 
     def _lose(self, reason: str) -> None:
         if self._loss is None:
             log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
-            self._loss = PipelineLost(reason)
-            self._wake()
+            self._end(PipelineLost(reason))
+
+    def _end(self, loss: Exception) -> None:
+        self._loss = loss
+        self._plans.cancel()
+        self._wake()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        # A bug in a watch must not look like a silent stage: whoever asks for results gets it.
+        if not task.cancelled() and (error := task.exception()) is not None and not self._loss:
+            self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     def _raise_if_lost(self) -> None:
         if self._loss is not None:

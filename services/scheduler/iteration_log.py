@@ -1,7 +1,8 @@
 """Records of iterations, for whoever watches: who rode, how long it took, how full the machine was.
 
 A record is complete when the result and the timings of all stages are in. Nothing is kept when
-nobody watches, and a watcher that does not keep up is let go."""
+nobody watches, and a watcher that does not keep up is let go.
+"""
 
 import asyncio
 import contextlib
@@ -109,8 +110,12 @@ class IterationLog:
             stage.receive.FromNanoseconds(timing.receive_ns)
             stage.compute.FromNanoseconds(timing.compute_ns)
             stage.send.FromNanoseconds(timing.send_ns)
-        for queue in self._watchers:
-            queue.put_nowait(entry.record if queue.qsize() < MAX_PENDING else None)
+        for queue in list(self._watchers):
+            if queue.qsize() < MAX_PENDING:
+                queue.put_nowait(entry.record)
+            else:
+                queue.put_nowait(None)
+                self._watchers.discard(queue)
 
 
 async def _records(

@@ -1,7 +1,8 @@
 """Which stages there are, and whether they can form one pipeline.
 
 Here the stages are given as addresses, in order. They may start in any order and be unreachable
-for a while; what they say of themselves must agree before an epoch is formed."""
+for a while; what they say of themselves must agree before an epoch is formed.
+"""
 
 import asyncio
 import logging
@@ -84,6 +85,7 @@ def check_agreement(members: Sequence[Member]) -> None:
             "stage_index": index,
             "n_stages": len(members),
             "first_layer": next_layer,
+            "model": first.model,
             "fingerprint": first.fingerprint,
             "tp_size": first.tp_size,
             "block_size": first.block_size,

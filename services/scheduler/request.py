@@ -35,7 +35,8 @@ class Request:
     """A request and all that is known of it.
 
     Its sequence is the prompt followed by the generated tokens; of these, the first `n_scheduled`
-    have been sent to the ranks, so that their keys and values are stored or about to be."""
+    have been sent to the ranks, so that their keys and values are stored or about to be.
+    """
 
     request_id: RequestId
     prompt_token_ids: list[int]

@@ -4,7 +4,8 @@ Lines of the paper's algorithm: `select` is 4 and 6 to 8, the limit in it is 9, 
 15. Who waits for whom is the serving loop's business, who is chosen is the policy's.
 
 Where the paper is silent: an empty batch is no batch; a request that can never fit is refused on
-arrival; a request cancelled while it runs ends when its batch returns."""
+arrival; a request cancelled while it runs ends when its batch returns.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """SchedulerService: frontends come in, their tokens go out.
 
 One stream per frontend. Whatever an iteration brings a frontend's requests leaves as one message.
-It knows neither batches nor stages."""
+It knows neither batches nor stages.
+"""
 
 import asyncio
 import logging
@@ -127,14 +128,20 @@ class SchedulerService:
         self._check_open()
         connection = Connection(self._pipeline)
         self._open.add(connection)
-        writer = asyncio.create_task(_write(connection, context), name="frontend writer")
+        reading = asyncio.create_task(self._read(connection, context), name="frontend reader")
+        writing = asyncio.create_task(_write(connection, context), name="frontend writer")
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                self._take(connection, message)
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            reading.cancel()
+            writing.cancel()
             self._open.discard(connection)
-            writer.cancel()
             self._cancel_all(connection)
+        for error in await asyncio.gather(reading, writing, return_exceptions=True):
+            if isinstance(error, grpc.aio.BaseError):
+                log.info("a frontend is gone: %s", error)
+            elif isinstance(error, Exception):
+                raise error
 
     async def WatchIterations(
         self, request: scheduler_pb2.WatchIterationsRequest, context: Any
@@ -153,6 +160,10 @@ class SchedulerService:
     def _check_open(self) -> None:
         if not self._is_open:
             raise Unavailable("the pipeline has not formed yet")
+
+    async def _read(self, connection: Connection, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self._take(connection, message)
 
     def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
         if message.HasField("submission"):
@@ -196,7 +207,7 @@ class SchedulerService:
                 f"{self._pipeline.max_model_len}",
             )
 
-        _check_sampling(submission.sampling)
+        _check_sampling(submission.sampling, vocab_size=self._pipeline.vocab_size)
 
     def _cancel_all(self, connection: Connection) -> None:
         for request in list(connection.requests.values()):
@@ -208,14 +219,19 @@ async def _write(connection: Connection, context: Any) -> None:
         await context.write(await connection.next_message())
 
 
-def _check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
-    # Written so that NaN is refused: a rank would end itself over it, and everybody's requests.
+def _check_sampling(sampling: sampling_pb2.SamplingParams, *, vocab_size: int) -> None:
+    # A rank would end itself, and with it everybody's requests, over what is refused here. The
+    # comparisons are written so that NaN is refused too.
     if not 0 <= sampling.temperature < math.inf:
         raise InvalidRequest("temperature", f"{sampling.temperature} is not a finite number from 0")
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequest("top_p", f"{sampling.top_p} is not above 0 and at most 1")
     if not 0 <= sampling.min_p <= 1:
         raise InvalidRequest("min_p", f"{sampling.min_p} is not between 0 and 1")
+
+    stops = {token_id for token_id in sampling.stop_token_ids if token_id < vocab_size}
+    if sampling.min_tokens and len(stops) == vocab_size:
+        raise InvalidRequest("stop_token_ids", "forbid every token before min_tokens")
 
 
 def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:

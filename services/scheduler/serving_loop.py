@@ -2,7 +2,8 @@
 
 It keeps as many batches in flight as the scheduler allows, and sleeps until a result comes or a
 request arrives. All calls into the scheduler are made from this event loop, so nothing needs a
-lock."""
+lock.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -70,11 +71,17 @@ class ServingLoop:
             PipelineLost: the engine is gone; requests are still in the pool.
         """
         while not (self._is_draining and len(self._scheduler.pool) == 0):
-            while (batch := self._scheduler.select()) is not None:
-                self._log.sent(batch, self._scheduler)
-                await self._engine.run(batch)
+            await self._send_batches()
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
                 self._deliver(self._scheduler.apply(result.iteration, result.token_ids))
                 self._log.returned(result.iteration)
+                # Before the next result is applied: of two batches that have both returned, the
+                # selection would otherwise make one, and half the pipeline would run empty.
+                await self._send_batches()
+
+    async def _send_batches(self) -> None:
+        while (batch := self._scheduler.select()) is not None:
+            self._log.sent(batch, self._scheduler)
+            await self._engine.run(batch)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from services.common.settings import ServiceSettings
 
@@ -37,9 +37,9 @@ class SchedulerSettings(ServiceSettings):
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds to wait for all stages to have loaded their weights."""
 
-    silence_limit_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a stage that reports nothing counts as lost; must exceed the longest
-    iteration."""
+    silence_limit_s: float = Field(default=300.0, gt=0)
+    """Seconds after which a stage that reports nothing, or an iteration that does not return,
+    counts as lost; must exceed the longest iteration. A stage that dies is noticed at once."""
 
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish when the scheduler is told to stop."""
@@ -54,3 +54,12 @@ class SchedulerSettings(ServiceSettings):
     @property
     def stage_addresses(self) -> list[str]:
         return [address.strip() for address in self.stages.split(",")]
+
+    @field_validator("stages")
+    @classmethod
+    def _check_stages(cls, stages: str) -> str:
+        for address in stages.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"{address!r} is not host:port")
+        return stages

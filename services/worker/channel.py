@@ -1,7 +1,8 @@
 """The socket pair between a controller and one of its ranks: frames of a kind and some bytes.
 
 The rank's end blocks, the controller's end is a protocol on the event loop. What the bytes mean
-is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles."""
+is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles.
+"""
 
 import asyncio
 import socket
@@ -30,7 +31,7 @@ class MessageKind(IntEnum):
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
-    """From the rank: why it could not join the epoch it was told to, as text."""
+    """From the rank: an epoch as a decimal number, a space, and why it was not joined, as text."""
     FAILURE = 8
     """From the rank: why it is about to end, as text."""
 

@@ -2,7 +2,8 @@
 
 It hands every plan to its ranks and, at once, the same bytes to the next stage: that stage knows
 what will come before the activations do. It never decodes a plan and never waits for a rank. What
-its ranks report it passes to those who watch the stage."""
+its ranks report it passes to those who watch the stage.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 RUN_ITERATIONS = rpc.method_path(SERVICE, "RunIterations")
-JOIN_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 50.0
+"""Less than the engine master's, so that it hears the reason before it gives up."""
 
 
 class Rank(Protocol):
@@ -135,9 +137,9 @@ class Controller:
         try:
             await self._next.write(plan)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # A dead neighbour is no failure of this stage; the engine master notices by itself.
-            log.warning("the next stage takes no more plans: %s", error)
+            # A dead neighbour is no failure of this stage, but it is the end of the epoch.
             await self._hang_up()
+            self._report_failure(f"the next stage takes no more plans: {error}")
 
     @contextlib.contextmanager
     def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
@@ -166,8 +168,7 @@ class Controller:
         elif kind is MessageKind.JOINED:
             self._note_joined(tp_rank, int(payload))
         elif kind is MessageKind.NOT_JOINED:
-            self._join_error = f"rank {tp_rank}: {payload.decode()}"
-            self._all_joined.set()
+            self._note_not_joined(tp_rank, payload.decode())
         elif kind is MessageKind.LOADED:
             self._descriptions[tp_rank] = worker_pb2.DescribeResponse.FromString(payload)
             if len(self._descriptions) == self._tp_size:
@@ -185,6 +186,12 @@ class Controller:
         if len(self._joined) == self._tp_size:
             self._all_joined.set()
 
+    def _note_not_joined(self, tp_rank: int, message: str) -> None:
+        epoch, _, reason = message.partition(" ")
+        if int(epoch) == self._epoch:
+            self._join_error = f"rank {tp_rank}: {reason}"
+            self._all_joined.set()
+
     def _publish(self, report: bytes) -> None:
         for queue in self._watchers:
             queue.put_nowait(report)
@@ -193,6 +200,11 @@ class Controller:
         if self.failure.done():
             return
         self.failure.set_result(reason)
+        self._join_error = reason
+        self._all_joined.set()
+        self._report_failure(reason)
+
+    def _report_failure(self, reason: str) -> None:
         report = worker_pb2.WatchStageResponse(
             pipeline_id=self._pipeline_id,
             epoch=self._epoch,

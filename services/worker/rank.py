@@ -3,8 +3,10 @@
 `python -m services.worker.rank FD SETTINGS`, started by the controller. It loads its weights
 once, joins epochs as it is told, and runs one plan after the other. When the transport fails the
 epoch is over: it drops groups and K/V, keeps its weights and waits for the next epoch. Any other
-error ends the process."""
+error ends the process.
+"""
 
+import hashlib
 import logging
 import signal
 import socket
@@ -24,7 +26,7 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.epoch_member import EpochMember
 from services.worker.kv_cache import kv_block_bytes
 from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, load_stage
+from services.worker.models import StageModel, checkpoint_digest, load_stage
 from services.worker.settings import RankSettings
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Rank:
         try:
             self._member = self._join(request)
         except transport.TransferError as error:
-            self._channel.send(MessageKind.NOT_JOINED, str(error).encode())
+            self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
 
@@ -178,7 +180,7 @@ def describe(
         )
     return worker_pb2.DescribeResponse(
         model=settings.served_model_name,
-        fingerprint=model.config.fingerprint(model.dtype),
+        fingerprint=fingerprint(settings, model),
         stage_index=settings.stage_index,
         n_stages=settings.n_stages,
         tp_size=settings.tp_size,
@@ -191,6 +193,16 @@ def describe(
         n_kv_blocks=n_kv_blocks,
         rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
     )
+
+
+def fingerprint(settings: RankSettings, model: StageModel) -> str:
+    """Tells pipelines apart that must not mix: protocol, model, element type, checkpoint."""
+    parts = (
+        str(wire.PROTOCOL),
+        model.config.fingerprint(model.dtype),
+        checkpoint_digest(settings.model),
+    )
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
 
 def start(settings: RankSettings, channel: RankEnd) -> Rank:

@@ -73,7 +73,7 @@ class WorkerSettings(ServiceSettings):
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
     """Where the ranks of all stages meet, on stage 0; 0 takes a free one."""
 
-    transfer_timeout_s: float = Field(default=60.0, gt=0)
+    transfer_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a rank gives up waiting for another's tensor; must exceed the longest
     iteration."""
 

@@ -2,11 +2,12 @@
 
 A group is made from the rendezvous store under the epoch's prefix, by explicit objects and not
 through torch's global default group, so that nothing of an old epoch can reach a new one. The
-same ranks of neighbouring stages exchange tensors; within a stage the ranks have a group of their
-own (tensor parallelism). CPU tensors travel by gloo, CUDA tensors by NCCL.
+same ranks of neighbouring stages exchange tensors. CPU tensors travel by gloo, CUDA tensors by
+NCCL.
 
 Gloo matches sends with receives by tag, and the tag is the iteration; NCCL matches by order,
-which plans arrive in."""
+which plans arrive in.
+"""
 
 import contextlib
 import socket
@@ -191,9 +192,9 @@ class GroupTransport:
 
     def close(self) -> None:
         """See `Transport.close`."""
-        self._pending.clear()
         with contextlib.suppress(RuntimeError):  # nothing to abort in a group that is broken
             self._group.abort()
+        self._pending.clear()
         del self._group  # gloo closes its sockets, and tells its peers, only when the group is gone
 
     def _retire(self, n_left: int) -> None:

@@ -1,13 +1,17 @@
 """worker.proto to and from the plain records that a rank works with.
 
 The model runner and its inputs know no protobuf, so that they can be driven by a test in three
-lines."""
+lines.
+"""
 
 from collections.abc import Sequence
 
 from orcinus.v1 import sampling_pb2, worker_pb2
 
 from services.worker.input_batch import Admission, IterationPlan, SamplingParams
+
+PROTOCOL = 1
+"""Version of worker.proto and of what it means; stages of different versions form no pipeline."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:

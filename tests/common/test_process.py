@@ -22,14 +22,13 @@ def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
         assert [json.loads(line) for line in lines] == [{"address": "127.0.0.1:5"}, {"ready": True}]
 
 
-def test_a_launcher_that_is_gone_is_no_error() -> None:
+def test_a_launcher_that_is_gone_is_an_error_and_none_at_all_is_not() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
-    pipe = ReadyPipe(write_fd)
-    pipe.report({"ready": True})
-    pipe.report({"ready": True})
-    ReadyPipe(None).report({"ready": True})
+    with pytest.raises(BrokenPipeError):
+        ReadyPipe(write_fd).report({"ready": True})
     os.close(write_fd)
+    ReadyPipe(None).report({"ready": True})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel feature is Linux's")

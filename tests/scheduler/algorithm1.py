@@ -2,7 +2,8 @@
 fast one.
 
 The pool is a list that each selection filters and sorts anew. What the paper leaves open is
-decided as in `services/scheduler/scheduler.py`: an empty batch is not sent and not counted."""
+decided as in `services/scheduler/scheduler.py`: an empty batch is not sent and not counted.
+"""
 
 from dataclasses import dataclass, field
 

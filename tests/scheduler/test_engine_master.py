@@ -44,6 +44,15 @@ class Master:
         return self.engine.take_results()
 
 
+def sign_of_life(master: Master) -> bytes:
+    """What an idle stage reports now and then."""
+    return worker_pb2.WatchStageResponse(
+        pipeline_id=master.engine.pipeline.pipeline_id,
+        epoch=master.engine.pipeline.epoch,
+        timings=worker_pb2.StageTimings(),
+    ).SerializeToString()
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
@@ -90,17 +99,54 @@ async def test_a_silent_stage_ends_the_epoch() -> None:
             await master.results()
 
 
-async def test_signs_of_life_keep_an_idle_pipeline() -> None:
-    async with fake_stages(1) as stages, Master(stages, silence_limit_s=0.4) as master:
-        place = master.engine.pipeline
-        report = worker_pb2.WatchStageResponse(
-            pipeline_id=place.pipeline_id,
-            epoch=place.epoch,
-            timings=worker_pb2.StageTimings(),
-        ).SerializeToString()
-        for _ in range(10):
+async def test_an_iteration_that_never_returns_ends_the_epoch_of_lively_stages() -> None:
+    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+    async with fake_stages(1) as stages, Master(stages, silence_limit_s=1) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        while not master.news.is_set():
+            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
             await asyncio.sleep(0.1)
-            stages[0].controller.on_message(0, MessageKind.REPORT, report)
+        with pytest.raises(PipelineLost, match="iteration 1 has not returned"):
+            master.engine.take_results()
+
+
+async def test_a_stage_that_cannot_hand_plans_on_ends_the_epoch() -> None:
+    scheduler = build(max_batch_size=1, n_blocks=20, block_size=4, pipeline_depth=2)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+    async with fake_stages(2, answers=True) as stages, Master(stages) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        [result] = await master.results()
+        scheduler.apply(result.iteration, result.token_ids)
+        next_stage = stages[0].controller._next
+        assert next_stage is not None
+        next_stage.cancel()  # as a network does that loses this one connection
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        with pytest.raises(PipelineLost, match="the next stage takes no more plans"):
+            await master.results()
+
+
+async def test_a_bug_in_taking_reports_in_is_not_taken_for_silence() -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        master.timings = None  # type: ignore[assignment]
+        timing = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
+        timing.timings.timings.add(iteration=1)
+        stages[0].controller.on_message(0, MessageKind.REPORT, timing.SerializeToString())
+        with pytest.raises(AttributeError):
+            await master.results()
+
+
+async def test_signs_of_life_keep_an_idle_pipeline() -> None:
+    async with fake_stages(1) as stages, Master(stages, silence_limit_s=1.5) as master:
+        for _ in range(12):
+            await asyncio.sleep(0.2)
+            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
         assert master.engine.take_results() == []
 
 
@@ -136,6 +182,7 @@ async def test_stages_that_never_come_up_are_named() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"model": "other"}, "model"),
         ({"fingerprint": "other"}, "fingerprint"),
         ({"stage_index": 0}, "stage_index"),
         ({"n_stages": 3}, "n_stages"),

@@ -63,8 +63,9 @@ async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator
         yield World(address, scheduler, engine, service, loop, serving, log)
     finally:
         serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        [ended] = await asyncio.gather(serving, return_exceptions=True)
         await server.stop(grace=0)
+    assert ended is None or isinstance(ended, asyncio.CancelledError | PipelineLost)
 
 
 class Frontend:
@@ -102,7 +103,7 @@ class Frontend:
             prompt_token_ids=[1] * prompt,
             max_new_tokens=max_new_tokens,
             sampling=sampling_pb2.SamplingParams(
-                top_p=1, seed=3, stop_token_ids=[STOP], **(sampling or {})
+                **{"top_p": 1, "seed": 3, "stop_token_ids": [STOP], **(sampling or {})}
             ),
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
@@ -218,8 +219,9 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
+        ({"sampling": {"min_tokens": 1, "stop_token_ids": range(200)}}, "stop_token_ids"),
     ],
-    ids=["no prompt", "nothing to generate", "too long", "temperature", "min_p"],
+    ids=["no prompt", "nothing to generate", "too long", "temperature", "min_p", "no token left"],
 )
 async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(
     options: dict[str, Any], message: str
@@ -247,6 +249,19 @@ async def test_a_full_pool_rejects_with_a_retry_delay() -> None:
         rejection = await frontend.rejection("b")
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_POOL_FULL
         assert rejection.retry_after.ToNanoseconds() > 0
+
+
+async def test_two_results_at_once_leave_two_batches_in_flight() -> None:
+    async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
+        it.scheduler._policy.max_batch_size = 1  # type: ignore[attr-defined]
+        await frontend.accepted("a", max_new_tokens=9)
+        await frontend.accepted("b", max_new_tokens=9)
+        await until(lambda: len(it.engine.batches) == 2)
+        it.scheduler._policy.max_batch_size = 4  # type: ignore[attr-defined]
+        await it.engine.return_oldest()
+        await it.engine.return_oldest()  # before the loop has seen the first
+        await until(lambda: len(it.engine.batches) == 2)
+        assert [len(batch.spans) for batch in it.engine.batches] == [1, 1]
 
 
 async def test_a_lost_pipeline_ends_every_request_as_unavailable() -> None:

@@ -83,7 +83,7 @@ def test_a_client_that_leaves_frees_its_memory_within_an_iteration(one_stage: St
         other = threads.submit(ask, one_stage, 4, 2000)
         watch.wait_for(lambda records: len(records) >= 3)
         alone = watch.records[-1].n_reserved_slots
-        n_before = _stream_and_hang_up(one_stage, watch)
+        _stream_and_hang_up(one_stage, watch, alone)
         watch.wait_for(lambda records: records[-1].n_reserved_slots == alone)
         other.result()
         watch.wait_for(lambda records: n_ended(records) >= 2)
@@ -92,13 +92,12 @@ def test_a_client_that_leaves_frees_its_memory_within_an_iteration(one_stage: St
     after = [r for r in watch.records if r.iteration > gone[-1].iteration]
     # The next selection sees the memory free, unless it was made before the cancellation came.
     assert all(record.n_reserved_slots == alone for record in after[1:-1])
-    assert n_before > alone
 
 
-def _stream_and_hang_up(stack: Stack, watch: IterationRecords) -> int:
+def _stream_and_hang_up(stack: Stack, watch: IterationRecords, alone: int) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=30) as response:
         lines = response.iter_lines()
         while not next(lines).startswith("data:"):
             pass
-        return max(record.n_reserved_slots for record in watch.records)
+        watch.wait_for(lambda records: any(r.n_reserved_slots > alone for r in records))

@@ -63,7 +63,6 @@ async def test_a_plan_reaches_the_last_stage_while_every_rank_is_held_up() -> No
         while len(stages[2].rank.plans) < 2:
             await asyncio.sleep(0.01)
         assert [stage.rank.plans for stage in stages] == [sent, sent, sent]
-        assert not any(stage.rank.answers for stage in stages), "no rank has done anything yet"
 
 
 async def test_a_stage_that_is_loading_is_unavailable() -> None:

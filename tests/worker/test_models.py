@@ -14,6 +14,7 @@ from services.worker.models import (
     CheckpointError,
     ModelConfig,
     UnsupportedModel,
+    checkpoint_digest,
     layer_range,
     load_stage,
 )
@@ -448,3 +449,13 @@ class TestFingerprint:
     def test_changes_with_the_element_type(self) -> None:
         config = config_with()
         assert config.fingerprint(torch.float32) != config.fingerprint(torch.bfloat16)
+
+
+def test_the_digest_tells_checkpoints_of_the_same_shape_apart(tmp_path: Path) -> None:
+    first = write_checkpoint(tmp_path / "first", seed=1)
+    again = write_checkpoint(tmp_path / "again", seed=1)
+    other = write_checkpoint(tmp_path / "other", seed=2)
+    assert checkpoint_digest(first) == checkpoint_digest(again) != checkpoint_digest(other)
+    (other / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        checkpoint_digest(other)

@@ -4,7 +4,8 @@ iteration.
 A request runs its whole prompt in its first iteration and one token in each later one. It is
 admitted when all the K/V slots it can ever need fit beside those already reserved. The first that
 does not fit ends the selection (`break`, not `continue`): a later, smaller one must not overtake
-it."""
+it.
+"""
 
 from services.scheduler.kv_manager import KVManager, Reservation
 from services.scheduler.policies import Selection

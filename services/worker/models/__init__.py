@@ -21,6 +21,7 @@ from services.worker.models.weights import (
     OnProgress,
     TensorSource,
     WantedTensors,
+    checkpoint_digest,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "StageModel",
     "UnsupportedModel",
+    "checkpoint_digest",
     "layer_range",
     "load_stage",
 ]

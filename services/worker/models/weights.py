@@ -10,6 +10,7 @@ Knows names and shapes, not what a tensor is for.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from torch import Tensor
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
 
 _ELEMENT_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
+_SAMPLE_BYTES = 4096
 _MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
 
 
@@ -125,6 +128,25 @@ class CheckpointTensors:
         if problems:
             raise CheckpointError(_enumerate(problems))
         return n_bytes
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """Tells checkpoints of the same shape apart, by the sizes and samples of their weight files.
+
+    It reads little, so it is no checksum. Raises CheckpointError for a file that cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(set(_tensor_paths(directory).values())):
+        try:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                for sample in range(_N_SAMPLES):
+                    file.seek(sample * size // _N_SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return digest.hexdigest()
 
 
 def _tensor_paths(directory: Path) -> dict[str, Path]:
