@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
 from orcinus.v1 import inference_pb2
 
@@ -80,6 +81,47 @@ def test_a_signal_stops_everything_cleanly(model: Path, number: signal.Signals) 
         assert stack.wait() == 0
         assert stack.survivors() == []
         assert "Traceback" not in "".join(stack.output)
+
+
+def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
+    with serving(model) as stack, ThreadPoolExecutor(1) as threads:
+        with stack.iterations() as watch:
+            posted = threads.submit(stack.post, "/v1/completions", BODY)
+            watch.wait_for(lambda records: len(records) > 3)
+        stack.kill("services.frontend")
+        with pytest.raises(httpx.TransportError):
+            posted.result()
+        assert stack.wait() != 0
+        assert stack.survivors() == []
+
+
+def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
+    with serving(model) as stack, ThreadPoolExecutor(2) as threads:
+        with stack.iterations() as watch:
+            short = threads.submit(stack.complete, [5, 6], max_tokens=300, ignore_eos=True)
+            watch.wait_for(lambda records: len(records) > 3)
+        stack.send_signal(signal.SIGTERM)
+        assert len(short.result()["token_ids"]) == 300
+        with pytest.raises((httpx.TransportError, AssertionError)):
+            stack.complete([5, 6], max_tokens=3)
+        assert stack.wait() == 0
+        assert stack.survivors() == []
+
+
+def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(model: Path) -> None:
+    marker = f"--model={model}"
+    command = [sys.executable, "-m", "services.local", marker, "--http-port=0", "--grpc-port=0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as launcher:
+        process = psutil.Process(launcher.pid)
+        while not process.children():
+            time.sleep(0.01)
+        [child, *_] = process.children()
+        launcher.kill()
+    gone, _ = psutil.wait_procs([child], timeout=15)
+    assert gone == [child]
+    assert [
+        p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or ())
+    ] == []
 
 
 def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
