@@ -623,7 +623,8 @@ that were learned, which flatters the model a little.
 - It makes things up: names, arguments, return values. The grammar is often right, the content
   rarely. Asked what a function does, it mostly describes another one.
 - At temperature 0 it repeats itself; from 0.8 on it also invents words. About 0.7 reads best.
-- It ends most answers by itself, but now and then writes a role token in the middle of one.
+- It ends most answers by itself. Now and then it writes a role token in the middle of one: that
+  ends the answer too (`generation_config.json`), and cuts it short.
 - It has seen English about Python and nothing else. It accepts any UTF-8 text, and answers other
   languages, code and general questions with nonsense.
 - It does not follow instructions. The chat template leaves a system message out.
@@ -718,12 +719,19 @@ def n_bytes(documents: list[Document]) -> int:
 # The command
 
 
-def save_model(model: LlamaForCausalLM, out: Path) -> None:
-    """Write the weights in bfloat16, config.json and generation_config.json."""
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the weights in bfloat16, config.json and generation_config.json.
+
+    A role token ends an answer as well: the model sometimes goes on with the user's next turn.
+    """
     model.bfloat16().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    write_json(out / "generation_config.json", {n: getattr(model.config, n) for n in names})
+    generation: dict[str, object] = {
+        "bos_token_id": model.config.bos_token_id,
+        "eos_token_id": [tokenizer.token_to_id(token) for token in (EOS, USER, ASSISTANT)],
+        "pad_token_id": model.config.pad_token_id,
+    }
+    write_json(out / "generation_config.json", generation)
 
 
 def train_demo(settings: Settings) -> None:
@@ -749,7 +757,7 @@ def train_demo(settings: Settings) -> None:
         tqdm.write(f"{progress:.0%}: {bits:.3f} bits per byte on an eighth of the held-out text")
 
     measured = Trainer(model, rows, settings).run(report)
-    save_model(model, settings.out)
+    save_model(model, tokenizer, settings.out)
 
     stored = LlamaForCausalLM.from_pretrained(settings.out, dtype=torch.float32)
     measured.bits_per_byte = bits_per_byte(stored, held_out, tokenizer)

@@ -5,7 +5,8 @@
     scheduler.behaviour = says(5, 6, 7)
 
 A behaviour is a coroutine function of one request; it runs as a task of its own and is cancelled
-when the request is, or when the frontend goes away. `requests` keeps all that came, in order.
+when the request is, or when the frontend goes away. `requests` keeps all that came, in order, and
+`cancellations` the names of all that were cancelled, whether they still ran or not.
 """
 
 import asyncio
@@ -54,11 +55,12 @@ class FakeRequest:
         reason: scheduler_pb2.RejectionReason,
         message: str = "",
         *,
+        field: str = "",
         retry_after_s: float | None = None,
     ) -> None:
         """The request is refused."""
         rejected = scheduler_pb2.Rejection(
-            request_id=self.request_id, reason=reason, message=message
+            request_id=self.request_id, reason=reason, message=message, field=field
         )
         if retry_after_s is not None:
             rejected.retry_after.FromNanoseconds(int(retry_after_s * 1e9))
@@ -132,12 +134,13 @@ def rejects(
     reason: scheduler_pb2.RejectionReason,
     message: str = "",
     *,
+    field: str = "",
     retry_after_s: float | None = None,
 ) -> Behaviour:
     """Refuses the request."""
 
     async def behave(request: FakeRequest) -> None:
-        request.reject(reason, message, retry_after_s=retry_after_s)
+        request.reject(reason, message, field=field, retry_after_s=retry_after_s)
 
     return behave
 
@@ -165,6 +168,7 @@ class FakeScheduler:
         self.pipeline = pipeline
         """What frontends are told on connecting; None tells them nothing."""
         self.requests: list[FakeRequest] = []
+        self.cancellations: list[str] = []
         self.n_connections = 0
         self._arrivals = asyncio.Condition()
         self._drop = asyncio.Event()
@@ -277,6 +281,7 @@ class _Connection:
             self._running.pop(request_id)[0].ended.set()
 
     def _cancel(self, request_id: str) -> None:
+        self._scheduler.cancellations.append(request_id)
         if request_id not in self._running:
             return  # it ended a moment ago
         request, task = self._running[request_id]

@@ -5,8 +5,7 @@
     ├── PoolFull            too much at once; says when to try again
     ├── Unavailable         no pipeline at the moment; may be tried again
     ├── StaleEpoch          a message of an epoch that is over
-    ├── RequestCancelled    the client no longer wants it
-    └── DeadlineExceeded    the client's time is up
+    └── RequestCancelled    the client no longer wants it
 
 Each protocol translates them in exactly one place: `rpc.py` for gRPC, `openai_errors.py` for
 HTTP. A bug is not in this tree: it ends the process.
@@ -47,7 +46,3 @@ class StaleEpoch(OrcinusError):
 
 class RequestCancelled(OrcinusError):
     """The client gave the request up."""
-
-
-class DeadlineExceeded(OrcinusError):
-    """The client's deadline has passed."""

@@ -57,7 +57,6 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 

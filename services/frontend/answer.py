@@ -3,7 +3,8 @@
 Pure: it knows neither the scheduler nor the clients.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.frontend.scheduler_events import FinishReason
@@ -20,13 +21,14 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
 
-    def __add__(self, other: "Piece") -> "Piece":
-        """Both pieces as one, `other` being the later one."""
-        return Piece(
-            self.index,
-            self.text + other.text,
-            self.token_ids + other.token_ids,
-            other.finish_reason,
+    @classmethod
+    def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
+        """All pieces of an answer, at least one, as one."""
+        return cls(
+            pieces[-1].index,
+            "".join(piece.text for piece in pieces),
+            tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces)),
+            pieces[-1].finish_reason,
         )
 
 

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.common import errors
 from services.frontend.generation_request import ChatMessage
 
-RENDERING_ERRORS = (
+TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
@@ -27,7 +27,8 @@ RENDERING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a template's own expressions can raise, `1 + ''` for example: it suits other messages."""
+"""What a template can raise when it is read or rendered. Its own expressions raise such errors too,
+`1 + ''` for example: it suits other messages."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -46,17 +47,28 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
-        """Reads the template of a checkpoint; None if it has none."""
-        config = _read_config(directory / "tokenizer_config.json")
-        file = directory / "chat_template.jinja"
-        source = (
-            file.read_text(encoding="utf-8")
-            if file.is_file()
-            else _default_template(config.get("chat_template"))
-        )
-        if source is None:
-            return None
-        return cls(source, special_tokens=_special_tokens(config))
+        """Reads the template of a checkpoint; None if it has none.
+
+        Raises:
+            ValueError: the template is broken, or the configuration that may hold it.
+        """
+        try:
+            config = _read_config(directory / "tokenizer_config.json")
+            file = directory / "chat_template.jinja"
+            source = (
+                file.read_text(encoding="utf-8")
+                if file.is_file()
+                else _default_template(config.get("chat_template"))
+            )
+            if source is None:
+                return None
+            return cls(source, special_tokens=_special_tokens(config))
+        except TEMPLATE_ERRORS as error:
+            explanation = " ".join(str(error).split())  # Jinja's have several lines
+            raise ValueError(
+                f"the chat template or tokenizer_config.json in {directory} is broken: "
+                f"{explanation}"
+            ) from error
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation's text, up to where the assistant's turn begins.
@@ -71,7 +83,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=True,
             )
-        except RENDERING_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error

@@ -33,7 +33,7 @@ async def serve(settings: FrontendSettings) -> int:
     stop = stop_event()
     try:
         frontend = Frontend(settings)
-    except OSError as error:  # no tokenizer, or no address
+    except (OSError, ValueError) as error:  # no tokenizer, a broken one, or no address
         log.error("%s", error)
         return 1
     await frontend.run(stop)
@@ -101,7 +101,6 @@ class Frontend:
             self._service.wait_idle(), stop.wait(), asyncio.sleep(self._settings.drain_s)
         )
         self._scheduler.close()
-        await _first_of(self._service.wait_idle(), asyncio.sleep(FINISH_S))
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
-from services.common import errors
 from services.frontend.answer import Answer, Piece
 from services.frontend.generation_request import Conversation, GenerationOptions, Prompt
 from services.frontend.scheduler_client import Inbox, SchedulerClient
@@ -64,7 +63,6 @@ class Generation:
         self._early: deque[Event] = deque()
         self._answers: dict[str, Answer] = {}
         self._running: set[str] = set()
-        self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def usage(self) -> Usage:
@@ -85,28 +83,26 @@ class Generation:
             return prompt.prompt
         return self._tokenizer.to_text(prompt.token_ids)
 
-    async def start(self, deadline_s: float | None) -> None:
+    async def start(self) -> None:
         """Submits all answers and waits until they are in the pool."""
-        if deadline_s is not None:
-            self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
         for index in range(len(self.prompts) * self.options.n):
             self._submit(index)
         waiting = set(self._running)
         while waiting:
-            event = await self._receive()
+            event = await self._inbox.get()
+            if isinstance(event, Failed) and event.request_id in waiting:
+                raise event.error
             waiting.discard(event.request_id)
-            if not isinstance(event, Accepted):
-                self._early.append(event)
+            self._early.append(event)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answers, as they grow; empty pieces are left out.
 
         Raises:
-            Unavailable: the pipeline was lost.
-            DeadlineExceeded: the time is up.
+            Unavailable: the pipeline was lost before all answers had ended.
         """
         while self._running:
-            event = self._early.popleft() if self._early else await self._receive()
+            event = self._early.popleft() if self._early else await self._inbox.get()
             if event.request_id not in self._running:
                 continue
             piece = self._apply(event)
@@ -115,15 +111,13 @@ class Generation:
 
     async def complete(self) -> list[Piece]:
         """The answers when they are finished, in order; raises as `pieces` does."""
-        whole = [Piece(answer.index) for answer in self._answers.values()]
+        pieces: list[list[Piece]] = [[] for _ in self._answers]
         async for piece in self.pieces():
-            whole[piece.index] += piece
-        return whole
+            pieces[piece.index].append(piece)
+        return [Piece.joined(of_one) for of_one in pieces]
 
     def close(self) -> None:
         """Cancels what still runs; nothing happens the second time."""
-        if self._deadline is not None:
-            self._deadline.cancel()
         for request_id in self._running:
             self._scheduler.cancel(request_id)
         self._running.clear()
@@ -137,7 +131,7 @@ class Generation:
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
                 max_new_tokens=prompt.max_new_tokens,
-                sampling=_sampling(self.options, index % self.options.n, prompt.stop_token_ids),
+                sampling=_sampling(self.options, index, prompt.stop_token_ids),
             ),
             self._inbox,
         )
@@ -152,13 +146,6 @@ class Generation:
             min_tokens=self.options.min_tokens,
         )
 
-    async def _receive(self) -> Event:
-        event = await self._inbox.get()
-        if isinstance(event, Failed):
-            self._running.discard(event.request_id)
-            raise event.error
-        return event
-
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]
         match event:
@@ -168,7 +155,9 @@ class Generation:
                     self._scheduler.cancel(event.request_id)
             case Finished():
                 piece = answer.finish(event.reason)
-            case _:
+            case Failed():
+                raise event.error
+            case Accepted():
                 piece = Piece(answer.index)
         if answer.is_finished:
             self._running.discard(event.request_id)
@@ -177,20 +166,17 @@ class Generation:
     def _shows_tokens(self, piece: Piece) -> bool:
         return self.options.return_token_ids and bool(piece.token_ids)
 
-    def _expire(self) -> None:
-        error = errors.DeadlineExceeded("the deadline has passed")
-        self._inbox.put_nowait(Failed(self.request_id, error))
-
 
 def _sampling(
-    options: GenerationOptions, offset: int, stop_token_ids: tuple[int, ...]
+    options: GenerationOptions, index: int, stop_token_ids: tuple[int, ...]
 ) -> sampling_pb2.SamplingParams:
+    """Each answer draws other random numbers, those to another prompt too."""
     return sampling_pb2.SamplingParams(
         temperature=options.temperature,
         top_k=max(options.top_k, 0),
         top_p=options.top_p,
         min_p=options.min_p,
-        seed=(options.seed + offset) % 2**64,
+        seed=(options.seed + index) % 2**64,
         min_tokens=options.min_tokens,
         stop_token_ids=stop_token_ids,
     )

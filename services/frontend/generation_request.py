@@ -23,8 +23,10 @@ MAX_ANSWERS = 1024
 """Answers of one request at most, over all its prompts."""
 
 MAX_STOPS = 16
-MAX_STOP_TOKENS = 256
 """Stop strings at most: each is looked for in every character."""
+
+MAX_STOP_TOKENS = 256
+"""Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
 
 MAX_STOP_LENGTH = 1024
 """Characters in a stop string at most: as much text may have to be held back."""
@@ -42,7 +44,8 @@ class ChatMessage:
 
     def to_dict(self) -> dict[str, str]:
         """As chat templates want it: what is not given is not there."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        turn = {"role": self.role, "content": self.content}
+        return turn if self.name is None else {**turn, "name": self.name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,16 +75,13 @@ class GenerationService:
         return token_ids
 
     @asynccontextmanager
-    async def open(
-        self, request: GenerationRequest, *, deadline_s: float | None = None
-    ) -> AsyncIterator[Generation]:
+    async def open(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """A generation whose answers are all in the pool; what still runs at the end is cancelled.
 
         Raises:
             InvalidRequest: the request breaks a rule.
             PoolFull: there is too much at once.
             Unavailable: there is no pipeline, or this process is stopping.
-            DeadlineExceeded: it was not even in the pool within `deadline_s` seconds.
         """
         request.check()
         n_answers = len(request.prompts) * request.options.n
@@ -92,7 +89,7 @@ class GenerationService:
             prompts = await self._encode(request)
             generation = Generation(request.options, prompts, self.tokenizer, self._scheduler)
             try:
-                await generation.start(deadline_s)
+                await generation.start()
                 yield generation
             finally:
                 generation.close()
@@ -134,6 +131,7 @@ class GenerationService:
                 is_chat=isinstance(prompt, Conversation),
             )
             encoded.append(EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids))
+            await asyncio.sleep(0)  # others come in between
         return tuple(encoded)
 
     async def _to_tokens(self, prompt: Prompt) -> tuple[int, ...]:

@@ -48,11 +48,11 @@ class InferenceServicer:
         self._max_body_bytes = max_body_bytes
 
     async def Generate(
-        self, message: inference_pb2.GenerateRequest, context: Context
+        self, message: inference_pb2.GenerateRequest, _: Context
     ) -> inference_pb2.GenerateResponse:
         """Answers when everything is there."""
         request = self._to_request(message)
-        async with self._service.open(request, deadline_s=context.time_remaining()) as generation:
+        async with self._service.open(request) as generation:
             pieces = await generation.complete()
             return inference_pb2.GenerateResponse(
                 request_id=generation.request_id,
@@ -67,7 +67,7 @@ class InferenceServicer:
     ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
         """Answers piece by piece."""
         request = self._to_request(message)
-        async with self._service.open(request, deadline_s=context.time_remaining()) as generation:
+        async with self._service.open(request) as generation:
             # A call may end while this generator is not running but waiting for the client to read.
             context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
             prompt_token_ids = _prompt_token_ids(generation)

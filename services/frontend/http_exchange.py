@@ -6,8 +6,8 @@ cancelling.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -86,7 +86,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AbstractAsyncContextManager[AsyncIterator[Event]],
+        events: AsyncGenerator[Event],
         *,
         explain: Callable[[errors.OrcinusError], Event],
     ) -> None:
@@ -101,7 +101,7 @@ class EventStream(Response):
             await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async with self._events as events:
+        async with aclosing(self._events) as events:
             first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _send_data(send, _encode(first))
@@ -119,5 +119,6 @@ async def _send_data(send: Send, data: bytes) -> None:
 
 
 def _encode(event: Event) -> bytes:
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    # All in ASCII: some clients take U+2028 or U+0085 for the end of a line.
+    data = json.dumps(event, separators=(",", ":"))
     return f"data: {data}\n\n".encode()

@@ -1,7 +1,6 @@
 """The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -33,12 +32,12 @@ def create_app(service: GenerationService, *, max_body_bytes: int) -> FastAPI:
     app.router.redirect_slashes = False
     openai_errors.install(app)
     api = OpenAIApi(service, max_body_bytes=max_body_bytes)
-    app.add_api_route("/v1/models", api.list_models, methods=["GET"])
+    app.add_api_route("/v1/models", api.list_models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
-    app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
-    app.add_api_route("/ready", api.ready, methods=["GET"], response_model=None)
+    app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
     return app
 
 
@@ -93,22 +92,14 @@ class OpenAIApi:
             pieces = await generation.complete()
             return _shape(generation, body).answer(pieces)
 
-    @asynccontextmanager
-    async def _events(self, body: GenerationBody) -> AsyncIterator[AsyncIterator[Event]]:
-        async with (
-            self._service.open(body.to_request()) as generation,
-            aclosing(_chunks(generation, body)) as chunks,
-        ):
-            yield chunks
-
-
-async def _chunks(generation: Generation, body: GenerationBody) -> AsyncGenerator[Event]:
-    shape = _shape(generation, body)
-    async for piece in generation.pieces():
-        for chunk in shape.chunks(piece):
-            yield chunk
-    if body.includes_usage:
-        yield shape.usage_chunk()
+    async def _events(self, body: GenerationBody) -> AsyncGenerator[Event]:
+        async with self._service.open(body.to_request()) as generation:
+            shape = _shape(generation, body)
+            async for piece in generation.pieces():
+                for chunk in shape.chunks(piece):
+                    yield chunk
+            if body.includes_usage:
+                yield shape.usage_chunk()
 
 
 def _shape(generation: Generation, body: GenerationBody) -> Shape:

@@ -36,7 +36,6 @@ _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.Unavailable: _Kind(503, "server_error", "unavailable"),
     errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
     errors.RequestCancelled: _Kind(CLIENT_CLOSED_REQUEST, "invalid_request_error", "cancelled"),
-    errors.DeadlineExceeded: _Kind(504, "server_error", "deadline_exceeded"),
 }
 
 

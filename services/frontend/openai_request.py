@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     FailFast,
+    Field,
     PlainValidator,
     Tag,
     ValidationError,
@@ -25,6 +26,7 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.generation_request import (
+    MAX_ANSWERS,
     ChatMessage,
     Conversation,
     GenerationOptions,
@@ -38,6 +40,9 @@ LISTS = {"stop", "stop_token_ids"}
 
 MAX_NAME_LENGTH = 64
 """Characters of a client's field name that are repeated in an error."""
+
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
 
 Body = TypeVar("Body", bound="GenerationBody")
 
@@ -61,10 +66,12 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list):
+        if value and _are_tokens(value):
+            return (tuple(value),)
+        if len(value) > MAX_ANSWERS:
+            raise ValueError(f"has {len(value)} prompts; at most {MAX_ANSWERS} may be")
         if all(isinstance(item, str) for item in value):
             return tuple(value)
-        if _are_tokens(value):
-            return (tuple(value),)
         if all(isinstance(item, list) and _are_tokens(item) for item in value):
             return tuple(tuple(item) for item in value)
     raise ValueError("must be a string, a list of strings, a list of tokens or a list of such")
@@ -173,7 +180,9 @@ class TextPart(BaseModel):
     text: str
 
 
-TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], FailFast()])
+TextParts = TypeAliasType(
+    "TextParts", Annotated[list[TextPart], FailFast(), Field(max_length=MAX_TURNS)]
+)
 
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[TextParts, Tag("parts")],
@@ -208,7 +217,7 @@ class Message(BaseModel):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], FailFast()]
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
     logprobs: Annotated[bool | None, only(False)] = None
     top_logprobs: Annotated[int | None, only(0)] = None

@@ -33,6 +33,10 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
 
 STOPPING = "the server is stopping"
 
+MAX_UNSENT = 4096
+"""Messages that may wait to be sent when another request comes: a scheduler that doesn't read must
+not fill this process's memory."""
+
 Inbox = asyncio.Queue[Event]
 """Where the events of a request, or of several that belong together, are put."""
 
@@ -92,9 +96,11 @@ class SchedulerClient:
         """Sends a request; its events go to the inbox until it ends or is cancelled.
 
         Raises:
-            Unavailable: there is no pipeline.
+            Unavailable: there is no pipeline, or the scheduler reads too slowly.
         """
         _ = self.pipeline
+        if self._outbox.qsize() >= MAX_UNSENT:
+            raise errors.Unavailable("the scheduler does not keep up; try again")
         self._inboxes[submission.request_id] = inbox
         self._outbox.put_nowait(scheduler_pb2.ConnectRequest(submission=submission))
 

@@ -115,20 +115,14 @@ def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
 def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
     match rejected.reason:
         case scheduler_pb2.REJECTION_REASON_INVALID:
-            return _invalid(rejected.message)
+            return errors.InvalidRequest(
+                rejected.field or "prompt", rejected.message or "refused by the scheduler"
+            )
         case scheduler_pb2.REJECTION_REASON_POOL_FULL:
             return errors.PoolFull(
                 rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)
             )
     return errors.Unavailable(rejected.message or "the scheduler takes no requests; try again")
-
-
-def _invalid(message: str) -> errors.InvalidRequest:
-    """The scheduler's own InvalidRequest, whose message begins with the field."""
-    field, _, rest = message.partition(": ")
-    if field.isidentifier() and rest:
-        return errors.InvalidRequest(field, rest)
-    return errors.InvalidRequest("prompt", message or "refused by the scheduler")
 
 
 def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:

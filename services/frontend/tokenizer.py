@@ -43,15 +43,25 @@ class Tokenizer:
 
         Raises:
             FileNotFoundError: the directory has none.
+            ValueError: it is broken.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
-        return cls(tokenizers.Tokenizer.from_file(str(path)))
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library has no class of its own for it
+            raise ValueError(f"{path} is broken: {error}") from error
 
     def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The tokens of a text, with those that the checkpoint puts around it if wanted."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """The tokens of a text, with those that the checkpoint puts around it if wanted.
+
+        Other threads run meanwhile: of the library's ways to encode, those for batches let them.
+        """
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return tuple(encoding.ids)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""

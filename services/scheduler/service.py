@@ -53,6 +53,9 @@ class Connection:
         rejection = self._outbox.rejected.add(
             request_id=request_id, reason=_rejection_reason(error), message=error.message
         )
+        if isinstance(error, InvalidRequest):
+            rejection.field = error.field
+            rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
         self._has_mail.set()

@@ -21,7 +21,6 @@ TREE = [
     (errors.Unavailable("gone"), grpc.StatusCode.UNAVAILABLE),
     (errors.StaleEpoch("old"), grpc.StatusCode.ABORTED),
     (errors.RequestCancelled("no"), grpc.StatusCode.CANCELLED),
-    (errors.DeadlineExceeded("late"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (ZeroDivisionError("a bug"), grpc.StatusCode.INTERNAL),
 ]
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import httpx
@@ -17,6 +17,7 @@ from orcinus.v1 import inference_pb2
 from services.common import rpc
 from services.frontend.frontend import Frontend
 from services.frontend.grpc_api import SERVICE
+from services.frontend.scheduler_client import Backoff, SchedulerClient
 from services.frontend.settings import FrontendSettings
 from services.frontend.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
@@ -24,6 +25,37 @@ from tests.frontend import checkpoints
 
 PATIENCE_S = 10.0
 """How long anything may take before a test fails; nothing waits for it to pass."""
+
+EAGER = Backoff(first_s=0.01, max_s=0.05)
+
+Result = TypeVar("Result")
+
+
+async def soon(waiting: Awaitable[Result]) -> Result:
+    """What is waited for, if it comes in time."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await waiting
+
+
+@asynccontextmanager
+async def client_of(address: str) -> AsyncIterator[SchedulerClient]:
+    """A client that tries to reach a scheduler."""
+    client = SchedulerClient(address, backoff=EAGER)
+    running = asyncio.ensure_future(client.run())
+    try:
+        yield client
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(scheduler: FakeScheduler) -> AsyncIterator[SchedulerClient]:
+    """A client that has reached its scheduler."""
+    async with client_of(await scheduler.start()) as client:
+        await soon(client.wait_ready())
+        yield client
+    await scheduler.stop()
 
 
 class InferenceClient:

@@ -66,5 +66,5 @@ def test_unfinished_character_is_delivered_at_the_end() -> None:
 
 
 def test_pieces_add_up() -> None:
-    whole = Piece(0) + Piece(0, "a", (1,)) + Piece(0, "b", (2, 3), FinishReason.STOP)
-    assert whole == Piece(0, "ab", (1, 2, 3), FinishReason.STOP)
+    grown = [Piece(4, "a", (1,)), Piece(4, "b", (2, 3)), Piece(4, "", (), FinishReason.STOP)]
+    assert Piece.joined(grown) == Piece(4, "ab", (1, 2, 3), FinishReason.STOP)

@@ -108,6 +108,30 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b'{"chat_template": "\xff"}'),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b'{"chat_template": [{}]}'),
+        ("tokenizer_config.json", b'{"chat_template": "a", "bos_token": {}}'),
+        ("tokenizer_config.json", b'{"chat_template": "{% if %}"}'),
+        ("chat_template.jinja", b"a\n{% for %}\nb"),
+        ("chat_template.jinja", b"{{ 'a' | unknown }}"),
+    ],
+    ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter"],
+)
+def test_broken_template_is_a_value_error_of_one_line(
+    tmp_path: Path, file: str, content: bytes
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match="is broken") as caught:
+        ChatTemplate.from_directory(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "config", [None, {}, {"chat_template": None}], ids=["none", "empty", "null"]
 )
 def test_checkpoint_without_a_template_has_none(

@@ -10,6 +10,7 @@ from services.frontend.generation_request import (
     MAX_ANSWERS,
     MAX_N,
     MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
     MAX_STOPS,
     GenerationOptions,
     GenerationRequest,
@@ -48,6 +49,7 @@ WRONG: list[tuple[str, Any]] = [
     ("stop", ("",)),
     ("stop", ("x" * (MAX_STOP_LENGTH + 1),)),
     ("stop", ("x",) * (MAX_STOPS + 1)),
+    ("stop_token_ids", (5,) * (MAX_STOP_TOKENS + 1)),
 ]
 
 RIGHT: list[tuple[str, Any]] = [
@@ -65,6 +67,7 @@ RIGHT: list[tuple[str, Any]] = [
     ("seed", 2**63 - 1),
     ("n", MAX_N),
     ("stop", ("x" * MAX_STOP_LENGTH,) * MAX_STOPS),
+    ("stop_token_ids", (5,) * MAX_STOP_TOKENS),
 ]
 
 

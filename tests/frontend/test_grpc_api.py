@@ -1,6 +1,7 @@
 """The gRPC API over a real channel: answers, errors with details, deadlines, cancellation."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,8 +13,18 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
-from tests.fake_scheduler import PIPELINE, keeps_quiet, loses_pipeline_after, rejects, says
-from tests.frontend.conftest import PATIENCE_S, Site
+from services.frontend.generation_service import GenerationService
+from services.frontend.grpc_api import InferenceServicer
+from tests.fake_scheduler import (
+    PIPELINE,
+    FakeScheduler,
+    keeps_quiet,
+    loses_pipeline_after,
+    rejects,
+    says,
+    stalls_after,
+)
+from tests.frontend.conftest import PATIENCE_S, Site, connected, soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -190,13 +201,14 @@ async def test_lost_pipeline_is_unavailable(site: Site) -> None:
 async def test_deadline_ends_the_call_and_the_request(site: Site, is_stream: bool) -> None:
     site.scheduler.behaviour = keeps_quiet
     if is_stream:
-        call = site.inference.stream(streamed(text("x")), timeout=0.2).read()
+        call = site.inference.stream(streamed(text("x")), timeout=0.5).read()
     else:
-        call = site.inference.generate(whole(text("x")), timeout=0.2)
+        call = site.inference.generate(whole(text("x")), timeout=0.5)
     error = await failure(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     async with asyncio.timeout(PATIENCE_S):
-        await site.scheduler.requests[0].cancelled.wait()
+        (request,) = await site.scheduler.wait_requests()
+        await request.cancelled.wait()
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
@@ -213,16 +225,33 @@ async def test_client_that_cancels_ends_the_request(site: Site, is_stream: bool)
         await request.cancelled.wait()
 
 
-async def test_client_that_stops_reading_and_cancels_ends_the_request(site: Site) -> None:
-    site.scheduler.behaviour = keeps_quiet
-    call = site.inference.stream(streamed(text("x"), max_tokens=100, return_token_ids=True))
-    async with asyncio.timeout(PATIENCE_S):
-        (request,) = await site.scheduler.wait_requests()
-        for _ in range(20_000):
-            request.tokens(*site.tokens("a"))
-        await call.read()
-        call.cancel()
-        await request.cancelled.wait()
+class UnreadCall:
+    """A call whose client reads no more, as the servicer sees it."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def test_call_that_ends_while_nobody_reads_ends_the_request(site: Site) -> None:
+    scheduler = FakeScheduler(stalls_after(*site.tokens("ab")))
+    call: Any = UnreadCall()
+    async with connected(scheduler) as client:
+        service = GenerationService(site.tokenizer, client)
+        servicer = InferenceServicer(service, max_body_bytes=1000)
+        answers: Any = servicer.GenerateStream(streamed(text("x")), call)
+        await soon(anext(answers))  # and here the servicer waits until it is asked for more
+        (request,) = await soon(scheduler.wait_requests())
+        assert not request.ended.is_set()
+        call.end()
+        await soon(request.cancelled.wait())
+        await answers.aclose()
 
 
 async def test_health_is_serving(site: Site) -> None:

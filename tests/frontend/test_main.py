@@ -116,6 +116,28 @@ async def test_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     assert "no tokenizer.json" in said
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "{"),
+        ("chat_template.jinja", "a\n{% for %}\nb"),
+    ],
+    ids=["tokenizer", "config", "template"],
+)
+async def test_broken_checkpoint_is_said_in_one_line(
+    tmp_path: Path, file: str, content: str
+) -> None:
+    checkpoints.write_checkpoint(tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with frontend_process(tmp_path, "127.0.0.1:1") as (process, _):
+        status, said = await ended(process)
+    assert status == 1
+    (line,) = said.splitlines()
+    assert "is broken" in line
+    assert str(tmp_path) in line
+
+
 async def test_importing_the_frontend_brings_no_tensors() -> None:
     code = (
         "import sys, services.frontend.frontend;print({'torch', 'transformers'} & set(sys.modules))"

@@ -145,6 +145,14 @@ async def test_ignored_eos_does_not_stop(site: Site) -> None:
     assert answer["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.parametrize("seed", [7, None], ids=["given", "drawn"])
+async def test_every_answer_has_a_seed_of_its_own(site: Site, seed: int | None) -> None:
+    await complete(site, ["a", "b"], n=2, seed=seed, max_tokens=1)
+    seeds = [request.submission.sampling.seed for request in site.scheduler.requests]
+    first = seeds[0] if seed is None else seed
+    assert seeds == [first, first + 1, first + 2, first + 3]
+
+
 async def test_prompts_and_their_answers_are_numbered(site: Site) -> None:
     prompts = [list(site.tokens(text)) for text in ("ab", "cd")]
     answer = await complete(site, prompts, n=2, max_tokens=2)
@@ -181,6 +189,34 @@ async def test_stop_string_cuts_the_answer_and_cancels(site: Site) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
     async with asyncio.timeout(PATIENCE_S):
         await site.scheduler.requests[0].cancelled.wait()
+
+
+async def test_answer_that_ended_by_a_stop_string_does_not_fail_with_the_pipeline(
+    site: Site,
+) -> None:
+    first_failed = asyncio.Event()
+
+    async def behave(request: Any) -> None:
+        request.accept()
+        if request.request_id.endswith("-0"):
+            request.tokens(*site.tokens("one STOP"))
+            request.tokens(*site.tokens(" two"))
+            request.complete(scheduler_pb2.COMPLETION_REASON_UNAVAILABLE, "stage 1 was lost")
+            first_failed.set()
+        else:
+            await first_failed.wait()
+            await says(*site.tokens("done"), EOS)(request)
+
+    site.scheduler.behaviour = behave
+    answer = await complete(site, n=2, stop=["STOP"], max_tokens=50)
+    assert [choice["text"] for choice in answer["choices"]] == ["one ", "done"]
+
+
+async def test_events_are_lines_for_clients_that_know_many_ends_of_lines(site: Site) -> None:
+    said = "a\u2028b\u0085c世"
+    site.scheduler.behaviour = says(*site.tokens(said), EOS)
+    chunks = await events(site, "completions", prompt="x", max_tokens=50)  # splits as Python does
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == said
 
 
 async def test_completion_stream_has_the_shape_of_openai(site: Site) -> None:
@@ -236,6 +272,13 @@ async def test_models_are_listed(site: Site) -> None:
 async def test_health_and_readiness(site: Site) -> None:
     assert (await site.http.get("/health")).status_code == 200
     assert (await site.http.get("/ready")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+async def test_head_is_answered_without_a_body(site: Site, path: str) -> None:
+    response = await site.http.head(path)
+    assert response.status_code == 200
+    assert response.content == b""
 
 
 @pytest.mark.parametrize(
@@ -376,6 +419,13 @@ async def test_rejections_become_errors(
     site.scheduler.behaviour = rejects(reason, "no")
     response = await post(site, "completions", prompt="x")
     assert response.status_code == status
+
+
+async def test_field_that_the_scheduler_refuses_is_named(site: Site) -> None:
+    invalid = scheduler_pb2.REJECTION_REASON_INVALID
+    site.scheduler.behaviour = rejects(invalid, "is too much", field="max_tokens")
+    error = error_of(await post(site, "completions", prompt="x"))
+    assert (error["param"], error["message"]) == ("max_tokens", "max_tokens: is too much")
 
 
 async def test_one_refused_answer_cancels_the_others(site: Site) -> None:

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from services.common import errors
-from services.frontend.generation_request import ChatMessage, Conversation, GenerationRequest
-from services.frontend.openai_request import ChatBody, CompletionBody, parse_body
+from services.frontend.generation_request import (
+    MAX_ANSWERS,
+    ChatMessage,
+    Conversation,
+    GenerationRequest,
+)
+from services.frontend.openai_request import MAX_TURNS, ChatBody, CompletionBody, parse_body
 
 USER = {"role": "user", "content": "hi"}
 
@@ -45,6 +50,46 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(errors.InvalidRequest) as caught:
         completion(prompt=prompt)
     assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize("item", ["a", [1]], ids=["texts", "lists"])
+def test_too_many_prompts_are_refused_before_they_are_read(item: Any) -> None:
+    assert len(completion(prompt=[item] * MAX_ANSWERS).prompts) == MAX_ANSWERS
+    body = json.dumps({"prompt": [item] * (MAX_ANSWERS + 1)}).encode()
+    with pytest.raises(errors.InvalidRequest, match=f"at most {MAX_ANSWERS}") as caught:
+        parse_body(CompletionBody, body)
+    assert caught.value.field == "prompt"
+
+
+def test_tokens_of_a_prompt_may_be_more_than_prompts() -> None:
+    (prompt,) = completion(prompt=[7] * (MAX_ANSWERS + 1)).prompts
+    assert prompt == (7,) * (MAX_ANSWERS + 1)
+
+
+PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([USER] * (MAX_TURNS + 1), "messages"),
+        ([{"role": "user", "content": [PART] * (MAX_TURNS + 1)}], "messages.0.content"),
+    ],
+    ids=["messages", "parts"],
+)
+def test_too_many_turns_and_parts_are_refused(messages: Any, field: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=f"at most {MAX_TURNS}") as caught:
+        chat(messages=messages)
+    assert caught.value.field == field
+
+
+def test_many_turns_and_parts_are_taken() -> None:
+    (conversation,) = chat(messages=[USER] * MAX_TURNS).prompts
+    assert isinstance(conversation, Conversation)
+    assert len(conversation.messages) == MAX_TURNS
+    (conversation,) = chat(messages=[{"role": "user", "content": [PART] * MAX_TURNS}]).prompts
+    assert isinstance(conversation, Conversation)
+    assert conversation.messages[0].content.count("a") == MAX_TURNS
 
 
 def test_fields_reach_the_request() -> None:

@@ -1,15 +1,12 @@
 """The stream to the scheduler: connecting, losing it, and connecting again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import pytest
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.scheduler_client import Backoff, Inbox, SchedulerClient
+from services.frontend.scheduler_client import MAX_UNSENT, Backoff, Inbox, SchedulerClient
 from services.frontend.scheduler_events import (
     Accepted,
     Event,
@@ -19,36 +16,8 @@ from services.frontend.scheduler_events import (
     Tokens,
     events_of,
 )
-from tests.fake_scheduler import FakeScheduler, keeps_quiet, says
-from tests.frontend.conftest import PATIENCE_S
-
-Result = TypeVar("Result")
-
-EAGER = Backoff(first_s=0.01, max_s=0.05)
-
-
-async def soon(waiting: Awaitable[Result]) -> Result:
-    async with asyncio.timeout(PATIENCE_S):
-        return await waiting
-
-
-@asynccontextmanager
-async def client_of(address: str) -> AsyncIterator[SchedulerClient]:
-    client = SchedulerClient(address, backoff=EAGER)
-    running = asyncio.ensure_future(client.run())
-    try:
-        yield client
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-@asynccontextmanager
-async def connected(scheduler: FakeScheduler) -> AsyncIterator[SchedulerClient]:
-    async with client_of(await scheduler.start()) as client:
-        await soon(client.wait_ready())
-        yield client
-    await scheduler.stop()
+from tests.fake_scheduler import PIPELINE, FakeScheduler, keeps_quiet, says
+from tests.frontend.conftest import client_of, connected, soon
 
 
 def submission(request_id: str = "r") -> scheduler_pb2.Submission:
@@ -127,7 +96,27 @@ async def test_cancelling_what_has_ended_says_nothing() -> None:
         client.submit(submission(), inbox)
         await until_last(inbox)
         client.cancel("r")
-        assert not scheduler.requests[0].cancelled.is_set()
+        client.submit(submission("next"), inbox)
+        await until_last(inbox)  # what was said before it has arrived
+        assert scheduler.cancellations == []
+
+
+async def test_scheduler_that_does_not_keep_up_gets_cancellations_and_no_more_requests() -> None:
+    scheduler = FakeScheduler(keeps_quiet)
+    async with connected(scheduler) as client:
+        inbox: Inbox = asyncio.Queue()
+        for number in range(MAX_UNSENT):  # nothing is sent meanwhile
+            client.submit(submission(str(number)), inbox)
+        with pytest.raises(errors.Unavailable, match="does not keep up"):
+            client.submit(submission("more"), inbox)
+        client.cancel("0")
+        first, *_ = await soon(scheduler.wait_requests())
+        await soon(first.cancelled.wait())
+        assert len(scheduler.requests) == MAX_UNSENT
+        scheduler.behaviour = says(7)
+        following: Inbox = asyncio.Queue()
+        client.submit(submission("next"), following)
+        await until_last(following)
 
 
 async def test_requests_of_a_lost_stream_fail_and_the_client_comes_back() -> None:
@@ -175,6 +164,16 @@ async def test_closing_ends_requests_as_unavailable() -> None:
             client.submit(submission("other"), inbox)
 
 
+def test_closed_client_takes_no_pipeline_any_more() -> None:
+    client = SchedulerClient("127.0.0.1:1")
+    description = scheduler_pb2.ConnectResponse(pipeline=PIPELINE)
+    client._apply(description)
+    assert client.is_connected
+    client.close()
+    client._apply(description)
+    assert not client.is_connected
+
+
 def test_pauses_grow_up_to_a_limit() -> None:
     backoff = Backoff(first_s=1.0, max_s=8.0)
     for n_failures, longest in ((1, 1), (2, 2), (3, 4), (4, 8), (50, 8), (5000, 8)):
@@ -195,17 +194,22 @@ def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason)
 
 
 @pytest.mark.parametrize(
-    ("message", "field"),
-    [("max_tokens: too many", "max_tokens"), ("too many", "prompt"), ("", "prompt")],
+    ("field", "message", "expected"),
+    [
+        ("max_tokens", "too many", "max_tokens: too many"),
+        ("", "seed: too many", "prompt: seed: too many"),
+        ("", "", "prompt: refused by the scheduler"),
+    ],
     ids=["named", "unnamed", "silent"],
 )
-def test_field_that_the_scheduler_refuses_is_named(message: str, field: str) -> None:
+def test_field_that_the_scheduler_refuses_is_named(field: str, message: str, expected: str) -> None:
     invalid = scheduler_pb2.REJECTION_REASON_INVALID
-    rejected = scheduler_pb2.Rejection(request_id="r", reason=invalid, message=message)
+    rejected = scheduler_pb2.Rejection(request_id="r", reason=invalid, message=message, field=field)
     (event,) = events_of(scheduler_pb2.ConnectResponse(rejected=[rejected]))
     assert isinstance(event, Failed)
     assert isinstance(event.error, errors.InvalidRequest)
-    assert event.error.field == field
+    assert event.error.field == (field or "prompt")
+    assert event.error.message == expected
 
 
 def test_retry_delay_of_a_full_pool_is_kept_or_made_up() -> None:

@@ -1,6 +1,7 @@
 """Text comes out of tokens as early as it is final, and all of it comes out."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,14 @@ def test_garbage_does_not_pile_up() -> None:
     assert len(delivered) >= 1000 - MAX_WINDOW_TOKENS
     assert delivered + incremental.flush() == "\ufffd" * 1000
     assert tokenizer.n_tokens <= 2 * MAX_WINDOW_TOKENS * 1000
+
+
+@pytest.mark.parametrize("content", ["{", "{}", ""], ids=["json", "empty", "nothing"])
+def test_broken_tokenizer_is_a_value_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{path} is broken"):
+        Tokenizer.from_directory(tmp_path)
 
 
 def test_special_tokens_go_around_a_text_only_if_wanted() -> None:

@@ -1,0 +1,26 @@
+"""The checkpoint in the box, as far as a conversation is concerned."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+
+from services.frontend.chat_template import ChatTemplate
+from services.frontend.generation_request import ChatMessage
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+def test_whatever_begins_a_turn_ends_the_answer() -> None:
+    template = ChatTemplate.from_directory(DEMO)
+    assert template is not None
+    written = template.render([ChatMessage("user", "a"), ChatMessage("assistant", "b")])
+    encoding = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(
+        written, add_special_tokens=False
+    )
+    begin, *special = [
+        i for i, token in zip(encoding.ids, encoding.tokens, strict=True) if token[:2] == "<|"
+    ]
+    config = json.loads((DEMO / "generation_config.json").read_text(encoding="utf-8"))
+    assert config["bos_token_id"] == begin
+    assert set(config["eos_token_id"]) == set(special)
