@@ -108,8 +108,12 @@ def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -
         assert stack.survivors() == []
 
 
-def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(model: Path) -> None:
-    marker = f"--model={model}"
+def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    alias = tmp_path / "alias"  # so that its processes are told from those of other tests
+    alias.symlink_to(model)
+    marker = f"--model={alias}"
     command = [sys.executable, "-m", "services.local", marker, "--http-port=0", "--grpc-port=0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as launcher:
         process = psutil.Process(launcher.pid)
