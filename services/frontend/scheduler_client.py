@@ -124,7 +124,9 @@ class SchedulerClient:
                 reason = await self._converse(channel)
                 n_failures = 1 if self.is_connected else n_failures + 1
                 if n_failures == 1:
-                    log.warning("no scheduler at %s: %s", self._address, reason)
+                    # At first there is nothing wrong: the pipeline has yet to form.
+                    level = logging.WARNING if self.is_connected else logging.INFO
+                    log.log(level, "no scheduler at %s: %s", self._address, reason)
                 self._lose("the scheduler was lost; try again")
                 await asyncio.sleep(self._backoff.pause_s(n_failures))
 
