@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from kernels.attention import attention
-from kernels.attention_metadata import AttentionMetadata, plan_attention
+from kernels.attention_metadata import AttentionForm, AttentionMetadata, plan_attention
+from kernels.expert_mlp import expert_mlp
+from kernels.gelu_and_mul import gelu_and_mul
+from kernels.layer_norm import layer_norm
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.silu_and_mul import silu_and_mul
 from kernels.write_kv import write_kv
 
-__all__ = ["AttentionMetadata", "Ops", "ops_for"]
+__all__ = ["AttentionForm", "AttentionMetadata", "Ops", "ops_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,23 @@ class Ops:
     """One implementation of every operation, for one kind of device; arguments as in its file."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_and_mul: Callable[[Tensor], Tensor]
+    expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     plan_attention: Callable[..., AttentionMetadata]
-    attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMetadata], Tensor]
+    attention: Callable[..., Tensor]
 
 
 _TORCH = Ops(
     rms_norm=rms_norm,
+    layer_norm=layer_norm,
     rotary=rotary,
     silu_and_mul=silu_and_mul,
+    gelu_and_mul=gelu_and_mul,
+    expert_mlp=expert_mlp,
     write_kv=write_kv,
     plan_attention=plan_attention,
     attention=attention,

@@ -9,12 +9,15 @@ Two things bound a group. Its keys must fit in the processor's cache, because th
 their blocks and read again at once: for 32 decodes of 1,024 tokens (8 K/V heads of 64, float32) one
 call took five times as long as 32. And its padding must cost less than a call. So short contexts
 share a call, and long ones have a call each, which is then long enough not to mind.
+
+A layer with a sliding window has groups of its own, made from the same batch, of which blocks that
+lie wholly before the window are left out. Layers with the same window share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,13 +35,22 @@ _MAX_PADDING = 512
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What a layer's attention computes beside the plain formula."""
+
+    window: int | None = None  # keys that a query sees, its own among them; None: all before it
+    scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # c: scores s become c * tanh(s / c); None: they stay
+
+
+@dataclass(frozen=True, slots=True)
 class Decodes:
-    """Spans of one token; each attends to all that is stored of its sequence."""
+    """Spans of one token; each attends to what is stored of its sequence, or its window of it."""
 
     tokens: Tensor | None  # [n_spans] their places in the batch; None: the whole batch, in order
     blocks: Tensor  # [n_spans * blocks per span] block ids, padded with any valid id
-    n_keys: int  # of the longest span
-    mask: Tensor | None  # [n_spans, 1, 1, n_keys] added to the scores; None: no padding
+    n_keys: int  # gathered for the longest span
+    mask: Tensor | None  # [n_spans, 1, 1, n_keys] added to the scores; None: all are seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,7 @@ class Prompts:
     tokens: Tensor  # [n_spans, n_queries] places in the batch, padded with the span's last
     kept: Tensor  # [tokens of the spans] places in the flattened [n_spans * n_queries]
     places: Tensor  # [tokens of the spans] where these lie in the batch
+    mask: Tensor | None  # [1, 1, n_queries, n_queries]; None: every query sees all before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +82,83 @@ class AttentionMetadata:
     decodes: tuple[Decodes, ...]
     prompts: tuple[Prompts, ...]
     chunks: tuple[Chunks, ...]
+    windowed: Mapping[int, AttentionMetadata] = field(default_factory=dict)  # by window
+
+    def of(self, window: int | None) -> AttentionMetadata:
+        """The groups for layers of that window, which must have been planned."""
+        return self if window is None else self.windowed[window]
 
 
 def plan_attention(
-    start_positions: Ints, n_tokens: Ints, *, block_tables: Ints, key_cache: Tensor
+    start_positions: Ints,
+    n_tokens: Ints,
+    *,
+    block_tables: Ints,
+    key_cache: Tensor,
+    windows: Sequence[int | None] = (None,),
 ) -> AttentionMetadata:
-    """Packs the spans of a batch.
+    """Packs the spans of a batch, once for each of the different `windows` of a model's layers.
 
     `start_positions` and `n_tokens` are [n_spans]; `block_tables` [n_spans, any width] holds the
     blocks of each span's sequence in order, the rest being any valid ids; `key_cache` is one
     layer's keys [n_blocks, block_size, n_kv_heads, head_dim], of which only the form matters.
     """
-    planner = _Planner(start_positions, n_tokens, block_tables, key_cache)
-    is_decode = n_tokens == 1
-    is_prompt = ~is_decode & (start_positions == 0)
+    longest = int((start_positions + n_tokens).max())
+
+    def groups(window: int | None) -> AttentionMetadata:
+        return _Planner(start_positions, n_tokens, block_tables, key_cache, window).plan()
+
+    # A window that no sequence of the batch outgrows is no window.
+    cutting = {window for window in windows if window is not None and window < longest}
+    plain = groups(None) if len(cutting) < len(set(windows)) else AttentionMetadata((), (), ())
+    by_window = {window: groups(window) for window in cutting}
     return AttentionMetadata(
-        decodes=tuple(map(planner.decodes, planner.pack(np.flatnonzero(is_decode)))),
-        prompts=tuple(map(planner.prompts, planner.pack(np.flatnonzero(is_prompt)))),
-        chunks=tuple(map(planner.chunks, planner.pack(np.flatnonzero(~is_decode & ~is_prompt)))),
+        plain.decodes,
+        plain.prompts,
+        plain.chunks,
+        {window: by_window.get(window, plain) for window in windows if window is not None},
     )
 
 
 class _Planner:
-    """The columns of one batch, and what groups are made of."""
+    """The columns of one batch as layers of one window see them, and what groups are made of.
 
-    def __init__(self, starts: Ints, n_tokens: Ints, block_tables: Ints, key_cache: Tensor) -> None:
-        self._starts = starts
+    A span's keys are counted from the first block that it sees anything of.
+    """
+
+    def __init__(
+        self,
+        starts: Ints,
+        n_tokens: Ints,
+        block_tables: Ints,
+        key_cache: Tensor,
+        window: int | None,
+    ) -> None:
+        self._block_size = key_cache.shape[1]
+        self._window = window
+        self._first_blocks: Ints = np.zeros_like(starts)
+        if window is not None:
+            self._first_blocks = np.maximum(starts - window + 1, 0) // self._block_size
+        self._starts: Ints = starts - self._first_blocks * self._block_size
         self._n_tokens = n_tokens
-        self._n_keys: Ints = starts + n_tokens
+        self._n_keys: Ints = self._starts + n_tokens
         self._first_tokens: Ints = np.cumsum(n_tokens) - n_tokens
         self._block_tables = block_tables
         self._key_positions = torch.arange(int(self._n_keys.max()), device=key_cache.device)
-        self._block_size = key_cache.shape[1]
         self._dtype = key_cache.dtype
         self._device = key_cache.device
         key_bytes = key_cache[0, 0].numel() * key_cache.element_size()
         self._max_keys = _MAX_KEY_BYTES // key_bytes
+
+    def plan(self) -> AttentionMetadata:
+        is_decode = self._n_tokens == 1
+        is_prompt = ~is_decode & (self._starts == 0) & (self._first_blocks == 0)
+        is_chunk = ~is_decode & ~is_prompt
+        return AttentionMetadata(
+            decodes=tuple(map(self.decodes, self.pack(np.flatnonzero(is_decode)))),
+            prompts=tuple(map(self.prompts, self.pack(np.flatnonzero(is_prompt)))),
+            chunks=tuple(map(self.chunks, self.pack(np.flatnonzero(is_chunk)))),
+        )
 
     def pack(self, spans: Ints) -> Iterator[Ints]:
         """Cuts `spans` into groups, longest first, by the two bounds; each in the batch's order."""
@@ -129,7 +183,7 @@ class _Planner:
         n_keys = self._n_keys[spans]
         longest = int(n_keys.max())
         mask = None
-        if int(n_keys.min()) < longest:
+        if int(n_keys.min()) < longest or self._cuts(longest):
             mask = self._mask((n_keys - 1)[:, None, None, None], longest)
         is_whole_batch = len(spans) == len(self._starts)
         return Decodes(
@@ -141,7 +195,11 @@ class _Planner:
 
     def prompts(self, spans: Ints) -> Prompts:
         tokens, kept, places, _ = self._padded_queries(spans)
-        return Prompts(tokens=tokens, kept=kept, places=places)
+        longest = tokens.shape[1]
+        mask = None
+        if self._cuts(longest):
+            mask = self._mask(np.arange(longest)[None, None, :, None], longest)
+        return Prompts(tokens=tokens, kept=kept, places=places, mask=mask)
 
     def chunks(self, spans: Ints) -> Chunks:
         tokens, kept, places, offsets = self._padded_queries(spans)
@@ -167,13 +225,24 @@ class _Planner:
 
     def _blocks(self, spans: Ints, n_keys: int) -> Tensor:
         n_blocks = -(-n_keys // self._block_size)
-        return self._tensor(self._block_tables[spans, :n_blocks].ravel())
+        if self._window is None:
+            return self._tensor(self._block_tables[spans, :n_blocks].ravel())
+        columns = self._first_blocks[spans, None] + np.arange(n_blocks)
+        columns = np.minimum(columns, self._block_tables.shape[1] - 1)  # padding: any valid id
+        return self._tensor(self._block_tables[spans[:, None], columns].ravel())
+
+    def _cuts(self, n_keys: int) -> bool:
+        """Whether the last of `n_keys` queries does not see the first key."""
+        return self._window is not None and self._window < n_keys
 
     def _mask(self, positions: Ints, n_keys: int) -> Tensor:
         """0 where a query at `positions` [n_spans, 1, n_queries, 1] may look, else -inf."""
-        is_future = self._key_positions[:n_keys] > self._tensor(positions)
-        mask = torch.zeros(is_future.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(is_future, -torch.inf)
+        queries, keys = self._tensor(positions), self._key_positions[:n_keys]
+        is_hidden = keys > queries
+        if self._window is not None:
+            is_hidden |= keys <= queries - self._window
+        mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(is_hidden, -torch.inf)
 
     def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device)

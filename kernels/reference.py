@@ -45,6 +45,9 @@ def attention(
     start_positions: list[int],
     n_tokens: list[int],
     block_tables: list[list[int]],
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Every span by itself, every query over all it may see; q [n_tokens, n_heads, head_dim]."""
     n_heads, head_dim = q.shape[1:]
@@ -57,9 +60,41 @@ def attention(
         values = value_cache[table].flatten(0, 1)[:n_keys]
         keys = keys.repeat_interleave(group_size, 1).float()  # [n_keys, n_heads, head_dim]
         values = values.repeat_interleave(group_size, 1).float()
-        scores = torch.einsum("qhd,khd->hqk", span.float(), keys) / head_dim**0.5
+        scores = torch.einsum("qhd,khd->hqk", span.float(), keys) * (scale or head_dim**-0.5)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         query_position = torch.arange(start, n_keys)[:, None]
-        is_future = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
-        weights = scores.masked_fill(is_future, -torch.inf).softmax(-1)
+        is_hidden = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
+        if window is not None:
+            is_hidden |= torch.arange(n_keys) <= query_position - window
+        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
         attended.append(torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype))
     return torch.cat(attended)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` with the tanh approximation of GeLU (Hendrycks & Gimpel, 2016)."""
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, in float32; x [..., size]."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normal = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    return (normal * weight.float() + bias.float()).to(x.dtype)
+
+
+def expert_mlp(
+    x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+) -> Tensor:
+    """The sum of each token's experts, one token and one expert after the other."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for token, chosen in enumerate(experts.tolist()):
+        for i, expert in enumerate(chosen):
+            inner = silu_and_mul(gate_up[expert].float() @ x[token].float())
+            out[token] += weights[token, i].float() * (down[expert].float() @ inner)
+    return out.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the Llama family, and `transformers` as the outside oracle on them.
+"""Tiny random checkpoints of every family, and `transformers` as the outside oracle on them.
 
 Written by `transformers` itself, so that names, shapes and spellings are those of the wild. The
 weights are drawn wide enough that the logits of neighbouring tokens are far apart.
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 from transformers.utils import logging
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -48,13 +48,31 @@ def write_checkpoint(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**{**SMALL, **config}))
-        for name, parameter in model.named_parameters():
-            # Biases start as zeros and norms as ones, which would hide it if they were not used.
-            if parameter.dim() == 1:
-                torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+        _draw_vectors(model)
     torch.nn.Module.to(model, dtype=dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return directory
+
+
+def write_family_checkpoint(
+    directory: Path, config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Writes a random model of any family, in the family's own words, and returns `directory`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        _draw_vectors(model)
+    torch.nn.Module.to(model, dtype=dtype)
+    model.save_pretrained(directory)
+    return directory
+
+
+def _draw_vectors(model: torch.nn.Module) -> None:
+    """Biases start as zeros and norms as ones, which would hide it if they were not used."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            is_norm = name.endswith("weight") and bool(parameter.eq(1).all())
+            torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.3)
 
 
 def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any) -> Path:
@@ -71,8 +89,12 @@ class Oracle:
     """The model of a checkpoint as `transformers` runs it."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._model = LlamaForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+        self._model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            local_files_only=True,
         )
 
     def logits(self, token_ids: list[int]) -> Tensor:

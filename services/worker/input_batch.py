@@ -288,11 +288,18 @@ class InputBatch:
 
     @classmethod
     def build(
-        cls, plan: IterationPlan, table: RequestTable, *, ops: Ops, key_cache: Tensor
+        cls,
+        plan: IterationPlan,
+        table: RequestTable,
+        *,
+        ops: Ops,
+        key_cache: Tensor,
+        windows: Sequence[int | None] = (None,),
     ) -> InputBatch:
         """Applies `plan` to `table` and lays out its batch on the device of `key_cache`.
 
-        `key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim].
+        `key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim];
+        `windows` are those of the stage's layers.
         """
         spans = table.apply(plan)
         block_size = key_cache.shape[1]
@@ -315,6 +322,7 @@ class InputBatch:
                 spans.n_tokens,
                 block_tables=block_tables,
                 key_cache=key_cache,
+                windows=windows,
             ),
             sampled_tokens=torch.from_numpy(ends[spans.sample] - 1).to(device),
             sampling=table.sampling(spans.rows[spans.sample], next_positions[spans.sample]),

@@ -1,4 +1,4 @@
-"""Paged storage for the keys and values of one stage's layers.
+"""Paged storage for the keys and values of one stage's layers, of the heads that a rank has.
 
 It only stores. Which block belongs to whom is decided in one place for all stages, the scheduler's
 K/V manager; a block id means the same page of slots in every layer of every stage.
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from services.worker.models.config import ModelConfig
+from services.worker.models.tensor_parallel import HeadShare
 
 
 def kv_block_bytes(
     config: ModelConfig, n_layers: int, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
     """Bytes of one block on one rank: keys and values of its tokens in `n_layers` layers."""
-    n_kv_heads = config.n_kv_heads // tp_size
+    n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
     return 2 * n_layers * block_size * n_kv_heads * config.head_dim * dtype.itemsize
 
 
@@ -32,13 +33,15 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        tp_size: int = 1,
     ) -> None:
         """Allocates everything at once.
 
         Zeroed, because attention reads slots beyond a sequence's end with weight zero, and zero
         times what was left in memory may be NaN.
         """
-        shape = (n_blocks, block_size, config.n_kv_heads, config.head_dim)
+        n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
+        shape = (n_blocks, block_size, n_kv_heads, config.head_dim)
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(

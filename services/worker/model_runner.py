@@ -15,14 +15,32 @@ from torch import Tensor
 from services.worker.input_batch import InputBatch, IterationPlan, RequestTable
 from services.worker.kv_cache import KVCache
 from services.worker.models import StageModel
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.sampler import sample
 
 
 class ModelRunner:
-    """Runs the iterations of one epoch on one stage. New for every epoch."""
+    """Runs the iterations of one epoch on one rank of a stage. New for every epoch.
 
-    def __init__(self, model: StageModel, *, n_kv_blocks: int, block_size: int) -> None:
+    Ranks that share a stage run the same plans; all of them have the results.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        n_kv_blocks: int,
+        block_size: int,
+        tensor_parallel: TensorParallel = SINGLE,
+    ) -> None:
+        ranks = tensor_parallel
+        if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
+            raise ValueError(
+                f"weights of rank {model.tp_rank} of {model.tp_size} cannot run as rank "
+                f"{ranks.rank} of {ranks.size}"
+            )
         self.model = model
+        self._ranks = ranks
         self._kv_cache = KVCache(
             model.config,
             len(model.layers),
@@ -30,6 +48,7 @@ class ModelRunner:
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
+            tp_size=model.tp_size,
         )
         self._table = RequestTable(
             n_kv_blocks=n_kv_blocks,
@@ -44,7 +63,13 @@ class ModelRunner:
         Needs no activations, so it can be done while these are on their way.
         """
         key_cache, _ = self._kv_cache.layers[0]
-        return InputBatch.build(plan, self._table, ops=self.model.ops, key_cache=key_cache)
+        return InputBatch.build(
+            plan,
+            self._table,
+            ops=self.model.ops,
+            key_cache=key_cache,
+            windows=self.model.windows,
+        )
 
     def empty_hidden(self, n_tokens: int) -> Tensor:
         """Room for the previous stage's hidden states, [n_tokens, hidden_size]."""
@@ -64,6 +89,7 @@ class ModelRunner:
                 slots=batch.slots,
                 attention=batch.attention,
                 kv=self._kv_cache.layers,
+                ranks=self._ranks,
             )
 
     def sample(self, batch: InputBatch, hidden: Tensor) -> Tensor:
@@ -77,13 +103,13 @@ class ModelRunner:
     def logits(self, batch: InputBatch, hidden: Tensor) -> Tensor:
         """Float32 logits after the spans that are sampled, [n_sampled, vocab_size]."""
         with torch.inference_mode():
-            return self.model.logits(hidden.index_select(0, batch.sampled_tokens))
+            return self.model.logits(hidden.index_select(0, batch.sampled_tokens), self._ranks)
 
     def _input(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         if self.model.is_first != (hidden is None):
             raise ValueError("the first stage takes no hidden states, every other stage does")
         if hidden is None:
-            return self.model.embed(batch.token_ids)
+            return self.model.embed(batch.token_ids, self._ranks)
         expected = (len(batch.positions), self.model.hidden_size)
         if hidden.shape != expected or hidden.dtype != self.model.dtype:
             raise ValueError(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionMetadata, ops_for, reference
+from kernels import AttentionForm, AttentionMetadata, ops_for, reference
 
 CPU = torch.device("cpu")
 
@@ -27,17 +27,21 @@ class PagedBatch:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
+        form: AttentionForm | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         """`spans` are (tokens stored before, tokens in the batch)."""
+        self.form = AttentionForm() if form is None else form
+        self.windows = windows if self.form.window is None else (*windows, self.form.window)
         generator = torch.Generator().manual_seed(len(spans))
         self.starts = [start for start, _ in spans]
         self.n_tokens = [n for _, n in spans]
         n_blocks = [-(-(start + n) // block_size) for start, n in spans]
         shuffled = torch.randperm(sum(n_blocks) + 3, generator=generator).tolist()
         self.tables = [[shuffled.pop() for _ in range(n)] for n in n_blocks]
-        form = (sum(n_blocks) + 3, block_size, n_kv_heads, head_dim)
-        self.key_cache = torch.full(form, 1e4, dtype=dtype)
-        self.value_cache = torch.full(form, 1e4, dtype=dtype)
+        shape = (sum(n_blocks) + 3, block_size, n_kv_heads, head_dim)
+        self.key_cache = torch.full(shape, 1e4, dtype=dtype)
+        self.value_cache = torch.full(shape, 1e4, dtype=dtype)
         n = sum(self.n_tokens)
         # Cut out of one row per token, as from the fused projection.
         rows = torch.randn(n, n_heads + 2 * n_kv_heads, head_dim, generator=generator).to(dtype)
@@ -68,13 +72,15 @@ class PagedBatch:
             np.array(self.n_tokens),
             block_tables=padded,
             key_cache=self.key_cache.to(self.device),
+            windows=self.windows,
         )
 
     def attention(self) -> Tensor:
         tensors = (self.q, self.k, self.v, self.key_cache, self.value_cache)
         q, k, v, key_cache, value_cache = (tensor.to(self.device) for tensor in tensors)
         plan = self.plan()
-        return ops_for(self.device).attention(q, k, v, key_cache, value_cache, plan).cpu()
+        attend = ops_for(self.device).attention
+        return attend(q, k, v, key_cache, value_cache, plan, self.form).cpu()
 
     def reference(self) -> Tensor:
         return reference.attention(
@@ -84,6 +90,9 @@ class PagedBatch:
             start_positions=self.starts,
             n_tokens=self.n_tokens,
             block_tables=self.tables,
+            window=self.form.window,
+            scale=self.form.scale,
+            soft_cap=self.form.soft_cap,
         )
 
 
@@ -120,6 +129,48 @@ def test_mixed_batches(
     assert_as_reference(PagedBatch(spans, dtype=dtype, device=torch.device(device)))
 
 
+FORMS = {
+    "window of one": AttentionForm(window=1),
+    "window": AttentionForm(window=7),
+    "window of a block": AttentionForm(window=4),
+    "window beyond all": AttentionForm(window=5000),
+    "scale": AttentionForm(scale=0.5),
+    "soft cap": AttentionForm(soft_cap=0.8),
+    "all": AttentionForm(window=6, scale=0.7, soft_cap=1.5),
+}
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_forms_of_attention(
+    form: AttentionForm,
+    spans: list[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> None:
+    assert_as_reference(PagedBatch(spans, dtype=dtype, device=torch.device(device), form=form))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("spans", [[(0, 1100)], [(700, 900), (0, 5)]], ids=["prompt", "chunk"])
+def test_long_spans_are_capped_a_part_at_a_time(
+    spans: list[tuple[int, int]], window: int | None
+) -> None:
+    form = AttentionForm(soft_cap=1.0, window=window)
+    # Long sums of random values are small; the tolerance is absolute.
+    batch = PagedBatch(spans, form=form, block_size=16)
+    torch.testing.assert_close(batch.attention(), batch.reference(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_a_form_changes_what_is_computed(form: AttentionForm) -> None:
+    plain, other = PagedBatch(MIXES["everything"]), PagedBatch(MIXES["everything"], form=form)
+    is_same = form == FORMS["window beyond all"]
+    assert torch.equal(plain.attention(), other.attention()) == is_same
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize(
     ("n_heads", "n_kv_heads", "head_dim"), [(4, 4, 16), (9, 3, 64), (5, 1, 10), (2, 1, 2)]
@@ -149,6 +200,24 @@ def test_forms_of_heads_and_blocks(
 @settings(max_examples=40, deadline=None)
 def test_any_mix_of_spans(spans: list[tuple[int, int]]) -> None:
     assert_as_reference(PagedBatch(spans))
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 60), st.one_of(st.just(1), st.integers(1, 40))),
+        min_size=1,
+        max_size=12,
+    ),
+    window=st.integers(1, 70),
+    soft_cap=st.sampled_from([None, 2.0]),
+    block_size=st.sampled_from([1, 4, 5, 16]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_window_of_any_mix(
+    spans: list[tuple[int, int]], window: int, soft_cap: float | None, block_size: int
+) -> None:
+    form = AttentionForm(window=window, soft_cap=soft_cap)
+    assert_as_reference(PagedBatch(spans, form=form, block_size=block_size))
 
 
 @given(
@@ -185,3 +254,21 @@ def test_long_contexts_do_not_overflow_the_cache_together() -> None:
     plan = PagedBatch([(249, 1)] * 8, n_heads=8, n_kv_heads=8, head_dim=64).plan()
     assert [group.mask for group in plan.decodes] == [None] * 4
     assert [len(group.blocks) for group in plan.decodes] == [2 * 63] * 4
+
+
+def test_blocks_before_the_window_are_not_read() -> None:
+    plan = PagedBatch([(900, 1)], form=AttentionForm(window=10)).plan()
+    assert len(plan.decodes[0].blocks) == 226
+    assert len(plan.of(10).decodes[0].blocks) == 4  # keys 888 to 900
+
+
+def test_a_window_longer_than_every_sequence_shares_the_plain_groups() -> None:
+    plan = PagedBatch(MIXES["everything"], windows=(None, 8, 17)).plan()
+    assert plan.of(17).chunks is plan.chunks
+    assert plan.of(8).chunks is not plan.chunks
+
+
+def test_plain_groups_are_not_made_for_a_model_that_has_no_such_layer() -> None:
+    plan = PagedBatch(MIXES["everything"], windows=(8,)).plan()
+    assert (plan.decodes, plan.prompts, plan.chunks) == ((), (), ())
+    assert plan.of(8).decodes

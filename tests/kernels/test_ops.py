@@ -73,6 +73,42 @@ def test_silu_and_mul(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_tokens", SIZES)
+def test_gelu_and_mul(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
+    gate_up = 4 * torch.randn(n_tokens, 2 * 19, dtype=dtype)
+    before = gate_up.clone()
+    assert_close(ops.gelu_and_mul(gate_up), reference.gelu_and_mul(gate_up))
+    assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
+def test_layer_norm(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
+    x = 3 * torch.randn(n_tokens, 35, dtype=dtype) + 1
+    weight, bias = torch.randn(2, 35, dtype=dtype)
+    x[0] = 0  # the epsilon matters only here
+    expected = reference.layer_norm(x, weight, bias, 1e-5)
+    assert_close(ops.layer_norm(x, weight, bias, 1e-5), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
+@pytest.mark.parametrize(("n_experts", "n_chosen"), [(5, 2), (3, 3), (40, 1)])
+def test_expert_mlp(
+    ops: Ops, n_experts: int, n_chosen: int, n_tokens: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(n_tokens, 12, dtype=dtype)
+    gate_up = torch.randn(n_experts, 2 * 7, 12, dtype=dtype) / 4
+    down = torch.randn(n_experts, 12, 7, dtype=dtype) / 4
+    scores = torch.rand(n_tokens, n_experts)
+    scores[:, 1] = 0  # where there are enough others, one is chosen by nobody
+    weights, experts = scores.topk(n_chosen)
+    ours = ops.expert_mlp(x, gate_up, down, experts, weights)
+    assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights))
+    assert ours.abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
 def test_write_kv(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
     rows = torch.randn(n_tokens, 7, 6, dtype=dtype)
     k, v = rows[:, 1:4], rows[:, 4:]  # [n_tokens, 3, 6], not contiguous

@@ -1,13 +1,16 @@
 """All stages of a model in one process, driven plan by plan, with a naive block allocator.
 
 Blocks are handed out in a shuffled order, so that no test passes because blocks happen to lie one
-after the other.
+after the other. Ranks that share a stage are threads.
 """
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +18,9 @@ from torch import Tensor
 from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, load_stage
+from services.worker.models.weights import LoadFormat, OnProgress
+
+T = TypeVar("T")
 
 GREEDY = SamplingParams(
     temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
@@ -22,19 +28,131 @@ GREEDY = SamplingParams(
 
 
 def load(
-    directory: Path, *, stage_index: int = 0, n_stages: int = 1, dtype: str = "auto"
+    directory: Path,
+    *,
+    stage_index: int = 0,
+    n_stages: int = 1,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    dtype: str = "auto",
+    load_format: LoadFormat = "safetensors",
+    on_progress: OnProgress = lambda n_done, n_total: None,
 ) -> StageModel:
-    """A stage on the CPU, read without anybody listening to its progress."""
+    """A rank's part of a stage, on the CPU."""
     return load_stage(
         directory,
         stage_index=stage_index,
         n_stages=n_stages,
-        tp_rank=0,
-        tp_size=1,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
         dtype=dtype,
+        load_format=load_format,
         device=torch.device("cpu"),
-        on_progress=lambda n_done, n_total: None,
+        on_progress=on_progress,
     )
+
+
+class RankGroup:
+    """Ranks that share a stage, as threads that meet at a barrier."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=60)
+        self._parts: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
+
+    def run(self, work: Callable[["ThreadRank"], T]) -> list[T]:
+        """Lets all ranks do `work` at once; the result of each."""
+        with ThreadPoolExecutor(self.size) as threads:
+            ranks = [ThreadRank(self, rank) for rank in range(self.size)]
+            return list(threads.map(lambda rank: self._guarded(work, rank), ranks))
+
+    def exchange(self, rank: int, what: str, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which must all do the same."""
+        self._parts[rank] = what, tensor.clone()
+        self._barrier.wait()
+        parts = list(self._parts)
+        self._barrier.wait()
+        assert {(name, part.shape) for name, part in parts} == {(what, tensor.shape)}
+        return [part for _, part in parts]
+
+    def _guarded(self, work: Callable[["ThreadRank"], T], rank: "ThreadRank") -> T:
+        try:
+            return work(rank)
+        except threading.BrokenBarrierError:
+            raise
+        except BaseException:
+            self._barrier.abort()  # so that the others do not wait for this one
+            raise
+
+
+class ThreadRank:
+    """One of them, as a model knows it."""
+
+    def __init__(self, group: RankGroup, rank: int) -> None:
+        self.rank = rank
+        self.size = group.size
+        self._group = group
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over all ranks, in place."""
+        tensor.copy_(torch.stack(self._group.exchange(self.rank, "reduce", tensor)).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        return torch.cat(self._group.exchange(self.rank, "gather", tensor), -1)
+
+
+class Stage:
+    """The ranks of one stage."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stage_index: int,
+        n_stages: int,
+        *,
+        tp_size: int,
+        dtype: str,
+        load_format: LoadFormat,
+        n_kv_blocks: int,
+        block_size: int,
+    ) -> None:
+        self._group = RankGroup(tp_size)
+        self._runners = self._group.run(
+            lambda rank: ModelRunner(
+                load(
+                    directory,
+                    stage_index=stage_index,
+                    n_stages=n_stages,
+                    tp_rank=rank.rank,
+                    tp_size=tp_size,
+                    dtype=dtype,
+                    load_format=load_format,
+                ),
+                n_kv_blocks=n_kv_blocks,
+                block_size=block_size,
+                tensor_parallel=rank,
+            )
+        )
+        self._is_last = stage_index + 1 == n_stages
+
+    def run(self, plan: IterationPlan, hidden: Tensor | None) -> tuple[Tensor, ...]:
+        """Hidden states; of the last stage sampled tokens and logits. All ranks must agree."""
+        first, *others = self._group.run(
+            lambda rank: self._run(self._runners[rank.rank], plan, hidden)
+        )
+        for other in others:
+            assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+        return first
+
+    def _run(
+        self, runner: ModelRunner, plan: IterationPlan, hidden: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        batch = runner.prepare(plan)
+        hidden = runner.forward(batch, hidden)
+        if not self._is_last:
+            return (hidden,)
+        return runner.sample(batch, hidden), runner.logits(batch, hidden)
 
 
 @dataclass
@@ -62,13 +180,20 @@ class Pipeline:
         directory: Path,
         *,
         n_stages: int = 1,
+        tp_size: int = 1,
         dtype: str = "auto",
+        load_format: LoadFormat = "safetensors",
         n_kv_blocks: int = 64,
         block_size: int = 4,
     ) -> None:
-        self._runners = [
-            ModelRunner(
-                load(directory, stage_index=i, n_stages=n_stages, dtype=dtype),
+        self._stages = [
+            Stage(
+                directory,
+                i,
+                n_stages,
+                tp_size=tp_size,
+                dtype=dtype,
+                load_format=load_format,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
             )
@@ -96,11 +221,10 @@ class Pipeline:
         """Runs one iteration: the sampled tokens and their logits [n_sampled, vocab_size]."""
         plan = self._plan(spans)
         hidden = None
-        for runner in self._runners:
-            batch = runner.prepare(plan)
-            hidden = runner.forward(batch, hidden)
-        assert hidden is not None
-        return runner.sample(batch, hidden).tolist(), runner.logits(batch, hidden)
+        for stage in self._stages[:-1]:
+            (hidden,) = stage.run(plan, hidden)
+        sampled, logits = self._stages[-1].run(plan, hidden)
+        return sampled.tolist(), logits
 
     def _plan(self, spans: Sequence[Span]) -> IterationPlan:
         start_positions = [self._sequences[span.row].n_stored for span in spans]

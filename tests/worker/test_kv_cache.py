@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from services.worker.kv_cache import KVCache, kv_block_bytes
-from services.worker.models import ModelConfig
+from services.worker.models.llama import LlamaConfig
 
-CONFIG = ModelConfig.from_json(
+CONFIG = LlamaConfig.from_json(
     {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 10,

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from services.worker.models import (
     CheckpointError,
-    ModelConfig,
     UnsupportedModel,
     checkpoint_digest,
     layer_range,
     load_stage,
 )
+from services.worker.models.llama import LlamaConfig
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -241,19 +241,11 @@ class TestLoading:
         with pytest.raises(UnsupportedModel, match="'int8'"):
             load(tmp_path, dtype="int8")
 
-    def test_sharded_layers_are_refused(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("tp_rank", [-1, 2])
+    def test_a_rank_outside_its_stage_is_refused(self, tmp_path: Path, tp_rank: int) -> None:
         write_checkpoint(tmp_path)
-        with pytest.raises(UnsupportedModel, match="tp_size 2"):
-            load_stage(
-                tmp_path,
-                stage_index=0,
-                n_stages=1,
-                tp_rank=0,
-                tp_size=2,
-                dtype="auto",
-                device=torch.device("cpu"),
-                on_progress=lambda n_done, n_total: None,
-            )
+        with pytest.raises(UnsupportedModel, match=f"tp_rank {tp_rank}"):
+            load(tmp_path, tp_rank=tp_rank, tp_size=2)
 
     def test_another_architecture_is_refused_by_name(self, tmp_path: Path) -> None:
         edit_config(write_checkpoint(tmp_path), architectures=["MambaForCausalLM"])
@@ -323,8 +315,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def config_with(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_json({**CONFIG, **changes}, {})
+def config_with(**changes: Any) -> LlamaConfig:
+    return LlamaConfig.from_json({**CONFIG, **changes}, {})
 
 
 class TestModelConfig:
@@ -400,14 +392,14 @@ class TestModelConfig:
         self, config_eos: Any, generation_eos: Any, expected: tuple[int, ...]
     ) -> None:
         generation = {} if generation_eos is None else {"eos_token_id": generation_eos}
-        config = ModelConfig.from_json({**CONFIG, "eos_token_id": config_eos}, generation)
+        config = LlamaConfig.from_json({**CONFIG, "eos_token_id": config_eos}, generation)
         assert config.eos_token_ids == expected
 
     def test_reads_both_files_of_a_directory(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 2}))
-        assert ModelConfig.from_directory(tmp_path).eos_token_ids == (2,)
+        assert LlamaConfig.from_directory(tmp_path).eos_token_ids == (2,)
         (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-        assert ModelConfig.from_directory(tmp_path).eos_token_ids == (7, 8)
+        assert LlamaConfig.from_directory(tmp_path).eos_token_ids == (7, 8)
 
     @pytest.mark.parametrize("contents", [None, "{", "[]"], ids=["missing", "broken", "list"])
     def test_a_directory_without_a_config_is_refused(
@@ -416,7 +408,7 @@ class TestModelConfig:
         if contents is not None:
             (tmp_path / "config.json").write_text(contents)
         with pytest.raises(UnsupportedModel, match=r"config\.json"):
-            ModelConfig.from_directory(tmp_path)
+            LlamaConfig.from_directory(tmp_path)
 
 
 class TestFingerprint:

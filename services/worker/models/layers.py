@@ -2,9 +2,12 @@
 
 Plain objects that hold tensors, not `torch.nn.Module`s: nothing here is trained, moved or hooked,
 and an attribute look-up of a module costs as much as a small kernel. A layer that reads a fused
-weight (query, key and value; gate and up) reads its parts one after the other and joins them.
+weight (query, key and value; gate and up) reads its parts into one tensor, each part divided among
+the ranks on its own.
 
-All tensors are [n_tokens, ...]: requests are only seen inside the attention operation.
+What is divided (`tensor_parallel` says how) holds this rank's share and takes the collectives with
+each call; what is not is the same on every rank. All tensors are [n_tokens, ...]: requests are only
+seen inside the attention operation.
 """
 
 from __future__ import annotations
@@ -18,38 +21,137 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import AttentionMetadata, Ops
-from services.worker.models.config import ModelConfig, RopeConfig
-from services.worker.models.stage import LayerKV
-from services.worker.models.weights import TensorSource
+from kernels import Ops
+from services.worker.models.config import RopeConfig, RotaryConfig
+from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
+from services.worker.models.weights import Part, Shard, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """`x @ weight.T + bias`."""
+class ColumnParallelLinear:
+    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank."""
 
-    weight: Tensor  # [n_out, n_in]
+    weight: Tensor  # [n_out of this rank, n_in]
+    bias: Tensor | None  # [n_out of this rank]
+
+    @classmethod
+    def read(
+        cls,
+        source: TensorSource,
+        names: Sequence[str],
+        *,
+        n_in: int,
+        n_out: Sequence[int],
+        has_bias: bool,
+        shares: Sequence[range] | None = None,
+        is_transposed: bool = False,
+    ) -> Self:
+        """Reads the projections `names`, of `n_out` outputs each, as one.
+
+        `shares` are the outputs of each that this rank has, by default an even part of each. A name
+        may occur several times, with other shares: so one stored matrix is read as several
+        projections. `is_transposed` says that matrices are stored as [n_in, n_out].
+        """
+        if shares is None:
+            shares = [
+                even_share(size, source.tp_rank, source.tp_size, what=f"outputs of {name}")
+                for name, size in zip(names, n_out, strict=True)
+            ]
+        weights, biases = [], []
+        for name, size, share in zip(names, n_out, shares, strict=True):
+            shape, dim = ((n_in, size), 1) if is_transposed else ((size, n_in), 0)
+            weights.append(Part(f"{name}.weight", shape, Shard(dim, share), is_transposed))
+            biases.append(Part(f"{name}.bias", (size,), Shard(0, share)))
+        return cls(source.joined(weights), source.joined(biases) if has_bias else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)  # [n_tokens, n_out of this rank]
+
+
+@dataclass(frozen=True, slots=True)
+class RowParallelLinear:
+    """`x @ weight.T + bias`, whole on every rank, where each has its share of the columns of `x`.
+
+    Rank 0 alone has the bias, so that the sum over the ranks has it once.
+    """
+
+    weight: Tensor  # [n_out, n_in of this rank]
     bias: Tensor | None  # [n_out]
 
     @classmethod
     def read(
-        cls, source: TensorSource, names: Sequence[str], *, n_in: int, n_out: Sequence[int],
+        cls,
+        source: TensorSource,
+        name: str,
+        *,
+        n_in: int,
+        n_out: int,
         has_bias: bool,
-    ) -> Self:  # fmt: skip
-        """Reads the projections `names`, of `n_out` outputs each, as one."""
-        weights = [
-            source.tensor(f"{name}.weight", size, n_in)
-            for name, size in zip(names, n_out, strict=True)
-        ]
-        biases = [
-            source.tensor(f"{name}.bias", size)
-            for name, size in zip(names, n_out, strict=True)
-            if has_bias
-        ]
-        return cls(_joined(weights), _joined(biases) if has_bias else None)
+        share: range | None = None,
+        is_transposed: bool = False,
+    ) -> Self:
+        """Reads the projection `name`; `share` are this rank's inputs, by default an even part."""
+        if share is None:
+            share = even_share(n_in, source.tp_rank, source.tp_size, what=f"inputs of {name}")
+        shape, dim = ((n_in, n_out), 0) if is_transposed else ((n_out, n_in), 1)
+        weight = source.joined([Part(f"{name}.weight", shape, Shard(dim, share), is_transposed)])
+        has_bias = has_bias and source.tp_rank == 0
+        return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)  # [n_tokens, n_out]
+    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)  # [n_tokens, n_out]
+        ranks.all_reduce(out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class VocabParallelEmbedding:
+    """The rows of a table of tokens that this rank has."""
+
+    table: Tensor  # [n_tokens of this rank, hidden]
+    share: range  # which tokens these are
+    vocab_size: int
+
+    @classmethod
+    def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
+        """Reads this rank's rows of the table `name`."""
+        share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
+        table = source.tensor(name, vocab_size, hidden_size, shard=Shard(0, share))
+        return cls(table, share, vocab_size)
+
+    def __call__(self, token_ids: Tensor, ranks: TensorParallel) -> Tensor:
+        if ranks.size == 1:
+            return F.embedding(token_ids, self.table)  # [n_tokens, hidden]
+        rows = token_ids - self.share.start
+        is_elsewhere = (rows < 0) | (rows >= len(self.share))
+        if len(self.share):
+            hidden = F.embedding(rows.masked_fill(is_elsewhere, 0), self.table)
+            hidden.masked_fill_(is_elsewhere[:, None], 0)
+        else:
+            hidden = self.table.new_zeros(len(token_ids), self.table.shape[1])
+        ranks.all_reduce(hidden)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class VocabParallelHead:
+    """Scores of all tokens, each computed by the rank that has the token's row.
+
+    The table may be that of the embedding (tied) or one of its own.
+    """
+
+    rows: VocabParallelEmbedding
+
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        """Of hidden states [n, hidden] the logits [n, vocab_size], on every rank."""
+        logits = F.linear(hidden, self.rows.table)  # [n, n_tokens of this rank]
+        vocab_size, share = self.rows.vocab_size, self.rows.share
+        if ranks.size == 1:
+            return logits
+        n_missing = -(-vocab_size // ranks.size) - len(share)
+        if n_missing:  # a gather takes equal parts; see vocab_share
+            logits = F.pad(logits, (0, n_missing))
+        return ranks.all_gather(logits)[:, :vocab_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +169,7 @@ class RMSNorm:
 class RotaryEmbedding:
     """Angles of positions, in the form that the rotary operation takes."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
         self._dtype = dtype
 
@@ -113,92 +215,3 @@ def _given(value: float | None) -> float:
     if value is None:
         raise ValueError("a rotary setting is missing that RopeConfig guarantees for its type")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class BatchGeometry:
-    """What attention must know of the batch, the same in every layer."""
-
-    cos: Tensor  # [n_tokens, 1, head_dim]
-    sin: Tensor  # [n_tokens, 1, head_dim]
-    slots: Tensor  # [n_tokens]
-    attention: AttentionMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class SelfAttention:
-    """Grouped-query attention with rotary positions over paged K/V."""
-
-    qkv: Linear
-    output: Linear
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ops: Ops
-
-    @classmethod
-    def read(cls, source: TensorSource, prefix: str, config: ModelConfig, ops: Ops) -> Self:
-        """Reads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `prefix`."""
-        n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        qkv = Linear.read(
-            source,
-            [f"{prefix}.{name}_proj" for name in "qkv"],
-            n_in=config.hidden_size,
-            n_out=(n_q, n_kv, n_kv),
-            has_bias=config.attention_bias,
-        )
-        output = Linear.read(
-            source,
-            [f"{prefix}.o_proj"],
-            n_in=n_q,
-            n_out=(config.hidden_size,),
-            has_bias=config.attention_bias,
-        )
-        return cls(qkv, output, config.n_heads, config.n_kv_heads, config.head_dim, ops)
-
-    def __call__(self, x: Tensor, batch: BatchGeometry, kv: LayerKV) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # q, k and v heads
-        v = heads[:, self.n_heads + self.n_kv_heads :]  # [n_tokens, n_kv_heads, head_dim]
-        # Queries and keys turn by the same angles, so they turn together.
-        turned = self.ops.rotary(heads[:, : -self.n_kv_heads], batch.cos, batch.sin)
-        q = turned[:, : self.n_heads]  # [n_tokens, n_heads, head_dim]
-        k = turned[:, self.n_heads :]  # [n_tokens, n_kv_heads, head_dim]
-        keys, values = kv
-        self.ops.write_kv(k, v, keys, values, batch.slots)
-        attended = self.ops.attention(q, k, v, keys, values, batch.attention)
-        return self.output(attended.flatten(1))  # [n_tokens, hidden]
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`."""
-
-    gate_up: Linear
-    down: Linear
-    ops: Ops
-
-    @classmethod
-    def read(cls, source: TensorSource, prefix: str, config: ModelConfig, ops: Ops) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`."""
-        gate_up = Linear.read(
-            source,
-            [f"{prefix}.gate_proj", f"{prefix}.up_proj"],
-            n_in=config.hidden_size,
-            n_out=(config.intermediate_size, config.intermediate_size),
-            has_bias=config.mlp_bias,
-        )
-        down = Linear.read(
-            source,
-            [f"{prefix}.down_proj"],
-            n_in=config.intermediate_size,
-            n_out=(config.hidden_size,),
-            has_bias=config.mlp_bias,
-        )
-        return cls(gate_up, down, ops)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.silu_and_mul(self.gate_up(x)))  # [n_tokens, hidden]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

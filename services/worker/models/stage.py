@@ -1,8 +1,10 @@
 """What every model family offers the model runner: its share of one stage's computation.
 
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
-The first stage also embeds tokens, the last one also turns hidden states into logits. A family is
-one file that implements `StageModel` and one line in the registry of `services.worker.models`.
+The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
+share a stage each hold a part of every layer (intra-layer parallelism) and compute together: each
+calls the same methods with the same arguments and gets the same results. A family is one file that
+implements `StageModel` and one line in the registry of `services.worker.models`.
 
 Knows no requests, no plans and no K/V bookkeeping: only flat tensors and where to store what.
 """
@@ -12,12 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kernels import AttentionMetadata, Ops
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [n_blocks, block_size, n_kv_heads, head_dim]
 
@@ -38,16 +42,20 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where in the model a stage lies, and on what it computes."""
+    """Where in the model a stage lies, whose part of it this is, and on what it computes."""
 
     layers: range
     is_first: bool
     is_last: bool
     ops: Ops
+    tp_rank: int = 0
+    tp_size: int = 1
 
 
 class StageModel(ABC):
     """One stage's weights and what is computed with them."""
+
+    config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
@@ -57,8 +65,12 @@ class StageModel(ABC):
         self.is_first = place.is_first
         self.is_last = place.is_last
         self.ops = place.ops
+        self.tp_rank = place.tp_rank
+        self.tp_size = place.tp_size
         self.dtype = dtype  # of hidden states and K/V
         self.device = device
+        # The different windows of these layers, each of which attention is planned for.
+        self.windows = tuple({config.layer_windows[i]: None for i in place.layers})
 
     @property
     def first_layer(self) -> int:
@@ -76,7 +88,7 @@ class StageModel(ABC):
         return self.config.hidden_size
 
     @abstractmethod
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         """Tokens [n_tokens] as hidden states [n_tokens, hidden_size]; first stage only."""
 
     @abstractmethod
@@ -88,6 +100,7 @@ class StageModel(ABC):
         slots: Tensor,
         attention: AttentionMetadata,
         kv: Sequence[LayerKV],
+        ranks: TensorParallel = SINGLE,
     ) -> Tensor:
         """Runs this stage's layers over a flat batch, storing its keys and values in `kv`.
 
@@ -96,5 +109,5 @@ class StageModel(ABC):
         """
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         """Float32 logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only."""

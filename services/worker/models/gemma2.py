@@ -1,0 +1,171 @@
+"""Gemma 2: norms before and after, capped scores, windows in turn (Gemma Team, 2024).
+
+Its norms scale by one plus their weight, and its embeddings by the root of their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from kernels import AttentionForm, Ops
+from services.worker.models.config import JsonObject, RotaryConfig, read_windows, require
+from services.worker.models.decoder import (
+    MLP,
+    Attention,
+    DecoderBatch,
+    GatedMLP,
+    Layer,
+    Norm,
+    RotaryStage,
+)
+from services.worker.models.stage import LayerKV
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.models.weights import TensorSource
+
+_ACTIVATION = "gelu_pytorch_tanh"
+
+
+class GemmaConfig(RotaryConfig):
+    """What the configurations of Gemma 2 and 3 share."""
+
+    derived = RotaryConfig.derived | {"windows"}
+    read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
+    # `sliding_window_size` says again what `sliding_window` says.
+    ignored_keys = frozenset(("cache_implementation", "sliding_window_size"))
+    hidden_acts = (_ACTIVATION,)
+
+    attention_bias: bool = False
+    query_pre_attn_scalar: PositiveFloat = 256  # scores are divided by its root
+    attn_logit_softcapping: PositiveFloat | None
+    final_logit_softcapping: PositiveFloat | None
+    windows: tuple[PositiveInt | None, ...]
+    tie_word_embeddings: bool = True
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:
+        """Derived fields; `sliding` says of each layer whether it has a window by default."""
+        require(config, hidden_activation=(_ACTIVATION, None))
+        window = config.get("sliding_window", 4096)
+        return super().read({"head_dim": 256, **config}) | {
+            "windows": read_windows(config, window=window, default=sliding)
+        }
+
+
+class Gemma2Config(GemmaConfig):
+    """`Gemma2Config` of Hugging Face."""
+
+    attn_logit_softcapping: PositiveFloat | None = 50.0
+    final_logit_softcapping: PositiveFloat | None = 30.0
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        sliding = [i % 2 == 0 for i in range(config.get("num_hidden_layers") or 0)]
+        return cls.read_gemma(config, sliding=sliding) | {
+            # Null switches a cap off and is not the same as silence.
+            key: None
+            for key in ("attn_logit_softcapping", "final_logit_softcapping")
+            if key in config and config[key] is None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OnePlusRMSNorm:
+    """Root-mean-square normalisation, scaled in float32 by one plus the stored weight."""
+
+    scale: Tensor  # [size] float32
+    eps: float
+    ops: Ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x.float(), self.scale, self.eps).to(x.dtype)  # [..., size]
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichLayer:
+    """Attention and MLP, each between two norms and added to the residual stream."""
+
+    attention_norm: Norm
+    attention: Attention
+    attended_norm: Norm
+    mlp_norm: Norm
+    mlp: MLP
+    mlp_out_norm: Norm
+
+    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
+        attended = self.attention(self.attention_norm(hidden), batch, kv)
+        hidden = hidden + self.attended_norm(attended)
+        # [n_tokens, hidden]
+        return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden), batch.ranks))
+
+
+class GemmaStage(RotaryStage):
+    """What stages of Gemma 2 and 3 do alike."""
+
+    config: GemmaConfig
+
+    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        # Rounded to the element type first, as in training.
+        return hidden * torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
+
+    def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
+        weight = source.tensor(f"{name}.weight", size)
+        return OnePlusRMSNorm(1 + weight.float(), self.config.rms_norm_eps, self.ops)
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}_layernorm", self.config.hidden_size)
+
+        return SandwichLayer(
+            norm("input"),
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            norm("post_attention"),
+            norm("pre_feedforward"),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+            norm("post_feedforward"),
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        size = self.config.intermediate_size
+        gate = self.ops.gelu_and_mul
+        return GatedMLP.read(source, prefix, self.config, size=size, gate=gate)
+
+    def form(self, index: int) -> AttentionForm:
+        """What attention computes in layer `index`."""
+        return AttentionForm(
+            window=self.config.layer_windows[index],
+            scale=self.config.query_pre_attn_scalar**-0.5,
+            soft_cap=self.config.attn_logit_softcapping,
+        )
+
+    def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
+        logits = super().logits(hidden, ranks)  # [n, vocab_size]
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+class Gemma2Stage(GemmaStage):
+    """One stage of a Gemma 2 model."""
+
+    config_type = Gemma2Config
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        has_bias = self.config.attention_bias
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=self.form(index),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+        )

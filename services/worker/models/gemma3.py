@@ -1,0 +1,101 @@
+"""Gemma 3, text only: Gemma 2 with norms over heads and two kinds of angles (Gemma Team, 2025).
+
+Five layers in six have a window, and turn by shorter waves than the sixth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from services.worker.models.config import JsonObject, RopeConfig, UnsupportedModel, read_rope
+from services.worker.models.decoder import Angles, Attention
+from services.worker.models.gemma2 import GemmaConfig, GemmaStage
+from services.worker.models.layers import RotaryEmbedding
+from services.worker.models.stage import StagePlace
+from services.worker.models.weights import TensorSource
+
+_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+
+
+class Gemma3Config(GemmaConfig):
+    """`Gemma3TextConfig` of Hugging Face."""
+
+    derived = GemmaConfig.derived | {"sliding_rope"}
+    read_keys = GemmaConfig.read_keys | {
+        "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern",
+    }  # fmt: skip
+    default_rope_theta = 1_000_000.0
+
+    # Written into files, but computed by nobody: a value would be a promise that is not kept.
+    attn_logit_softcapping: None = None
+    final_logit_softcapping: PositiveFloat | None = None
+    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        keys = ("sliding_window_pattern", "_sliding_window_pattern")
+        pattern = next((config[key] for key in keys if config.get(key)), 6)
+        sliding = [(i + 1) % pattern != 0 for i in range(config.get("num_hidden_layers") or 0)]
+        full, local = _split_rope(config)
+        return cls.read_gemma({**config, **full}, sliding=sliding) | {
+            "sliding_rope": read_rope(local, default_theta=10_000.0)
+        }
+
+
+def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The rotary settings of full and of sliding layers, each as a config of one kind has them."""
+    both = config.get("rope_parameters")
+    if both is None:
+        return {}, {"rope_theta": config.get("rope_local_base_freq")}
+    if set(both) != {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
+            "sliding_attention"
+        )
+    return (
+        {"rope_parameters": both["full_attention"]},
+        {"rope_parameters": both["sliding_attention"]},
+    )
+
+
+class Gemma3Stage(GemmaStage):
+    """One stage of a Gemma 3 text model."""
+
+    config_type = Gemma3Config
+    config: Gemma3Config
+
+    def __init__(
+        self,
+        config: Gemma3Config,
+        place: StagePlace,
+        *,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        sliding = config.model_copy(update={"rope": config.sliding_rope})
+        self._sliding_rotary = RotaryEmbedding(sliding, dtype=dtype, device=device)
+        super().__init__(config, place, source=source, dtype=dtype, device=device)
+
+    def angles(self, positions: Tensor) -> Sequence[Angles]:
+        return (*super().angles(positions), self._sliding_rotary(positions))  # _FULL, _SLIDING
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        q_norm, k_norm = self.read_head_norms(source, prefix)
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=self.form(index),
+            qkv_bias=self.config.attention_bias,
+            output_bias=self.config.attention_bias,
+            rotary=_FULL if self.config.layer_windows[index] is None else _SLIDING,
+            q_norm=q_norm,
+            k_norm=k_norm,
+        )

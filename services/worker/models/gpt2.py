@@ -1,0 +1,147 @@
+"""GPT-2: learned positions, layer norms with shift, a plain MLP (Radford et al., 2019).
+
+Its linear layers are stored transposed, [n_in, n_out], and query, key and value as one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject, ModelConfig
+from services.worker.models.decoder import (
+    ACTIVATIONS,
+    Activation,
+    Attention,
+    DecoderStage,
+    Layer,
+    LayerNorm,
+    Norm,
+    PlainMLP,
+    PreNormLayer,
+)
+from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.tensor_parallel import HeadShare
+from services.worker.models.weights import TensorSource
+
+
+class GPT2Config(ModelConfig):
+    """`GPT2Config` of Hugging Face, whose keys have names of their own."""
+
+    derived = ModelConfig.derived | {"intermediate_size"}
+    read_keys = ModelConfig.read_keys | {"n_inner"}
+    # `reorder_and_upcast_attn` changes the order of roundings only; `n_ctx` says again what
+    # `n_positions` says; the summary is for other tasks.
+    ignored_keys = frozenset((
+        "attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "reorder_and_upcast_attn",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+        "summary_use_proj",
+    ))  # fmt: skip
+
+    hidden_size: PositiveInt = Field(alias="n_embd")
+    n_layers: PositiveInt = Field(alias="n_layer")
+    n_heads: PositiveInt = Field(alias="n_head")
+    max_position_embeddings: PositiveInt = Field(alias="n_positions")
+    intermediate_size: PositiveInt
+    activation: Activation = Field("gelu_new", alias="activation_function")
+    layer_norm_epsilon: PositiveFloat = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        size = config.get("n_inner")
+        if size is None:
+            size = 4 * (config.get("n_embd") or 0)
+        return super().read(config) | {"intermediate_size": size}
+
+
+class GPT2Stage(DecoderStage):
+    """One stage of a GPT-2 model."""
+
+    config_type = GPT2Config
+    embedding_name = "transformer.wte.weight"
+    layers_name = "transformer.h"
+    norm_name = "transformer.ln_f"
+    config: GPT2Config
+
+    def read_embedding(self, source: TensorSource) -> None:
+        shape = (self.config.max_position_embeddings, self.config.hidden_size)
+        self._positions = source.tensor("transformer.wpe.weight", *shape)
+
+    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden + F.embedding(positions, self._positions)
+
+    def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
+        eps = self.config.layer_norm_epsilon
+        return LayerNorm.read(source, name, size=size, eps=eps, ops=self.ops)
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        hidden_size = self.config.hidden_size
+        return PreNormLayer(
+            self.read_norm(source, f"{prefix}.ln_1", hidden_size),
+            self._read_attention(source, f"{prefix}.attn", index),
+            self.read_norm(source, f"{prefix}.ln_2", hidden_size),
+            self._read_mlp(source, f"{prefix}.mlp"),
+        )
+
+    def _read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        size = self.config.hidden_size
+        scale = self.config.head_dim**-0.5 if self.config.scale_attn_weights else 1.0
+        if self.config.scale_attn_by_inverse_layer_idx:
+            scale /= index + 1
+        heads = HeadShare.of(self.config, source.tp_rank, source.tp_size)
+        q = heads.q_elements(self.config)  # and k and v after it in the same matrix
+        return Attention(
+            qkv=ColumnParallelLinear.read(
+                source,
+                [f"{prefix}.c_attn"] * 3,
+                n_in=size,
+                n_out=(3 * size,) * 3,
+                shares=[range(i * size + q.start, i * size + q.stop) for i in range(3)],
+                has_bias=True,
+                is_transposed=True,
+            ),
+            output=RowParallelLinear.read(
+                source,
+                f"{prefix}.c_proj",
+                n_in=size,
+                n_out=size,
+                share=q,
+                has_bias=True,
+                is_transposed=True,
+            ),
+            n_heads=len(heads.q),
+            n_kv_heads=len(heads.kv),
+            head_dim=self.config.head_dim,
+            ops=self.ops,
+            form=AttentionForm(scale=scale),
+            rotary=None,
+            q_norm=None,
+            k_norm=None,
+        )
+
+    def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:
+        size, inner = self.config.hidden_size, self.config.intermediate_size
+        up = ColumnParallelLinear.read(
+            source,
+            [f"{prefix}.c_fc"],
+            n_in=size,
+            n_out=(inner,),
+            has_bias=True,
+            is_transposed=True,
+        )
+        down = RowParallelLinear.read(
+            source,
+            f"{prefix}.c_proj",
+            n_in=inner,
+            n_out=size,
+            has_bias=True,
+            is_transposed=True,
+        )
+        return PlainMLP(up, down, ACTIVATIONS[self.config.activation])

@@ -1,0 +1,36 @@
+"""Mistral: Llama whose layers all see a sliding window of the sequence (Jiang et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import PositiveInt
+
+from services.worker.models.config import JsonObject, RotaryConfig
+from services.worker.models.decoder import RotaryStage
+
+# What `MistralConfig` means by a file that does not mention the window; null means none.
+_DEFAULT_WINDOW = 4096
+
+
+class MistralConfig(RotaryConfig):
+    """`MistralConfig` of Hugging Face."""
+
+    derived = RotaryConfig.derived | {"window"}
+    read_keys = RotaryConfig.read_keys | {"sliding_window"}
+
+    window: PositiveInt | None
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return (self.window,) * self.n_layers
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, object]:
+        return super().read(config) | {"window": config.get("sliding_window", _DEFAULT_WINDOW)}
+
+
+class MistralStage(RotaryStage):
+    """One stage of a Mistral model."""
+
+    config_type = MistralConfig

@@ -1,0 +1,61 @@
+"""Mixtral: Mistral with a mixture of experts in every layer (Jiang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field, PositiveInt, model_validator
+
+from services.worker.models.config import RotaryConfig
+from services.worker.models.decoder import MLP, RotaryStage
+from services.worker.models.mixture import read_experts
+from services.worker.models.weights import TensorSource
+
+
+class MixtralConfig(RotaryConfig):
+    """`MixtralConfig` of Hugging Face."""
+
+    # All three matter to training only.
+    ignored_keys = frozenset(
+        ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+    )
+    default_rope_theta = 1_000_000.0
+
+    window: PositiveInt | None = Field(None, alias="sliding_window")
+    n_experts: PositiveInt = Field(alias="num_local_experts")
+    n_chosen: PositiveInt = Field(alias="num_experts_per_tok")
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> MixtralConfig:
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_local_experts "
+                f"({self.n_experts})"
+            )
+        return self
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return (self.window,) * self.n_layers
+
+
+class MixtralStage(RotaryStage):
+    """One stage of a Mixtral model."""
+
+    config_type = MixtralConfig
+    config: MixtralConfig
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        # Hugging Face's Mixtral calls this place by another name than its Llama does.
+        place = prefix.removesuffix("mlp") + "block_sparse_moe"
+        return read_experts(
+            source,
+            place,
+            names=("w1", "w3", "w2"),
+            hidden_size=self.config.hidden_size,
+            size=self.config.intermediate_size,
+            n_experts=self.config.n_experts,
+            n_chosen=self.config.n_chosen,
+            normalises=True,
+            ops=self.ops,
+        )

@@ -1,0 +1,79 @@
+"""A mixture of experts in place of an MLP: every token goes through the few that it chooses.
+
+Ranks that share a layer divide each expert's inside and not the experts: all have the same work,
+whatever is chosen, and one sum puts it together, as after any other MLP. That all ranks choose the
+same experts needs no message, since they see the same hidden states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import Ops
+from services.worker.models.tensor_parallel import TensorParallel, even_share
+from services.worker.models.weights import Part, Shard, TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMixture:
+    """The weighted sum of the gated MLPs that a linear router likes best for a token."""
+
+    router: Tensor  # [n_experts, hidden]
+    gate_up: Tensor  # [n_experts, 2 * size, hidden], size of this rank's share
+    down: Tensor  # [n_experts, hidden, size]
+    n_chosen: int
+    normalises: bool  # the weights of those chosen add up to one
+    ops: Ops
+
+    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
+        # As in transformers: scores in the model's element type, everything after in float32.
+        shares = F.linear(x, self.router).float().softmax(-1)  # [n_tokens, n_experts]
+        weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
+        if self.normalises:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = self.ops.expert_mlp(x, self.gate_up, self.down, experts, weights)
+        ranks.all_reduce(out)
+        return out  # [n_tokens, hidden]
+
+
+def read_experts(
+    source: TensorSource,
+    prefix: str,
+    *,
+    names: tuple[str, str, str],  # of gate, up and down
+    hidden_size: int,
+    size: int,
+    n_experts: int,
+    n_chosen: int,
+    normalises: bool,
+    ops: Ops,
+) -> ExpertMixture:
+    """Reads the router `gate` and the experts under `prefix`, each `size` wide inside."""
+    router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
+    share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}.experts")
+    gate, up, down = names
+    experts = [f"{prefix}.experts.{i}" for i in range(n_experts)]
+    gate_up = source.joined(
+        [
+            Part(f"{expert}.{name}.weight", (size, hidden_size), Shard(0, share))
+            for expert in experts
+            for name in (gate, up)
+        ]
+    )
+    downs = source.joined(
+        [
+            Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share))
+            for expert in experts
+        ]
+    )
+    return ExpertMixture(
+        router,
+        gate_up.view(n_experts, 2 * len(share), hidden_size),
+        downs.view(n_experts, hidden_size, len(share)),
+        n_chosen,
+        normalises,
+        ops,
+    )

@@ -1,0 +1,135 @@
+"""OPT: learned positions, layer norms with shift, a plain MLP (Zhang et al., 2022).
+
+The shapes of the Orca paper's GPT-3 models are served as this family (`models/configs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject, ModelConfig, UnsupportedModel, require
+from services.worker.models.decoder import (
+    ACTIVATIONS,
+    Activation,
+    Attention,
+    DecoderBatch,
+    DecoderStage,
+    Layer,
+    LayerNorm,
+    Norm,
+    PlainMLP,
+    PreNormLayer,
+)
+from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.stage import LayerKV
+from services.worker.models.weights import TensorSource
+
+_LAYER_NORM_EPS = 1e-5
+_POSITION_OFFSET = 2  # the table's first rows belonged to padding
+
+
+class OPTConfig(ModelConfig):
+    """`OPTConfig` of Hugging Face."""
+
+    read_keys = ModelConfig.read_keys | {
+        "word_embed_proj_dim", "enable_bias", "layer_norm_elementwise_affine",
+    }  # fmt: skip
+    ignored_keys = frozenset(("dropout", "activation_dropout", "layerdrop", "init_std"))
+
+    intermediate_size: PositiveInt = Field(alias="ffn_dim")
+    activation: Activation = Field("relu", alias="activation_function")
+    do_layer_norm_before: bool = True
+    remove_final_layer_norm: bool = Field(False, alias="_remove_final_layer_norm")
+    tie_word_embeddings: bool = True
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, enable_bias=(True,), layer_norm_elementwise_affine=(True,))
+        size, hidden_size = config.get("word_embed_proj_dim"), config.get("hidden_size")
+        if size is not None and size != hidden_size:
+            raise UnsupportedModel(
+                f"config.json: word_embed_proj_dim ({size}) is not hidden_size ({hidden_size})"
+            )
+        return super().read(config)
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """Attention and MLP, each added to the residual stream, which is then normalised."""
+
+    attention: Attention
+    attention_norm: Norm
+    mlp: PlainMLP
+    mlp_norm: Norm
+
+    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
+        hidden = self.attention_norm(hidden + self.attention(hidden, batch, kv))
+        return self.mlp_norm(hidden + self.mlp(hidden, batch.ranks))  # [n_tokens, hidden]
+
+
+class OPTStage(DecoderStage):
+    """One stage of an OPT model."""
+
+    config_type = OPTConfig
+    embedding_name = "model.decoder.embed_tokens.weight"
+    layers_name = "model.decoder.layers"
+    norm_name = "model.decoder.final_layer_norm"
+    config: OPTConfig
+
+    def read_embedding(self, source: TensorSource) -> None:
+        n_positions = self.config.max_position_embeddings + _POSITION_OFFSET
+        name = "model.decoder.embed_positions.weight"
+        self._positions = source.tensor(name, n_positions, self.config.hidden_size)
+
+    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden + F.embedding(positions + _POSITION_OFFSET, self._positions)
+
+    def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
+        return LayerNorm.read(source, name, size=size, eps=_LAYER_NORM_EPS, ops=self.ops)
+
+    def read_final_norm(self, source: TensorSource) -> Norm:
+        if self.config.do_layer_norm_before and not self.config.remove_final_layer_norm:
+            return super().read_final_norm(source)
+        return _unchanged
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        hidden_size = self.config.hidden_size
+        attention_norm = self.read_norm(source, f"{prefix}.self_attn_layer_norm", hidden_size)
+        attention = Attention.read(
+            source,
+            f"{prefix}.self_attn",
+            self.config,
+            self.ops,
+            form=AttentionForm(),
+            qkv_bias=True,
+            output_bias=True,
+            output_name="out_proj",
+            rotary=None,
+        )
+        mlp_norm = self.read_norm(source, f"{prefix}.final_layer_norm", hidden_size)
+        mlp = self._read_mlp(source, prefix)
+        if self.config.do_layer_norm_before:
+            return PreNormLayer(attention_norm, attention, mlp_norm, mlp)
+        return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
+
+    def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:
+        size, hidden_size = self.config.intermediate_size, self.config.hidden_size
+        activation: Callable[[Tensor], Tensor] = ACTIVATIONS[self.config.activation]
+        up = ColumnParallelLinear.read(
+            source, [f"{prefix}.fc1"], n_in=hidden_size, n_out=(size,), has_bias=True
+        )
+        down = RowParallelLinear.read(
+            source, f"{prefix}.fc2", n_in=size, n_out=hidden_size, has_bias=True
+        )
+        return PlainMLP(up, down, activation)
+
+
+def _unchanged(hidden: Tensor) -> Tensor:
+    return hidden

@@ -1,0 +1,57 @@
+"""Qwen2: Llama with biases on queries, keys and values (Yang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import PositiveInt
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject, RotaryConfig, read_windows
+from services.worker.models.decoder import Attention, RotaryStage
+from services.worker.models.weights import TensorSource
+
+# What `Qwen2Config` and `Qwen3Config` mean by a file that does not say it.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+
+
+class QwenConfig(RotaryConfig):
+    """What the configurations of Qwen2 and later share: windows of the later layers, if any."""
+
+    derived = RotaryConfig.derived | {"windows"}
+    read_keys = RotaryConfig.read_keys | {
+        "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+    }  # fmt: skip
+
+    windows: tuple[PositiveInt | None, ...]
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = None
+        if config.get("use_sliding_window"):
+            window = config.get("sliding_window", _DEFAULT_WINDOW)
+        n_full = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+        default = [i >= n_full for i in range(config.get("num_hidden_layers") or 0)]
+        return super().read(config) | {
+            "windows": read_windows(config, window=window, default=default)
+        }
+
+
+class Qwen2Config(QwenConfig):
+    """`Qwen2Config` of Hugging Face."""
+
+
+class Qwen2Stage(RotaryStage):
+    """One stage of a Qwen2 model."""
+
+    config_type = Qwen2Config
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        form = AttentionForm(window=self.config.layer_windows[index])
+        return Attention.read(source, prefix, self.config, self.ops, form=form, qkv_bias=True)

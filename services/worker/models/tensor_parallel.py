@@ -1,0 +1,109 @@
+"""The ranks that share a stage's layers: who holds what, and how they put it together.
+
+Megatron's cut (Shoeybi et al., 2019): the first linear layer of attention and of an MLP is divided
+by outputs, the second by inputs, so that one sum over the ranks ends each; embedding and head are
+divided by vocabulary. Weights outlive an epoch and process groups do not, so weights are cut by
+`tp_rank` and `tp_size` alone, and the collectives are handed to each forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from services.worker.models.config import ModelConfig, UnsupportedModel
+
+
+class TensorParallel(Protocol):
+    """This rank's place in its stage, and the two collectives that layers need."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """Ranks that share each layer."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over all ranks, in place."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+
+
+class _Single:
+    """A stage of one rank: nothing to sum, nothing to gather."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Nothing to add."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+SINGLE: TensorParallel = _Single()
+
+
+def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
+    """A rank's part of `n` that all ranks share evenly; raises UnsupportedModel naming `what`."""
+    if n % tp_size:
+        raise UnsupportedModel(f"{what}: {n} cannot be divided among tp_size {tp_size} ranks")
+    size = n // tp_size
+    return range(tp_rank * size, (tp_rank + 1) * size)
+
+
+def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
+    """A rank's part of the vocabulary; the last ranks have fewer, or none, if it is not divisible.
+
+    All but these have `ceil(vocab_size / tp_size)` tokens, so that what is missing of equal parts
+    is missing at the end.
+    """
+    size = -(-vocab_size // tp_size)
+    return range(min(tp_rank * size, vocab_size), min((tp_rank + 1) * size, vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """A rank's heads, as numbers of the model's heads.
+
+    With fewer K/V heads than ranks, several ranks hold a copy of the same one: that which their
+    query heads use.
+    """
+
+    q: range
+    kv: range
+
+    @classmethod
+    def of(cls, config: ModelConfig, tp_rank: int, tp_size: int) -> Self:
+        """Raises UnsupportedModel for numbers of heads that cannot be divided so."""
+        q = even_share(config.n_heads, tp_rank, tp_size, what="num_attention_heads")
+        n_kv = config.n_kv_heads
+        if tp_size <= n_kv:
+            return cls(q, even_share(n_kv, tp_rank, tp_size, what="num_key_value_heads"))
+        if tp_size % n_kv:
+            raise UnsupportedModel(
+                f"num_key_value_heads: {n_kv} neither divides nor is divided by tp_size {tp_size}"
+            )
+        head = tp_rank * n_kv // tp_size
+        return cls(q, range(head, head + 1))
+
+    def q_elements(self, config: ModelConfig) -> range:
+        """Which outputs of the query projection these heads are."""
+        return range(self.q.start * config.head_dim, self.q.stop * config.head_dim)
+
+    def kv_elements(self, config: ModelConfig) -> range:
+        """Which outputs of the key and of the value projection these heads are."""
+        return range(self.kv.start * config.head_dim, self.kv.stop * config.head_dim)
+
+
+def check_rank(tp_rank: int, tp_size: int) -> None:
+    """Refuses a rank outside its stage."""
+    if not 0 <= tp_rank < tp_size:
+        raise UnsupportedModel(f"tp_rank {tp_rank} is not below tp_size {tp_size}")
