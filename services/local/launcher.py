@@ -91,10 +91,12 @@ class Launcher:
                 "data-host": HOST,
                 "stage-index": index,
                 "n-stages": settings.stages,
+                "tp-size": settings.tp,
+                "load-format": settings.load_format,
                 "dtype": settings.dtype,
                 "kv-memory": int(settings.kv_memory),
                 "transfer-timeout-s": settings.iteration_limit_s,
-                "n-threads": settings.threads or max(1, cores // settings.stages),
+                "n-threads": settings.threads or max(1, cores // (settings.stages * settings.tp)),
             },
         )
 

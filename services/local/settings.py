@@ -17,6 +17,12 @@ class LocalSettings(ServiceSettings):
     stages: int = Field(default=1, ge=1)
     """Pipeline stages to cut the model into, a worker each."""
 
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share each layer of a stage (tensor parallelism)."""
+
+    load_format: Literal["safetensors", "random"] = "safetensors"
+    """Where weights come from; `random` needs only config.json and is for benchmarks."""
+
     http_port: int = Field(default=8000, ge=0, lt=65536)
     """Port of the OpenAI API; 0 takes a free one."""
 
@@ -43,7 +49,7 @@ class LocalSettings(ServiceSettings):
     runs in one iteration. A stage that dies is noticed at once."""
 
     threads: int = Field(default=0, ge=0)
-    """Compute threads of each stage; 0 divides the cores among the stages."""
+    """Compute threads of each rank; 0 divides the cores among all ranks."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Least severe messages of the services to show."""

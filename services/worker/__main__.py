@@ -43,11 +43,13 @@ class ProgressRelay:
         self._controller.on_exit(tp_rank, reason)
 
 
-async def serve(settings: WorkerSettings, rank_module: str) -> int:
+async def serve(
+    settings: WorkerSettings, rank_module: str, controller_class: type[Controller]
+) -> int:
     """Serves until told to stop (0) or until a rank is lost (1)."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
-    controller = Controller(tp_size=settings.tp_size)
+    controller = controller_class(tp_size=settings.tp_size)
     relay = ProgressRelay(controller, pipe)
     # Before any gRPC object: these have threads, and threads and child processes do not mix.
     ranks = [
@@ -98,13 +100,14 @@ def outcome(controller: Controller) -> int:
     return 1
 
 
-def main(rank_module: str = RANK_MODULE) -> int:
+def main(rank_module: str = RANK_MODULE, controller_class: type[Controller] = Controller) -> int:
+    """Runs a stage; benchmarks put other ranks and another way of handing plans on in."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     configure_logging(f"worker {settings.stage_index}", settings.log_level)
     if settings.ready_fd is not None:
         process.die_with_parent()
     try:
-        return process.run(serve(settings, rank_module))
+        return process.run(serve(settings, rank_module, controller_class))
     except OSError as error:
         log.error("%s", error)
         return 1

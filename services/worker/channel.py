@@ -5,6 +5,7 @@ is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles.
 """
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -85,24 +86,22 @@ class RankEnd:
         Raises:
             ChannelClosed: the controller is gone.
         """
-        self._connection.settimeout(None)
         try:
             self._connection.sendall(encode(kind, payload))
         except OSError as error:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """The next frame, or None if none came in time.
+        """The next frame, or None if no bytes came in time; 0 does not wait.
 
         Raises:
             ChannelClosed: the controller is gone.
         """
-        self._connection.settimeout(timeout_s)
         while (frame := self._buffer.take()) is None:
+            if not select.select([self._connection], [], [], timeout_s)[0]:
+                return None
             try:
                 data = self._connection.recv(READ_BYTES)
-            except TimeoutError:
-                return None
             except OSError as error:
                 raise ChannelClosed from error
             if not data:

@@ -1,9 +1,13 @@
 """A rank within one epoch: a fresh model runner, fresh groups, one iteration after the other.
 
-receive (or embed) → run the layers → send (or sample)
+    announce: start receiving → run: receive (or embed), run the layers, send (or sample)
+
+A plan is announced as soon as the rank has read it, which may be while an earlier one still waits:
+its activations then come in while the rank computes.
 """
 
 import time
+from collections import deque
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +15,7 @@ from orcinus.v1 import worker_pb2
 
 from services.worker import wire
 from services.worker.input_batch import IterationPlan
-from services.worker.transport import Transport
+from services.worker.transport import Receipt, Transport
 
 
 class Runner(Protocol):
@@ -31,32 +35,47 @@ class Runner(Protocol):
 
 
 class EpochMember:
-    """A rank within one epoch: a fresh model runner, fresh groups."""
+    """Runs iterations in the order in which they were announced."""
 
     def __init__(
-        self,
-        request: worker_pb2.JoinPipelineRequest,
-        runner: Runner,
-        peers: Transport,
+        self, request: worker_pb2.JoinPipelineRequest, runner: Runner, peers: Transport
     ) -> None:
         self.request = request
         self._runner = runner
         self._peers = peers
         self._is_first = request.stage_index == 0
         self._is_last = request.stage_index + 1 == len(request.members)
+        self._announced: deque[_Announced] = deque()
 
-    def run(
-        self, message: worker_pb2.RunIterationsRequest
-    ) -> tuple[worker_pb2.IterationTiming, list[int] | None]:
-        """Runs one iteration of this stage; the last stage returns the sampled tokens.
+    @property
+    def n_announced(self) -> int:
+        """Iterations that wait to be run."""
+        return len(self._announced)
+
+    def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
+        """Takes a plan in and starts to receive its activations.
+
+        Raises:
+            TransferError: the previous stage is gone.
+        """
+        hidden = receipt = None
+        if not self._is_first:
+            hidden = self._runner.empty_hidden(sum(message.n_tokens))
+            receipt = self._peers.start_receive(hidden, message.iteration)
+        self._announced.append(_Announced(message, hidden, receipt))
+
+    def run_next(self) -> tuple[worker_pb2.IterationTiming, list[int] | None]:
+        """Runs the iteration announced first; the last stage returns the sampled tokens.
 
         Raises:
             TransferError: a neighbour is gone.
         """
+        announced = self._announced.popleft()
+        message = announced.message
         started = time.perf_counter_ns()
         batch = self._runner.prepare(wire.plan_of(message))
         prepared = time.perf_counter_ns()
-        hidden = None if self._is_first else self._receive(message)
+        hidden = announced.receive()
         received = time.perf_counter_ns()
         hidden = self._runner.forward(batch, hidden)
         token_ids = self._runner.sample(batch, hidden).tolist() if self._is_last else None
@@ -74,9 +93,25 @@ class EpochMember:
 
     def close(self) -> None:
         """Leaves the epoch."""
+        self._announced.clear()
         self._peers.close()
 
-    def _receive(self, message: worker_pb2.RunIterationsRequest) -> torch.Tensor:
-        hidden = self._runner.empty_hidden(sum(message.n_tokens))
-        self._peers.receive(hidden, message.iteration)
-        return hidden
+
+class _Announced:
+    """A plan, and the activations that come for it."""
+
+    def __init__(
+        self,
+        message: worker_pb2.RunIterationsRequest,
+        hidden: torch.Tensor | None,
+        receipt: Receipt | None,
+    ) -> None:
+        self.message = message
+        self._hidden = hidden
+        self._receipt = receipt
+
+    def receive(self) -> torch.Tensor | None:
+        """The activations when they have come; None on the first stage."""
+        if self._receipt is not None:
+            self._receipt.wait()
+        return self._hidden

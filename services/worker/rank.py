@@ -28,6 +28,7 @@ from services.worker.kv_cache import kv_block_bytes
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, checkpoint_digest, load_stage
 from services.worker.settings import RankSettings
+from services.worker.staging import StagedTransport
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +63,27 @@ class Rank:
         """Runs until the channel is closed."""
         self._channel.send(MessageKind.LOADED, self._description.SerializeToString())
         while True:
-            message = self._channel.receive(REPORT_INTERVAL_S)
-            if message is not None:
-                self._handle(*message)
+            try:
+                self._take_in_messages()
+                self._run_next()
+            except transport.TransferError as error:
+                self._abandon(str(error))
             if time.monotonic() - self._reported_at >= REPORT_INTERVAL_S:
                 self._report_timings()
 
+    def _take_in_messages(self) -> None:
+        """All messages that are there; waits for one only if there is nothing to run."""
+        is_busy = self._member is not None and self._member.n_announced > 0
+        message = self._channel.receive(0 if is_busy else REPORT_INTERVAL_S)
+        while message is not None:
+            self._handle(*message)
+            message = self._channel.receive(0)
+
     def _handle(self, kind: MessageKind, payload: bytes) -> None:
-        try:
-            if kind is MessageKind.PLAN:
-                self._run(worker_pb2.RunIterationsRequest.FromString(payload))
-            elif kind is MessageKind.JOIN:
-                self._enter(worker_pb2.JoinPipelineRequest.FromString(payload))
-        except transport.TransferError as error:
-            self._abandon(str(error))
+        if kind is MessageKind.PLAN:
+            self._announce(worker_pb2.RunIterationsRequest.FromString(payload))
+        elif kind is MessageKind.JOIN:
+            self._enter(worker_pb2.JoinPipelineRequest.FromString(payload))
 
     def _enter(self, request: worker_pb2.JoinPipelineRequest) -> None:
         if self._member is not None:
@@ -89,15 +97,21 @@ class Rank:
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
 
-    def _run(self, message: worker_pb2.RunIterationsRequest) -> None:
+    def _announce(self, message: worker_pb2.RunIterationsRequest) -> None:
         member = self._member
         if member is None or (message.pipeline_id, message.epoch) != (
             member.request.pipeline_id,
             member.request.epoch,
         ):
             log.warning("refused a plan of epoch %d", message.epoch)
+        else:
+            member.announce(message)
+
+    def _run_next(self) -> None:
+        member = self._member
+        if member is None or not member.n_announced:
             return
-        timing, token_ids = member.run(message)
+        timing, token_ids = member.run_next()
         if not self._reports:
             return
         if token_ids is None:
@@ -132,10 +146,11 @@ class Rank:
 
 
 def device_of(settings: RankSettings) -> torch.device:
-    """The device of this rank: on GPUs, the one with the number of its shard."""
-    return (
-        torch.device("cpu") if settings.device == "cpu" else torch.device("cuda", settings.tp_rank)
-    )
+    """The device of this rank: on GPUs, the one with the number of its shard, shared if
+    there are not as many."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
 
 
 def load(settings: RankSettings, channel: RankEnd) -> StageModel:
@@ -156,6 +171,7 @@ def load(settings: RankSettings, channel: RankEnd) -> StageModel:
         tp_rank=settings.tp_rank,
         tp_size=settings.tp_size,
         dtype=settings.dtype,
+        load_format=settings.load_format,
         device=device_of(settings),
         on_progress=on_progress,
     )
@@ -200,7 +216,7 @@ def fingerprint(settings: RankSettings, model: StageModel) -> str:
     parts = (
         str(wire.PROTOCOL),
         model.config.fingerprint(model.dtype),
-        checkpoint_digest(settings.model),
+        "random" if settings.load_format == "random" else checkpoint_digest(settings.model),
     )
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
@@ -213,8 +229,14 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
     model = load(settings, channel)
 
     def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
-        runner = ModelRunner(model, n_kv_blocks=request.n_kv_blocks, block_size=settings.block_size)
-        return EpochMember(request, runner, join_peers(settings, request))
+        peers = join_peers(settings, request)
+        runner = ModelRunner(
+            model,
+            n_kv_blocks=request.n_kv_blocks,
+            block_size=settings.block_size,
+            tensor_parallel=peers.tensor_parallel,
+        )
+        return EpochMember(request, runner, peers)
 
     return Rank(
         channel,
@@ -229,7 +251,9 @@ def join_peers(
     settings: RankSettings, request: worker_pb2.JoinPipelineRequest
 ) -> transport.Transport:
     """Connects to the neighbours of an epoch."""
-    return transport.join(
+    device = device_of(settings)
+    is_staged = device.type == "cuda" and settings.data_plane == "gloo"
+    peers = transport.join(
         transport.Place(
             pipeline_id=request.pipeline_id,
             epoch=request.epoch,
@@ -240,9 +264,10 @@ def join_peers(
         ),
         rendezvous_address=request.rendezvous_address,
         data_host=settings.data_host,
-        device=device_of(settings),
+        device=torch.device("cpu") if is_staged else device,
         timeout_s=settings.transfer_timeout_s,
     )
+    return StagedTransport(peers) if is_staged else peers
 
 
 def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> int:

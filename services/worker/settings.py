@@ -1,13 +1,15 @@
 """Settings of a stage: those of its controller, and what it tells each of its ranks."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from services.common.settings import ServiceSettings
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+DataPlane = Literal["auto", "gloo", "nccl"]
+LoadFormat = Literal["safetensors", "random"]
 
 
 class RankSettings(BaseModel):
@@ -23,6 +25,8 @@ class RankSettings(BaseModel):
     tp_size: int
     dtype: Dtype
     device: Literal["cpu", "cuda"]
+    data_plane: DataPlane
+    load_format: LoadFormat
     block_size: int
     kv_memory_bytes: int
     data_host: str
@@ -55,8 +59,15 @@ class WorkerSettings(ServiceSettings):
     dtype: Dtype = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
+    load_format: LoadFormat = "safetensors"
+    """Where weights come from; `random` needs only config.json and is for benchmarks."""
+
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the ranks compute; it decides how tensors travel too: gloo for cpu, NCCL for cuda."""
+    """Where the ranks compute."""
+
+    data_plane: DataPlane = "auto"
+    """How tensors travel between ranks: `auto` takes gloo on a CPU and NCCL on GPUs; `gloo` on GPUs
+    copies them through the CPU, for several ranks on one GPU."""
 
     block_size: int = Field(default=16, ge=1)
     """K/V slots in a block; the same on all stages."""
@@ -81,8 +92,14 @@ class WorkerSettings(ServiceSettings):
     """File descriptor on which a local launcher waits for progress and the address; binds this
     process's life to the launcher's."""
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     """Least severe messages to log."""
+
+    @model_validator(mode="after")
+    def _check_data_plane(self) -> Self:
+        if self.device == "cpu" and self.data_plane == "nccl":
+            raise ValueError("data_plane nccl moves tensors of GPUs; the device is cpu")
+        return self
 
     def for_rank(self, tp_rank: int) -> RankSettings:
         """What the rank of that number is told."""
@@ -95,6 +112,8 @@ class WorkerSettings(ServiceSettings):
             tp_size=self.tp_size,
             dtype=self.dtype,
             device=self.device,
+            data_plane=self.data_plane,
+            load_format=self.load_format,
             block_size=self.block_size,
             kv_memory_bytes=int(self.kv_memory),
             data_host=self.data_host,

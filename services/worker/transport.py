@@ -2,16 +2,20 @@
 
 A group is made from the rendezvous store under the epoch's prefix, by explicit objects and not
 through torch's global default group, so that nothing of an old epoch can reach a new one. The
-same ranks of neighbouring stages exchange tensors. CPU tensors travel by gloo, CUDA tensors by
+same ranks of neighbouring stages exchange hidden states; the ranks of one stage have a second
+group, for the sums and gathers of tensor parallelism. CPU tensors travel by gloo, CUDA tensors by
 NCCL.
 
-Gloo matches sends with receives by tag, and the tag is the iteration; NCCL matches by order,
-which plans arrive in.
+Nothing here waits that need not. A receive is started as soon as its plan is known, which is
+before the activations are on their way and may be long before the rank gets to them; a send is
+not waited for. Gloo matches sends with receives by tag, and the tag is the iteration; NCCL
+matches by order, which plans arrive in.
 """
 
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -19,6 +23,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, Work
+
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 MAX_TAG = 2**31
 MAX_PENDING_SENDS = 4
@@ -56,14 +62,32 @@ class Place:
         return f"{self.pipeline_id}/{self.epoch}"
 
 
-class Transport(Protocol):
-    """Moves hidden states [n_tokens, hidden_size] from stage to stage."""
+class Receipt(Protocol):
+    """A receive that has been started."""
 
-    def receive(self, hidden: torch.Tensor, iteration: int) -> None:
-        """Fills `hidden` with what the previous stage sent for the iteration.
+    def wait(self) -> None:
+        """Returns when the tensor may be used: on a CPU it is there, on a GPU the current stream
+        will not touch it before it is.
 
         Raises:
             TransferError: it did not come.
+        """
+
+
+class Transport(Protocol):
+    """Moves hidden states [n_tokens, hidden_size] from stage to stage."""
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """The ranks that share this stage's layers; its operations raise TransferError."""
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
+        """Starts to fill `hidden` with what the previous stage sends for the iteration.
+
+        Receives are started in the order of their iterations.
+
+        Raises:
+            TransferError: the previous stage is gone.
         """
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
@@ -85,6 +109,12 @@ class Group(Protocol):
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Starts a receive."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
+        """Starts a sum over all ranks, in place."""
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Work:
+        """Starts a gather to all ranks."""
 
     def abort(self) -> None:
         """Drops what is under way."""
@@ -114,14 +144,18 @@ def join(
     host, _, port = rendezvous_address.rpartition(":")
     timeout = timedelta(seconds=timeout_s)
     try:
-        store = TCPStore(
-            host, int(port), is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
+        store = PrefixStore(
+            place.prefix,
+            TCPStore(
+                host, int(port), is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
+            ),
         )
-        prefixed = PrefixStore(place.prefix, store)
-        group = _group(prefixed, place.world_rank, place.world_size, device, data_host, timeout)
+        pipeline = _group(store, place.world_rank, place.world_size, device, data_host, timeout)
+        stage_store = PrefixStore(f"stage {place.stage_index}", store)
+        stage = _group(stage_store, place.tp_rank, place.tp_size, device, data_host, timeout)
     except (RuntimeError, ValueError) as error:
         raise TransferError(f"no process group for epoch {place.epoch}: {error}") from error
-    transport = GroupTransport(place, group)
+    transport = GroupTransport(place, pipeline, stage)
     transport.warm_up(device)
     return transport
 
@@ -150,53 +184,113 @@ def _group(
     return cast(Group, group)
 
 
-class GroupTransport:
-    """Point-to-point transfers in one process group."""
+class _Transfer:
+    """A transfer under way, and the tensor that must live as long as it is."""
 
-    def __init__(self, place: Place, group: Group) -> None:
-        self._place = place
-        self._group = group
+    def __init__(self, work: Work, tensor: torch.Tensor, what: str) -> None:
+        self._work = work
+        self._tensor = tensor
+        self._what = what
+
+    @property
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """See `Receipt.wait`."""
+        with transfer(self._what):
+            self._work.wait()
+
+
+class GroupTransport:
+    """Point-to-point transfers in the pipeline's group, collectives in the stage's."""
+
+    def __init__(self, place: Place, pipeline: Group, stage: Group) -> None:
+        self.place = place
+        self.pipeline = pipeline
+        self._stage = stage
         self._previous = place.world_rank - place.tp_size
         self._next = place.world_rank + place.tp_size
-        # A tensor must live until it has been sent, so it is kept beside its work handle.
-        self._pending: deque[tuple[Work, torch.Tensor]] = deque()
+        self._sends: deque[_Transfer] = deque()
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """See `Transport.tensor_parallel`."""
+        if self.place.tp_size == 1:
+            return SINGLE
+        return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
 
     def warm_up(self, device: torch.device) -> None:
-        """Opens the connections to both neighbours, which happens with the first transfer.
+        """Opens the connections to all neighbours, which happens with the first transfer.
 
         Raises:
             TransferError: a neighbour did not answer.
         """
         token = torch.zeros(1, device=device)
-        if self._place.stage_index > 0:
-            self.receive(token, 0)
-        if self._place.stage_index + 1 < self._place.n_stages:
+        self.tensor_parallel.all_reduce(token)
+        if self.place.stage_index > 0:
+            self.start_receive(token, 0).wait()
+        if self.place.stage_index + 1 < self.place.n_stages:
             self.send(token, 0)
             self._retire(0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    def receive(self, hidden: torch.Tensor, iteration: int) -> None:
-        """See `Transport.receive`."""
-        try:
-            self._group.recv([hidden], self._previous, iteration % MAX_TAG).wait()
-        except RuntimeError as error:
-            raise TransferError(f"nothing from rank {self._previous}: {error}") from error
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
+        """See `Transport.start_receive`."""
+        what = f"nothing from rank {self._previous}"
+        with transfer(what):
+            work = self.pipeline.recv([hidden], self._previous, iteration % MAX_TAG)
+        return _Transfer(work, hidden, what)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         """See `Transport.send`."""
-        try:
-            work = self._group.send([hidden], self._next, iteration % MAX_TAG)
-            self._pending.append((work, hidden))
-            self._retire(MAX_PENDING_SENDS)
-        except RuntimeError as error:
-            raise TransferError(f"rank {self._next} takes nothing: {error}") from error
+        what = f"rank {self._next} takes nothing"
+        with transfer(what):
+            work = self.pipeline.send([hidden], self._next, iteration % MAX_TAG)
+        self._sends.append(_Transfer(work, hidden, what))
+        self._retire(MAX_PENDING_SENDS)
 
     def close(self) -> None:
         """See `Transport.close`."""
-        with contextlib.suppress(RuntimeError):  # nothing to abort in a group that is broken
-            self._group.abort()
-        self._pending.clear()
-        del self._group  # gloo closes its sockets, and tells its peers, only when the group is gone
+        for group in (self.pipeline, self._stage):
+            with contextlib.suppress(RuntimeError):  # nothing to abort in a group that is broken
+                group.abort()
+        self._sends.clear()
+        # Gloo closes its sockets, and tells its peers, only when the group is gone.
+        del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
-        while self._pending and (len(self._pending) > n_left or self._pending[0][0].is_completed()):
-            self._pending.popleft()[0].wait()
+        while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
+            self._sends.popleft().wait()
+
+
+class GroupTensorParallel:
+    """The ranks of one stage, as a model knows them."""
+
+    def __init__(self, group: Group, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = group
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums over all ranks, in place."""
+        with transfer("a rank of this stage does not answer"):
+            self._group.allreduce([tensor]).wait()
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        with transfer("a rank of this stage does not answer"):
+            self._group.allgather([parts], [tensor]).wait()
+        return torch.cat(parts, dim=-1)
+
+
+@contextlib.contextmanager
+def transfer(what: str) -> Iterator[None]:
+    """Turns the errors of a process group into TransferError, saying what was tried."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransferError(f"{what}: {error}") from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -50,3 +51,34 @@ def two_stages(model: Path) -> Iterator[Stack]:
     """Two stages whose batches hold at most two requests; shared, so nobody may harm it."""
     with serving(model, stages=2, max_batch_size=2) as stack:
         yield stack
+
+
+def tokens(random: Random, n_max: int) -> list[int]:
+    """A prompt of random length, without special tokens."""
+    return [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, n_max))]
+
+
+@pytest.fixture(scope="session")
+def sampled(model: Path) -> list[dict[str, Any]]:
+    """Sampling options, each with what one stage answers when it has nothing else to do."""
+    random = Random(7)
+    options: list[dict[str, Any]] = [
+        {
+            "prompt": tokens(random, 40),
+            "max_tokens": random.randint(4, 20),
+            "seed": random.randrange(2**40),
+            "ignore_eos": bool(index % 2),
+            **extra,
+        }
+        for index, extra in enumerate(
+            3
+            * [
+                {"temperature": 1.0},
+                {"temperature": 0.7, "top_k": 5},
+                {"temperature": 1.3, "top_p": 0.8},
+                {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+            ]
+        )
+    ]
+    with serving(model, stages=1, dtype="float32") as stack:
+        return [{**item, "expected": stack.complete(**item)["token_ids"]} for item in options]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import Oracle
-from tests.system.conftest import VOCAB_SIZE, write_model
+from tests.system.conftest import tokens, write_model
 from tests.system.stack import serving
 
 N_REQUESTS = 32
@@ -21,11 +21,6 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10000.0,
 }
-
-
-def tokens(random: Random, n_max: int) -> list[int]:
-    """A prompt of random length, without special tokens."""
-    return [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, n_max))]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +40,7 @@ def test_32_mixed_requests_at_once_equal_transformers(
 ) -> None:
     model = write_model(tmp_path, **config)
     random = Random(n_stages)
-    requests = [
-        (
-            [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 90))],
-            random.randint(1, 24),
-        )
-        for _ in range(N_REQUESTS)
-    ]
+    requests = [(tokens(random, 90), random.randint(1, 24)) for _ in range(N_REQUESTS)]
     with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
 
         def ask(request: tuple[list[int], int]) -> dict[str, Any]:
@@ -66,32 +55,6 @@ def test_32_mixed_requests_at_once_equal_transformers(
         assert choice["token_ids"] == expected, prompt
         is_stopped = expected[-1] == 1
         assert choice["finish_reason"] == ("stop" if is_stopped else "length")
-
-
-@pytest.fixture(scope="module")
-def sampled(model: Path) -> list[dict[str, Any]]:
-    """Sampling options, each with what one stage answers when it has nothing else to do."""
-    random = Random(7)
-    options: list[dict[str, Any]] = [
-        {
-            "prompt": tokens(random, 40),
-            "max_tokens": random.randint(4, 20),
-            "seed": random.randrange(2**40),
-            "ignore_eos": bool(index % 2),
-            **extra,
-        }
-        for index, extra in enumerate(
-            3
-            * [
-                {"temperature": 1.0},
-                {"temperature": 0.7, "top_k": 5},
-                {"temperature": 1.3, "top_p": 0.8},
-                {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
-            ]
-        )
-    ]
-    with serving(model, stages=1, dtype="float32") as stack:
-        return [{**item, "expected": stack.complete(**item)["token_ids"]} for item in options]
 
 
 @pytest.mark.parametrize("n_stages", [1, 3])

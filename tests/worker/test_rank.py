@@ -4,7 +4,8 @@ fail."""
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +15,19 @@ from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.epoch_member import EpochMember
 from services.worker.input_batch import IterationPlan
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import Rank
 from services.worker.transport import TransferError
 
 
 class Runner:
     """Takes any plan; hidden states are zeros, every token is 7."""
+
+    def __init__(self) -> None:
+        self.may_compute = threading.Event()
+        self.may_compute.set()
+        self.is_computing = threading.Event()
+        self.on_compute: Callable[[], None] = lambda: None
 
     def prepare(self, plan: IterationPlan) -> IterationPlan:
         return plan
@@ -28,10 +36,24 @@ class Runner:
         return torch.empty(n_tokens, 4)
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
+        self.is_computing.set()
+        assert self.may_compute.wait(5)
+        self.on_compute()
         return torch.zeros(sum(batch.n_tokens), 4)
 
     def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
+
+
+@dataclass
+class Receipt:
+    """A receive that comes at once, or never."""
+
+    is_broken: bool
+
+    def wait(self) -> None:
+        if self.is_broken:
+            raise TransferError("nothing from rank 0")
 
 
 @dataclass
@@ -40,11 +62,16 @@ class Peers:
 
     broken: set[int] = field(default_factory=set)
     sent: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
     is_closed: bool = False
 
-    def receive(self, hidden: torch.Tensor, iteration: int) -> None:
-        if iteration in self.broken:
-            raise TransferError("nothing from rank 0")
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        return SINGLE
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> "Receipt":
+        self.started.append(iteration)
+        return Receipt(is_broken=iteration in self.broken)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         self.sent.append(iteration)
@@ -58,6 +85,7 @@ class World:
     """The controller's end, and the peers of every epoch the rank has joined."""
 
     controller: End
+    runner: Runner
     peers: list[Peers]
     broken: set[int]
     unreachable: set[int]
@@ -95,13 +123,13 @@ class World:
 @contextlib.contextmanager
 def running_rank() -> Iterator[World]:
     ours, theirs = socket.socketpair()
-    world = World(End(ours), [], set(), set())
+    world = World(End(ours), Runner(), [], set(), set())
 
     def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
         if request.epoch in world.unreachable:
             raise TransferError("no process group")
         world.peers.append(Peers(world.broken))
-        return EpochMember(request, Runner(), world.peers[-1])
+        return EpochMember(request, world.runner, world.peers[-1])
 
     rank = Rank(
         End(theirs),
@@ -178,3 +206,19 @@ def test_an_idle_rank_gives_signs_of_life() -> None:
             kind, payload = world.read()
             assert kind is MessageKind.REPORT
             assert worker_pb2.WatchStageResponse.FromString(payload).HasField("timings")
+
+
+def test_activations_of_later_iterations_are_received_while_one_computes() -> None:
+    with running_rank() as world:
+        assert world.join(1) is MessageKind.JOINED
+        world.runner.may_compute.clear()
+        world.plan(1, 1)
+        while not world.runner.is_computing.is_set():
+            time.sleep(0.001)
+        for iteration in (2, 3, 4):
+            world.plan(1, iteration)
+        world.runner.on_compute = lambda: started.append(list(world.peers[0].started))
+        started: list[list[int]] = []
+        world.runner.may_compute.set()
+        assert [world.report().result.iteration for _ in range(4)] == [1, 2, 3, 4]
+    assert started[1] == [1, 2, 3, 4], "all had been started when the second began to compute"

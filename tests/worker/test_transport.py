@@ -4,7 +4,9 @@ Each rank is a thread, which is possible because no group is a global one.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -52,7 +54,7 @@ def pipeline(n_stages: int, *, timeout_s: float = 5) -> Iterator[list[Transport]
             stage.close()
 
 
-def together(calls: list[Callable[[], T]]) -> list[T]:
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     with ThreadPoolExecutor(len(calls)) as threads:
         futures: list[Future[T]] = [threads.submit(call) for call in calls]
         return [future.result(timeout=60) for future in futures]
@@ -75,7 +77,7 @@ def test_activations_arrive_in_order_and_unchanged(dtype: torch.dtype) -> None:
     def middle(stage: Transport) -> list[torch.Tensor]:
         for iteration, n_tokens in enumerate(sizes, 1):
             received = torch.empty(n_tokens, 8, dtype=dtype)
-            stage.receive(received, iteration)
+            stage.start_receive(received, iteration).wait()
             stage.send(received * 2, iteration)
         return []
 
@@ -83,7 +85,7 @@ def test_activations_arrive_in_order_and_unchanged(dtype: torch.dtype) -> None:
         results = []
         for iteration, n_tokens in enumerate(sizes, 1):
             received = torch.empty(n_tokens, 8, dtype=dtype)
-            stage.receive(received, iteration)
+            stage.start_receive(received, iteration).wait()
             results.append(received)
         return results
 
@@ -93,13 +95,55 @@ def test_activations_arrive_in_order_and_unchanged(dtype: torch.dtype) -> None:
         assert torch.equal(result, hidden(iteration, n_tokens).to(dtype) * 2)
 
 
+def test_a_receive_started_early_is_filled_while_nobody_waits_for_it() -> None:
+    with pipeline(2) as (first, second):
+        hidden_states = [torch.zeros(4, 8) for _ in range(3)]
+        receipts = [second.start_receive(h, i) for i, h in enumerate(hidden_states, 1)]
+        for iteration in range(1, 4):
+            first.send(hidden(iteration, 4), iteration)
+        deadline = time.monotonic() + 5
+        while not hidden_states[2].any():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for iteration, receipt in enumerate(receipts, 1):
+            receipt.wait()
+            torch.testing.assert_close(hidden_states[iteration - 1], hidden(iteration, 4))
+
+
+def test_the_ranks_of_a_stage_sum_and_gather_among_themselves() -> None:
+    def work(address: str, stage: int, tp_rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=3)
+        transport_ = transport.join(
+            place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=5
+        )
+        group = transport_.tensor_parallel
+        assert (group.rank, group.size) == (tp_rank, 3)
+        mine = torch.full((2, 1), float(10 * stage + tp_rank))
+        gathered = group.all_gather(mine)
+        group.all_reduce(mine)
+        transport_.close()
+        return mine, gathered
+
+    with rendezvous() as address:
+        calls = [
+            functools.partial(work, address, stage, tp_rank)
+            for stage in range(2)
+            for tp_rank in range(3)
+        ]
+        results = together(calls)
+    for index, (total, gathered) in enumerate(results):
+        ranks = [10 * (index // 3) + tp_rank for tp_rank in range(3)]
+        assert total.eq(sum(ranks)).all()
+        assert gathered.tolist() == [ranks, ranks]
+
+
 def test_a_send_does_not_wait_for_the_receiver() -> None:
     with pipeline(2) as (first, second):
         for iteration in range(1, 4):
             first.send(hidden(iteration, 4), iteration)  # nobody receives yet
         received = torch.empty(4, 8)
         for iteration in range(1, 4):
-            second.receive(received, iteration)
+            second.start_receive(received, iteration).wait()
             torch.testing.assert_close(received, hidden(iteration, 4))
 
 
@@ -110,7 +154,7 @@ def test_epochs_on_one_store_do_not_mix() -> None:
         old[0].send(torch.zeros(2, 8), 1)
         new[0].send(torch.ones(2, 8), 1)
         received = torch.empty(2, 8)
-        new[1].receive(received, 1)
+        new[1].start_receive(received, 1).wait()
         assert received.eq(1).all()
         for stage in (*old, *new):
             stage.close()
@@ -118,7 +162,7 @@ def test_epochs_on_one_store_do_not_mix() -> None:
 
 def test_a_receiver_learns_at_once_that_its_peer_has_left() -> None:
     with pipeline(2, timeout_s=30) as stages, ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(stages[1].receive, torch.empty(1, 8), 1)
+        waiting = threads.submit(stages[1].start_receive(torch.empty(1, 8), 1).wait)
         stages.pop(0).close()
         with pytest.raises(TransferError):
             waiting.result(timeout=5)
@@ -126,7 +170,7 @@ def test_a_receiver_learns_at_once_that_its_peer_has_left() -> None:
 
 def test_a_receiver_gives_up_on_a_silent_peer() -> None:
     with pipeline(2, timeout_s=0.3) as (_, second), pytest.raises(TransferError):
-        second.receive(torch.empty(1, 8), 1)
+        second.start_receive(torch.empty(1, 8), 1).wait()
 
 
 def test_joining_without_a_rendezvous_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch) -> None:
