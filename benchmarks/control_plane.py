@@ -1,11 +1,16 @@
-"""The control round trip of one iteration: engine master → controllers → ranks → engine master.
+"""What control costs, and what sending it ahead is worth.
 
     python -m benchmarks.control_plane
 
-Real processes and sockets on loopback, ranks that compute nothing. One batch is in flight at a
-time, so a round trip is the whole path and nothing overlaps. Budget: p50 of at most 1.0 ms with
-one stage and 0.25 ms for each further one. The second table adds what the first leaves out, a
-transfer of activations over the data plane between stages.
+Real processes and sockets on loopback, ranks that compute nothing. The first table is the control
+round trip of one iteration, engine master → controllers → ranks → engine master, with one batch in
+flight, so that nothing overlaps. Budget: p50 of at most 1.0 ms with one stage and 0.25 ms for each
+further one.
+
+The second table sets control ahead of the data (over gRPC, from controller to controller, as Orca
+does it) beside control in band (over the data plane, from rank to rank, before the activations, as
+FasterTransformer did), in turn within one run: the time per iteration when it goes round alone,
+and with as many batches in flight as there are stages, each stage computing for `--compute-ms`.
 """
 
 import argparse
@@ -15,12 +20,13 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import uvloop
 from orcinus.v1.sampling_pb2 import SamplingParams
 from tqdm import tqdm
 
-from benchmarks.null_rank import SENDS_ACTIVATIONS
+from benchmarks.null_rank import ACTIVATIONS, COMPUTE_MS, IN_BAND
 from services.local.child import Child
 from services.scheduler.engine_master import EngineMaster
 from services.scheduler.kv_manager import KVManager
@@ -33,89 +39,151 @@ from services.scheduler.scheduler import Scheduler
 GREEDY = SamplingParams(top_p=1.0).SerializeToString()
 FIRST_STAGE_MS = 1.0
 FURTHER_STAGE_MS = 0.25
+SILENCE_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of running iterations."""
+
+    n_stages: int
+    tp_size: int = 1
+    depth: int = 1
+    compute_ms: float = 0
+    sends_activations: bool = True
+    is_in_band: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            ACTIVATIONS: str(int(self.sends_activations)),
+            COMPUTE_MS: str(self.compute_ms),
+            IN_BAND: str(int(self.is_in_band)),
+        }
 
 
 @contextlib.asynccontextmanager
-async def null_stages(n_stages: int) -> AsyncIterator[Pipeline]:
+async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
     """Controllers and null ranks in processes of their own."""
     children: list[Child] = []
+    os.environ.update(case.environment)  # the children inherit it
     try:
-        for index in range(n_stages):
+        for index in range(case.n_stages):
             arguments = ["--model=.", "--address=127.0.0.1:0", f"--stage-index={index}"]
-            arguments += [f"--n-stages={n_stages}", "--n-threads=1", "--log-level=WARNING"]
+            arguments += [f"--n-stages={case.n_stages}", f"--tp-size={case.tp_size}"]
+            arguments += ["--n-threads=1", "--log-level=CRITICAL"]
             children.append(await Child.start(f"stage {index}", "benchmarks.null_rank", arguments))
         addresses = [await child.wait_for("address") for child in children]
-        yield await gather(addresses, pipeline_id="bench", timeout_s=60)
+        yield await gather(addresses, pipeline_id="bench", timeout_s=120)
     finally:
-        for child in reversed(children):
-            await child.stop()
+        await asyncio.gather(*(child.stop() for child in children))
 
 
-def scheduler_for(batch_size: int) -> Scheduler:
-    """A scheduler whose batch decodes for ever."""
+def scheduler_for(case: Case, batch_size: int) -> Scheduler:
+    """A scheduler whose batches decode for ever."""
     scheduler = Scheduler(
-        RequestPool(max_requests=batch_size),
+        RequestPool(max_requests=batch_size * case.depth),
         KVManager(n_blocks=10_000, block_size=16),
         policy=OrcaPolicy(max_batch_size=batch_size),
-        pipeline_depth=1,
+        pipeline_depth=case.depth,
     )
-    for index in range(batch_size):
+    for index in range(batch_size * case.depth):
         scheduler.submit(Request(RequestId(str(index)), [1] * 8, 2_000, sampling=GREEDY))
     return scheduler
 
 
-async def round_trips(n_stages: int, n_iterations: int, batch_size: int) -> list[float]:
-    """Milliseconds of each iteration."""
-    async with null_stages(n_stages) as pipeline:
+async def returns(case: Case, n_iterations: int, batch_size: int) -> list[float]:
+    """Milliseconds from one returned iteration to the next, in the steady state."""
+    async with null_stages(case) as pipeline:
         news = asyncio.Event()
         engine = EngineMaster(
-            pipeline, wake=news.set, on_timing=lambda *_: None, silence_limit_s=60
+            pipeline, wake=news.set, on_timing=lambda *_: None, silence_limit_s=SILENCE_LIMIT_S
         )
         await engine.start()
-        scheduler = scheduler_for(batch_size)
-        times = []
-        for _ in tqdm(range(n_iterations), desc=f"{n_stages} stages", leave=False):
-            batch = scheduler.select()
-            if batch is None:
-                raise RuntimeError("nothing to run")
-            start = time.perf_counter()
-            await engine.run(batch)
+        scheduler = scheduler_for(case, batch_size)
+        times: list[float] = []
+        last = time.perf_counter()
+        while len(times) < n_iterations:
+            while (batch := scheduler.select()) is not None:
+                await engine.run(batch)
             await news.wait()
             news.clear()
-            [result] = engine.take_results()
-            times.append(1e3 * (time.perf_counter() - start))
-            scheduler.apply(result.iteration, result.token_ids)
+            for result in engine.take_results():
+                now = time.perf_counter()
+                times.append(1e3 * (now - last))
+                last = now
+                scheduler.apply(result.iteration, result.token_ids)
         await engine.close()
     return times[n_iterations // 10 :]
 
 
-async def table(arguments: argparse.Namespace) -> None:
-    """Measures and prints one line for each number of stages."""
+async def budget_table(arguments: argparse.Namespace) -> None:
+    """The control round trip against its budget."""
+    print(f"control round trip, batch {arguments.batch_size}, {arguments.iterations} iterations")
     print(f"{'stages':>7} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'budget ms':>10}")
     for n_stages in arguments.stages:
-        times = await round_trips(n_stages, arguments.iterations, arguments.batch_size)
-        p50 = statistics.median(times)
-        deciles = statistics.quantiles(times, n=100)
+        case = Case(n_stages, sends_activations=False)
+        times = await returns(case, arguments.iterations, arguments.batch_size)
+        p50, percentiles = statistics.median(times), statistics.quantiles(times, n=100)
         budget = FIRST_STAGE_MS + FURTHER_STAGE_MS * (n_stages - 1)
         verdict = "kept" if p50 <= budget else "BROKEN"
         print(
-            f"{n_stages:>7} {p50:>8.3f} {deciles[89]:>8.3f} {deciles[98]:>8.3f} "
+            f"{n_stages:>7} {p50:>8.3f} {percentiles[89]:>8.3f} {percentiles[98]:>8.3f} "
             f"{budget:>10.2f}  {verdict}"
         )
 
 
+async def comparison_table(arguments: argparse.Namespace) -> None:
+    """Control ahead and in band, side by side."""
+    print(
+        f"\nms per iteration, median of {arguments.rounds} rounds in turn; "
+        f"compute {arguments.compute_ms} ms per stage"
+    )
+    header = f"{'stages':>7} {'tp':>3} {'in flight':>10} {'ahead':>8} {'in band':>8} {'ratio':>7}"
+    print(header)
+    for n_stages in arguments.stages:
+        for tp_size in arguments.tp:
+            for depth in sorted({1, n_stages}):
+                await compare(arguments, n_stages=n_stages, tp_size=tp_size, depth=depth)
+
+
+async def compare(
+    arguments: argparse.Namespace, *, n_stages: int, tp_size: int, depth: int
+) -> None:
+    """One row: both ways in turn, as often as asked."""
+    means: dict[bool, list[float]] = {False: [], True: []}
+    rounds = [is_in_band for _ in range(arguments.rounds) for is_in_band in (False, True)]
+    for is_in_band in tqdm(rounds, desc=f"{n_stages} stages, tp {tp_size}", leave=False):
+        case = Case(
+            n_stages,
+            tp_size=tp_size,
+            depth=depth,
+            compute_ms=arguments.compute_ms,
+            is_in_band=is_in_band,
+        )
+        times = await returns(case, arguments.iterations // 3, arguments.batch_size)
+        means[is_in_band].append(statistics.mean(times))
+    ahead, in_band = statistics.median(means[False]), statistics.median(means[True])
+    print(
+        f"{n_stages:>7} {tp_size:>3} {depth:>10} {ahead:>8.2f} {in_band:>8.2f} "
+        f"{in_band / ahead:>7.2f}"
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=1500)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--compute-ms", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    for activations in ("0", "1"):
-        os.environ[SENDS_ACTIVATIONS] = activations
-        what = "control and activations" if activations == "1" else "control only"
-        print(f"\n{what}: batch {arguments.batch_size}, {arguments.iterations} iterations")
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(table(arguments))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(budget_table(arguments))
+        runner.run(comparison_table(arguments))
 
 
 if __name__ == "__main__":

@@ -1,31 +1,39 @@
-"""A rank that computes nothing: the real process, channel, plans, groups and reports, without a
-model.
+"""A rank that computes nothing: real process, channel, plans, groups and reports, and no model.
 
-    python -m benchmarks.null_rank    starts a stage's controller with such a rank
+    python -m benchmarks.null_rank    starts a stage's controller with such ranks
 
-So what is left of an iteration is control, and, unless `NULL_ACTIVATIONS=0`, the transfer of one
-hidden state per token between the stages.
+So what is left of an iteration is control and the transfer of one hidden state per token between
+the stages. Three variables change that: `NULL_ACTIVATIONS=0` leaves the transfer out,
+`NULL_COMPUTE_MS=5` puts a model in that sleeps so long, and `NULL_IN_BAND=1` sends plans the other
+way: over the data plane, from rank to rank, before the activations (see `benchmarks.in_band`).
 """
 
 import os
 import sys
+import time
 
 import torch
 from orcinus.v1 import worker_pb2
 
+from benchmarks.in_band import InBandController, InBandMember
 from services.worker import __main__ as worker
 from services.worker import rank, transport
 from services.worker.channel import RankEnd
+from services.worker.controller import Controller
 from services.worker.epoch_member import EpochMember
 from services.worker.input_batch import IterationPlan
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
-SENDS_ACTIVATIONS = "NULL_ACTIVATIONS"
+ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
 
 
 class NullRunner:
-    """Takes any plan and samples token 7."""
+    """Takes any plan, sleeps, and samples token 7."""
+
+    def __init__(self, compute_s: float) -> None:
+        self._compute_s = compute_s
 
     def prepare(self, plan: IterationPlan) -> IterationPlan:
         return plan
@@ -34,6 +42,8 @@ class NullRunner:
         return torch.empty(n_tokens, HIDDEN_SIZE)
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
+        if self._compute_s:
+            time.sleep(self._compute_s)
         return self.empty_hidden(sum(batch.n_tokens)) if hidden is None else hidden
 
     def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
@@ -43,7 +53,12 @@ class NullRunner:
 class NullPeers:
     """Sends nothing, receives nothing."""
 
-    def receive(self, hidden: torch.Tensor, iteration: int) -> None:
+    tensor_parallel: TensorParallel = SINGLE
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> "NullPeers":
+        return self
+
+    def wait(self) -> None:
         pass
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
@@ -56,13 +71,16 @@ class NullPeers:
 def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
     """A rank with a null runner."""
     torch.set_num_threads(1)
+    runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
     rendezvous = None
-    if settings.stage_index == 0:
+    if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
 
     def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
-        peers = rank.join_peers(settings, request) if sends_activations() else NullPeers()
-        return EpochMember(request, NullRunner(), peers)
+        if os.environ.get(ACTIVATIONS) == "0":
+            return EpochMember(request, runner, NullPeers())
+        member = InBandMember if is_in_band() else EpochMember
+        return member(request, runner, rank.join_peers(settings, request))
 
     return rank.Rank(
         channel,
@@ -71,7 +89,7 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
             fingerprint="null",
             stage_index=settings.stage_index,
             n_stages=settings.n_stages,
-            tp_size=1,
+            tp_size=settings.tp_size,
             first_layer=settings.stage_index,
             n_layers=1,
             vocab_size=1000,
@@ -81,16 +99,17 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
             rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
         ),
         rendezvous=rendezvous,
-        report_results=True,
+        report_results=settings.tp_rank == 0,
         join=join,
     )
 
 
-def sends_activations() -> bool:
-    return os.environ.get(SENDS_ACTIVATIONS) != "0"
+def is_in_band() -> bool:
+    return os.environ.get(IN_BAND) == "1"
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 2 and sys.argv[2].startswith("{"):
         sys.exit(rank.main(start))
-    sys.exit(worker.main(rank_module="benchmarks.null_rank"))
+    controller = InBandController if is_in_band() else Controller
+    sys.exit(worker.main(rank_module="benchmarks.null_rank", controller_class=controller))
