@@ -24,9 +24,10 @@ from kernels.layer_norm import layer_norm
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.silu_and_mul import silu_and_mul
+from kernels.upload import upload
 from kernels.write_kv import write_kv
 
-__all__ = ["AttentionForm", "AttentionMetadata", "Ops", "ops_for"]
+__all__ = ["AttentionForm", "AttentionMetadata", "Ops", "ops_for", "upload"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.upload import upload
+
 Ints = NDArray[np.int64]
 
 # Gathered keys of a group, in bytes; the values need as much again. Of 0.25 to 4 MiB, 1 and 2 MiB
@@ -245,4 +247,4 @@ class _Planner:
         return mask.masked_fill_(is_hidden, -torch.inf)
 
     def _tensor(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return upload(values, self._device)

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels import AttentionMetadata, Ops
+from kernels import AttentionMetadata, Ops, upload
 from services.worker.sampler import SamplingBatch
 
 Ints = NDArray[np.int64]
@@ -314,9 +313,9 @@ class InputBatch:
         next_positions = spans.start_positions + spans.n_tokens
         return cls(
             iteration=plan.iteration,
-            token_ids=torch.from_numpy(spans.token_ids).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            slots=torch.from_numpy(slots).to(device),
+            token_ids=upload(spans.token_ids, device),
+            positions=upload(positions, device),
+            slots=upload(slots, device),
             attention=ops.plan_attention(
                 spans.start_positions,
                 spans.n_tokens,
@@ -324,7 +323,7 @@ class InputBatch:
                 key_cache=key_cache,
                 windows=windows,
             ),
-            sampled_tokens=torch.from_numpy(ends[spans.sample] - 1).to(device),
+            sampled_tokens=upload(ends[spans.sample] - 1, device),
             sampling=table.sampling(spans.rows[spans.sample], next_positions[spans.sample]),
         )
 
