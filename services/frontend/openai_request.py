@@ -6,6 +6,7 @@ spelled as other servers of the field spell them.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
@@ -97,7 +98,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(BaseModel, ABC):
     """What both kinds of generation have in common."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -129,9 +130,9 @@ class GenerationBody(BaseModel):
     include_stop_str_in_output: Annotated[bool | None, only(False)] = None
 
     @property
+    @abstractmethod
     def prompts(self) -> tuple[Prompt, ...]:
         """What to continue."""
-        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:
