@@ -22,10 +22,10 @@ MAX_S = 5.0
 
 
 def stream_until_it_breaks(stack: Stack) -> dict[str, object]:
-    """The error event that ends a stream."""
+    """The error that ends a stream: its last event, or the answer if it ends before the first."""
     body = {**BODY, "stream": True}
     with httpx.stream("POST", f"{stack.http}/v1/completions", json=body, timeout=60) as response:
-        *_, last = (line for line in response.iter_lines() if line.startswith("data:"))
+        *_, last = (line for line in response.iter_lines() if line)
     error: dict[str, object] = json.loads(last.removeprefix("data:"))["error"]
     return error
 
