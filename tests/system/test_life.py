@@ -98,10 +98,10 @@ def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
     with serving(model) as stack, ThreadPoolExecutor(2) as threads:
         with stack.iterations() as watch:
-            short = threads.submit(stack.complete, [5, 6], max_tokens=300, ignore_eos=True)
+            short = threads.submit(stack.complete, [5, 6], max_tokens=150, ignore_eos=True)
             watch.wait_for(lambda records: len(records) > 3)
         stack.send_signal(signal.SIGTERM)
-        assert len(short.result()["token_ids"]) == 300
+        assert len(short.result()["token_ids"]) == 150
         with pytest.raises((httpx.TransportError, AssertionError)):
             stack.complete([5, 6], max_tokens=3)
         assert stack.wait() == 0
