@@ -21,7 +21,8 @@ class LocalSettings(ServiceSettings):
     """Ranks that share each layer of a stage (tensor parallelism)."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
-    """Where weights come from; `random` needs only config.json and is for benchmarks."""
+    """Where weights come from; `random` makes them up, so that config.json and the tokenizer are
+    all that is needed. It is for benchmarks."""
 
     http_port: int = Field(default=8000, ge=0, lt=65536)
     """Port of the OpenAI API; 0 takes a free one."""

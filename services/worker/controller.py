@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 RUN_ITERATIONS = rpc.method_path(SERVICE, "RunIterations")
+MAX_UNREAD_REPORTS = 4096
+"""Reports that wait for one watcher, at most."""
+
 JOIN_TIMEOUT_S = 50.0
 """Less than the engine master's, so that it hears the reason before it gives up."""
 
@@ -193,8 +196,12 @@ class Controller:
             self._all_joined.set()
 
     def _publish(self, report: bytes) -> None:
-        for queue in self._watchers:
-            queue.put_nowait(report)
+        for queue in list(self._watchers):
+            if queue.qsize() < MAX_UNREAD_REPORTS:
+                queue.put_nowait(report)
+            else:  # let go; to the engine master it is the end of the stage's reports
+                queue.put_nowait(None)
+                self._watchers.remove(queue)
 
     def _fail(self, reason: str) -> None:
         if self.failure.done():

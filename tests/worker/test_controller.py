@@ -10,6 +10,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.worker.channel import MessageKind
+from services.worker.controller import MAX_UNREAD_REPORTS
 from tests.fakes import FakeStage, fake_stage, fake_stages
 
 
@@ -132,6 +133,16 @@ async def test_reports_pass_through_unchanged_and_a_dead_rank_is_the_last_of_the
         controller.on_exit(0, "exited with status 1")
         assert (await watch.read()).failure.reason == "rank 0: out of memory"
         assert controller.failure.result() == "rank 0: out of memory"
+
+
+async def test_a_watcher_that_does_not_read_is_let_go() -> None:
+    async with fake_stages(1) as stages:
+        await join(stages, epoch=1)
+        controller = stages[0].controller
+        with controller.watch(1) as reports:
+            for _ in range(MAX_UNREAD_REPORTS + 10):
+                controller.on_message(0, MessageKind.REPORT, b"x")
+            assert [report async for report in reports] == [b"x"] * MAX_UNREAD_REPORTS
 
 
 async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
