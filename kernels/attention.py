@@ -1,7 +1,7 @@
 """Attention of a mixed batch over paged keys and values, in a few padded calls.
 
 The one operation that is not token by token (selective batching, OSDI'22 §3.2): the flat batch is
-split into the groups that `AttentionMetadata` has prepared, each group is one scaled dot-product
+split into the groups that `AttentionGroups` has prepared, each group is one scaled dot-product
 attention, and the results are merged into the flat batch again. The keys and values of the batch
 must have been written to storage before.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.attention_metadata import (
     AttentionForm,
-    AttentionMetadata,
+    AttentionGroups,
     Chunks,
     Decodes,
     Prompts,
@@ -32,18 +32,15 @@ _MAX_SCORES = 1 << 22
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    plan: AttentionMetadata,
+    plan: AttentionGroups,
     form: AttentionForm = _PLAIN,
 ) -> Tensor:
     """Attends from `q` [n_tokens, n_heads, head_dim]; returns the same shape.
 
-    `k`, `v` [n_tokens, n_kv_heads, head_dim] are the batch's own keys and values, the caches
-    [n_blocks, block_size, n_kv_heads, head_dim] one layer's storage. The window of `form` must be
-    among those that were planned.
+    The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage. The window of
+    `form` must be among those that were planned.
     """
     plan = plan.of(form.window)
     out = torch.empty_like(q)  # [n_tokens, n_heads, head_dim]
@@ -53,7 +50,7 @@ def attention(
         queries = q.index_select(0, decodes.tokens)
         out.index_copy_(0, decodes.tokens, _decodes(queries, key_cache, value_cache, decodes, form))
     for prompts in plan.prompts:
-        _merge(out, prompts, _prompts(q, k, v, prompts, form))
+        _merge(out, prompts, _prompts(q, key_cache, value_cache, prompts, form))
     for chunks in plan.chunks:
         _merge(out, chunks, _chunks(q, key_cache, value_cache, chunks, form))
     return out
@@ -71,12 +68,15 @@ def _decodes(
     return attended.reshape(n_spans, n_heads, head_dim)
 
 
-def _prompts(q: Tensor, k: Tensor, v: Tensor, group: Prompts, form: AttentionForm) -> Tensor:
+def _prompts(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, group: Prompts, form: AttentionForm
+) -> Tensor:
+    n_spans = group.tokens.shape[0]
     # Right padding needs no mask: what lies after the causal line are only other paddings' keys.
     return _attend(
         _spans(q, group.tokens),
-        _spans(k, group.tokens),
-        _spans(v, group.tokens),
+        _gather(key_cache, group.blocks, n_spans, group.n_keys),
+        _gather(value_cache, group.blocks, n_spans, group.n_keys),
         group.mask,
         form,
         is_causal=group.mask is None,

@@ -57,11 +57,13 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Spans that start their sequences: all their keys are in the batch itself."""
+    """Spans that start their sequences: a span has as many keys as queries."""
 
     tokens: Tensor  # [n_spans, n_queries] places in the batch, padded with the span's last
     kept: Tensor  # [tokens of the spans] places in the flattened [n_spans * n_queries]
     places: Tensor  # [tokens of the spans] where these lie in the batch
+    blocks: Tensor  # as in Decodes
+    n_keys: int  # n_queries
     mask: Tensor | None  # [1, 1, n_queries, n_queries]; None: every query sees all before it
 
 
@@ -72,21 +74,21 @@ class Chunks:
     tokens: Tensor  # as in Prompts
     kept: Tensor
     places: Tensor
-    blocks: Tensor  # as in Decodes
+    blocks: Tensor
     n_keys: int
     mask: Tensor  # [n_spans, 1, n_queries, n_keys]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionMetadata:
+class AttentionGroups:
     """The groups of one batch; together they hold each of its tokens once."""
 
     decodes: tuple[Decodes, ...]
     prompts: tuple[Prompts, ...]
     chunks: tuple[Chunks, ...]
-    windowed: Mapping[int, AttentionMetadata] = field(default_factory=dict)  # by window
+    windowed: Mapping[int, AttentionGroups] = field(default_factory=dict)  # by window
 
-    def of(self, window: int | None) -> AttentionMetadata:
+    def of(self, window: int | None) -> AttentionGroups:
         """The groups for layers of that window, which must have been planned."""
         return self if window is None else self.windowed[window]
 
@@ -98,7 +100,7 @@ def plan_attention(
     block_tables: Ints,
     key_cache: Tensor,
     windows: Sequence[int | None] = (None,),
-) -> AttentionMetadata:
+) -> AttentionGroups:
     """Packs the spans of a batch, once for each of the different `windows` of a model's layers.
 
     `start_positions` and `n_tokens` are [n_spans]; `block_tables` [n_spans, any width] holds the
@@ -107,14 +109,14 @@ def plan_attention(
     """
     longest = int((start_positions + n_tokens).max())
 
-    def groups(window: int | None) -> AttentionMetadata:
+    def groups(window: int | None) -> AttentionGroups:
         return _Planner(start_positions, n_tokens, block_tables, key_cache, window).plan()
 
     # A window that no sequence of the batch outgrows is no window.
     cutting = {window for window in windows if window is not None and window < longest}
-    plain = groups(None) if len(cutting) < len(set(windows)) else AttentionMetadata((), (), ())
+    plain = groups(None) if len(cutting) < len(set(windows)) else AttentionGroups((), (), ())
     by_window = {window: groups(window) for window in cutting}
-    return AttentionMetadata(
+    return AttentionGroups(
         plain.decodes,
         plain.prompts,
         plain.chunks,
@@ -152,11 +154,11 @@ class _Planner:
         key_bytes = key_cache[0, 0].numel() * key_cache.element_size()
         self._max_keys = _MAX_KEY_BYTES // key_bytes
 
-    def plan(self) -> AttentionMetadata:
+    def plan(self) -> AttentionGroups:
         is_decode = self._n_tokens == 1
         is_prompt = ~is_decode & (self._starts == 0) & (self._first_blocks == 0)
         is_chunk = ~is_decode & ~is_prompt
-        return AttentionMetadata(
+        return AttentionGroups(
             decodes=tuple(map(self.decodes, self.pack(np.flatnonzero(is_decode)))),
             prompts=tuple(map(self.prompts, self.pack(np.flatnonzero(is_prompt)))),
             chunks=tuple(map(self.chunks, self.pack(np.flatnonzero(is_chunk)))),
@@ -201,7 +203,14 @@ class _Planner:
         mask = None
         if self._cuts(longest):
             mask = self._mask(np.arange(longest)[None, None, :, None], longest)
-        return Prompts(tokens=tokens, kept=kept, places=places, mask=mask)
+        return Prompts(
+            tokens=tokens,
+            kept=kept,
+            places=places,
+            blocks=self._blocks(spans, longest),
+            n_keys=longest,
+            mask=mask,
+        )
 
     def chunks(self, spans: Ints) -> Chunks:
         tokens, kept, places, offsets = self._padded_queries(spans)

@@ -88,6 +88,19 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return (normal * weight.float() + bias.float()).to(x.dtype)
 
 
+def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x @ weight.T` in float32, both rounded to whole steps of a 127th of their rows' largest."""
+
+    def whole(rows: Tensor) -> tuple[Tensor, Tensor]:
+        largest = rows.float().abs().amax(1, keepdim=True)
+        # A plain 127 over a tensor would be its reciprocal 127 times, which is rounded twice.
+        steps = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)
+        return (rows.float() * steps).round().int(), largest / 127
+
+    (x_whole, x_step), (w_whole, w_step) = whole(x), whole(weight)
+    return (x_whole @ w_whole.t()).float() * x_step * w_step.t()
+
+
 def expert_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:

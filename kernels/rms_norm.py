@@ -7,7 +7,10 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight` over the last dimension; `x` is [..., size], `weight` [size].
 
-    In float32 equal to the reference to the last bit; in bfloat16 it rounds once where the
-    reference rounds twice (a quarter of the elements differ in their last bit).
+    `weight` may be of another type than `x`, whose type the result has. In float32 equal to the
+    reference to the last bit; in bfloat16 it rounds once where the reference rounds twice (a
+    quarter of the elements differ in their last bit).
     """
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)  # [..., size]

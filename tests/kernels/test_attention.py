@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionForm, AttentionMetadata, ops_for, reference
-
-CPU = torch.device("cpu")
+from kernels import AttentionForm, AttentionMetadata, reference
+from kernels.attention_metadata import AttentionGroups
+from tests.kernels.implementations import IMPLEMENTATIONS, NATIVE, ON_TORCH, Implementation
 
 
 class PagedBatch:
@@ -26,7 +26,7 @@ class PagedBatch:
         head_dim: int = 8,
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
+        on: Implementation = ON_TORCH,
         form: AttentionForm | None = None,
         windows: Sequence[int | None] = (None,),
     ) -> None:
@@ -48,7 +48,7 @@ class PagedBatch:
         self.q = rows[:, :n_heads]
         self.k, self.v = rows[:, n_heads:].chunk(2, 1)
         self._store(generator)
-        self.device = device
+        self.on = on
 
     def _store(self, generator: torch.Generator) -> None:
         first = 0
@@ -62,25 +62,29 @@ class PagedBatch:
                 cache[table] = sequence.view(len(table), *cache.shape[1:])
             first += n
 
+    def groups(self) -> AttentionGroups:
+        """The plan of PyTorch's version."""
+        plan = self.plan()
+        assert isinstance(plan, AttentionGroups)
+        return plan
+
     def plan(self) -> AttentionMetadata:
         width = max(map(len, self.tables))
         padded = np.zeros((len(self.tables), width), dtype=np.int64)
         for row, table in zip(padded, self.tables, strict=True):
             row[: len(table)] = table
-        return ops_for(self.device).plan_attention(
+        return self.on.ops.plan_attention(
             np.array(self.starts),
             np.array(self.n_tokens),
             block_tables=padded,
-            key_cache=self.key_cache.to(self.device),
+            key_cache=self.key_cache.to(self.on.device),
             windows=self.windows,
         )
 
     def attention(self) -> Tensor:
-        tensors = (self.q, self.k, self.v, self.key_cache, self.value_cache)
-        q, k, v, key_cache, value_cache = (tensor.to(self.device) for tensor in tensors)
-        plan = self.plan()
-        attend = ops_for(self.device).attention
-        return attend(q, k, v, key_cache, value_cache, plan, self.form).cpu()
+        tensors = (self.q, self.key_cache, self.value_cache)
+        q, key_cache, value_cache = (tensor.to(self.on.device) for tensor in tensors)
+        return self.on.ops.attention(q, key_cache, value_cache, self.plan(), self.form).cpu()
 
     def reference(self) -> Tensor:
         return reference.attention(
@@ -120,13 +124,13 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES.keys())
 def test_mixed_batches(
-    spans: list[tuple[int, int]], dtype: torch.dtype, device: torch.device | str
+    spans: list[tuple[int, int]], dtype: torch.dtype, on: Implementation
 ) -> None:
-    assert_as_reference(PagedBatch(spans, dtype=dtype, device=torch.device(device)))
+    assert_as_reference(PagedBatch(spans, dtype=dtype, on=on))
 
 
 FORMS = {
@@ -140,7 +144,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -148,35 +152,56 @@ def test_forms_of_attention(
     form: AttentionForm,
     spans: list[tuple[int, int]],
     dtype: torch.dtype,
-    device: torch.device | str,
+    on: Implementation,
 ) -> None:
-    assert_as_reference(PagedBatch(spans, dtype=dtype, device=torch.device(device), form=form))
+    assert_as_reference(PagedBatch(spans, dtype=dtype, on=on, form=form))
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("spans", [[(0, 1100)], [(700, 900), (0, 5)]], ids=["prompt", "chunk"])
 def test_long_spans_are_capped_a_part_at_a_time(
-    spans: list[tuple[int, int]], window: int | None
+    spans: list[tuple[int, int]], window: int | None, on: Implementation
 ) -> None:
     form = AttentionForm(soft_cap=1.0, window=window)
     # Long sums of random values are small; the tolerance is absolute.
-    batch = PagedBatch(spans, form=form, block_size=16)
+    batch = PagedBatch(spans, form=form, block_size=16, on=on)
     torch.testing.assert_close(batch.attention(), batch.reference(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_a_form_changes_what_is_computed(form: AttentionForm) -> None:
-    plain, other = PagedBatch(MIXES["everything"]), PagedBatch(MIXES["everything"], form=form)
+def test_a_form_changes_what_is_computed(form: AttentionForm, on: Implementation) -> None:
+    plain = PagedBatch(MIXES["everything"], on=on)
+    other = PagedBatch(MIXES["everything"], on=on, form=form)
     is_same = form == FORMS["window beyond all"]
     assert torch.equal(plain.attention(), other.attention()) == is_same
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize(
-    ("n_heads", "n_kv_heads", "head_dim"), [(4, 4, 16), (9, 3, 64), (5, 1, 10), (2, 1, 2)]
+    ("n_heads", "n_kv_heads", "head_dim"),
+    [
+        (4, 4, 16),
+        (9, 3, 64),
+        (5, 1, 10),
+        (2, 1, 2),
+        (3, 1, 33),
+        (4, 4, 80),
+        (8, 2, 96),
+        (14, 2, 128),
+        (4, 1, 256),
+    ],
 )
 def test_forms_of_heads_and_blocks(
-    n_heads: int, n_kv_heads: int, head_dim: int, block_size: int
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    on: Implementation,
 ) -> None:
     batch = PagedBatch(
         MIXES["everything"],
@@ -184,10 +209,13 @@ def test_forms_of_heads_and_blocks(
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         block_size=block_size,
+        dtype=dtype,
+        on=on,
     )
     assert_as_reference(batch)
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @given(
     spans=st.lists(
         st.tuples(
@@ -198,10 +226,11 @@ def test_forms_of_heads_and_blocks(
     )
 )
 @settings(max_examples=40, deadline=None)
-def test_any_mix_of_spans(spans: list[tuple[int, int]]) -> None:
-    assert_as_reference(PagedBatch(spans))
+def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]]) -> None:
+    assert_as_reference(PagedBatch(spans, on=on))
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
 @given(
     spans=st.lists(
         st.tuples(st.integers(0, 60), st.one_of(st.just(1), st.integers(1, 40))),
@@ -214,10 +243,14 @@ def test_any_mix_of_spans(spans: list[tuple[int, int]]) -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_any_window_of_any_mix(
-    spans: list[tuple[int, int]], window: int, soft_cap: float | None, block_size: int
+    on: Implementation,
+    spans: list[tuple[int, int]],
+    window: int,
+    soft_cap: float | None,
+    block_size: int,
 ) -> None:
     form = AttentionForm(window=window, soft_cap=soft_cap)
-    assert_as_reference(PagedBatch(spans, form=form, block_size=block_size))
+    assert_as_reference(PagedBatch(spans, form=form, block_size=block_size, on=on))
 
 
 @given(
@@ -229,7 +262,7 @@ def test_any_window_of_any_mix(
 )
 @settings(max_examples=40, deadline=None)
 def test_groups_hold_every_token_once(spans: list[tuple[int, int]]) -> None:
-    plan = PagedBatch(spans, n_heads=1, n_kv_heads=1, head_dim=2, block_size=64).plan()
+    plan = PagedBatch(spans, n_heads=1, n_kv_heads=1, head_dim=2, block_size=64).groups()
     n_tokens = sum(n for _, n in spans)
     whole = torch.arange(n_tokens)
     places = [whole if group.tokens is None else group.tokens for group in plan.decodes]
@@ -239,36 +272,65 @@ def test_groups_hold_every_token_once(spans: list[tuple[int, int]]) -> None:
 
 
 def test_short_contexts_share_one_call() -> None:
-    plan = PagedBatch([(40 + i % 5, 1) for i in range(32)]).plan()
+    plan = PagedBatch([(40 + i % 5, 1) for i in range(32)]).groups()
     assert len(plan.decodes) == 1
 
 
 def test_a_call_is_not_mostly_padding() -> None:
-    plan = PagedBatch([(900, 1), (3, 1), (700, 1), (1, 1)]).plan()
+    plan = PagedBatch([(900, 1), (3, 1), (700, 1), (1, 1)]).groups()
     places = [group.tokens.tolist() for group in plan.decodes if group.tokens is not None]
     assert places == [[0, 2], [1, 3]]
 
 
 def test_long_contexts_do_not_overflow_the_cache_together() -> None:
     # 1 MiB holds 512 keys of 8 heads of 64 in float32.
-    plan = PagedBatch([(249, 1)] * 8, n_heads=8, n_kv_heads=8, head_dim=64).plan()
+    plan = PagedBatch([(249, 1)] * 8, n_heads=8, n_kv_heads=8, head_dim=64).groups()
     assert [group.mask for group in plan.decodes] == [None] * 4
     assert [len(group.blocks) for group in plan.decodes] == [2 * 63] * 4
 
 
 def test_blocks_before_the_window_are_not_read() -> None:
-    plan = PagedBatch([(900, 1)], form=AttentionForm(window=10)).plan()
+    plan = PagedBatch([(900, 1)], form=AttentionForm(window=10)).groups()
     assert len(plan.decodes[0].blocks) == 226
     assert len(plan.of(10).decodes[0].blocks) == 4  # keys 888 to 900
 
 
 def test_a_window_longer_than_every_sequence_shares_the_plain_groups() -> None:
-    plan = PagedBatch(MIXES["everything"], windows=(None, 8, 17)).plan()
+    plan = PagedBatch(MIXES["everything"], windows=(None, 8, 17)).groups()
     assert plan.of(17).chunks is plan.chunks
     assert plan.of(8).chunks is not plan.chunks
 
 
 def test_plain_groups_are_not_made_for_a_model_that_has_no_such_layer() -> None:
-    plan = PagedBatch(MIXES["everything"], windows=(8,)).plan()
+    plan = PagedBatch(MIXES["everything"], windows=(8,)).groups()
     assert (plan.decodes, plan.prompts, plan.chunks) == ((), (), ())
     assert plan.of(8).decodes
+
+
+@pytest.mark.parametrize("on", NATIVE)
+@pytest.mark.parametrize("n_threads", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_number_of_threads(dtype: torch.dtype, n_threads: int, on: Implementation) -> None:
+    spans = [(3000, 1), (0, 200), (900, 7), (40, 1), (1500, 1)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        # One K/V head: there are fewer pieces than threads, unless the keys of one are divided.
+        for n_kv_heads in (1, 3):
+            batch = PagedBatch(spans, n_heads=3, n_kv_heads=n_kv_heads, dtype=dtype, on=on)
+            ours, expected = batch.attention(), batch.reference()
+            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("on", NATIVE)
+def test_a_batch_is_attended_to_alike_every_time(on: Implementation) -> None:
+    batch = PagedBatch([(2500, 1), (0, 150), (800, 3)], dtype=torch.bfloat16, on=on)
+    assert all(torch.equal(batch.attention(), batch.attention()) for _ in range(5))
+
+
+@pytest.mark.parametrize("on", NATIVE)
+def test_other_element_types_go_to_pytorch(on: Implementation) -> None:
+    assert_as_reference(PagedBatch(MIXES["everything"], dtype=torch.float64, on=on))

@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from kernels import Ops, ops_for, reference
+from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1, 7, 16, 33]
 
 
-@pytest.fixture(name="ops", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(name="ops", params=IMPLEMENTATIONS)
 def make_ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
-    """The operations of a device, which is where the test's tensors are made."""
+    """The operations of an implementation; the test's tensors are made on its device."""
+    implementation: Implementation = request.param
     torch.manual_seed(0)
-    with torch.device(request.param) as device:
-        yield ops_for(device)
+    with implementation.device:
+        yield implementation.ops
 
 
 def assert_close(ours: Tensor, expected: Tensor) -> None:
@@ -118,3 +120,83 @@ def test_write_kv(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
     ops.write_kv(k, v, ours[0], ours[1], slots)
     reference.write_kv(k, v, expected[0], expected[1], slots)
     assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
+@pytest.mark.parametrize("head_dim", [2, 10, 64])
+def test_rotary_write_kv(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
+    n_heads, n_kv_heads = 5, 2
+    qkv = torch.randn(n_tokens, (n_heads + 2 * n_kv_heads) * head_dim, dtype=dtype)
+    heads = qkv.clone().view(n_tokens, -1, head_dim)
+    q, k, v = heads[:, :n_heads], heads[:, n_heads:-n_kv_heads], heads[:, -n_kv_heads:]
+    cos, sin = torch.randn(2, n_tokens, 1, head_dim, dtype=dtype)
+    cos[..., head_dim // 2 :] = cos[..., : head_dim // 2]
+    sin[..., head_dim // 2 :] = -sin[..., : head_dim // 2]
+    slots = torch.randperm(15 * 5)[:n_tokens]
+    ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
+    expected = ours.clone()
+    turned = ops.rotary_write_kv(qkv, cos, sin, ours[0], ours[1], slots, n_heads)
+    turned_k = reference.rotary(k, cos, sin)
+    reference.write_kv(turned_k, v, expected[0], expected[1], slots)
+    assert_close(turned, reference.rotary(q, cos, sin))
+    assert_close(ours[0], expected[0])
+    assert torch.equal(ours[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_of_heads_that_are_cut_out_of_rows(ops: Ops, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 7, 20, dtype=dtype)[:, 2:5], torch.randn(20, dtype=dtype)
+    assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+def test_rms_norm_with_a_weight_of_float32(ops: Ops) -> None:
+    x, weight = torch.randn(9, 35).bfloat16(), torch.randn(35)
+    ours = ops.rms_norm(x, weight, 1e-5)
+    assert ours.dtype == torch.bfloat16
+    assert_close(ours, reference.rms_norm(x.float(), weight, 1e-5).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", [1, 5, 16, 1000, 32003])
+def test_greedy_is_the_first_of_the_largest(ops: Ops, vocab_size: int, dtype: torch.dtype) -> None:
+    # In bfloat16 many are equal. Rows are cut out of wider ones.
+    logits = torch.randn(33, vocab_size + 3, dtype=dtype)[:, :vocab_size]
+    logits[0] = -1e30
+    tokens = ops.greedy(logits)
+    assert tokens.dtype == torch.int64
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 77, 99])
+def test_greedy_refuses_rows_with_numbers_that_are_none(
+    ops: Ops, place: int, wrong: float, dtype: torch.dtype
+) -> None:
+    logits = torch.randn(3, 100, dtype=dtype)
+    logits[1, place] = wrong
+    tokens = ops.greedy(logits).tolist()
+    assert tokens == [*logits[:1].argmax(-1).tolist(), -1, *logits[2:].argmax(-1).tolist()]
+
+
+def test_what_is_not_a_number_stays_so(ops: Ops) -> None:
+    for dtype in DTYPES:
+        gate_up = torch.full((1, 32), torch.nan, dtype=dtype)
+        assert ops.silu_and_mul(gate_up).isnan().all()
+        assert ops.rms_norm(gate_up, gate_up[0], 1e-5).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_of_large_numbers_are_finite(ops: Ops, dtype: torch.dtype) -> None:
+    gate_up = torch.tensor([[-1e4, 1e4, -200.0, 90.0, 1, 1, 1, 1]], dtype=dtype)
+    for gate in (ops.silu_and_mul, ops.gelu_and_mul):
+        assert_close(gate(gate_up), torch.relu(gate_up[:, :4]))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_nothing_of_no_tokens(ops: Ops, dtype: torch.dtype) -> None:
+    assert ops.silu_and_mul(torch.empty(0, 8, dtype=dtype)).shape == (0, 4)
+    assert ops.rms_norm(torch.empty(0, 8, dtype=dtype), torch.ones(8, dtype=dtype), 0).numel() == 0
+    assert ops.greedy(torch.empty(0, 8, dtype=dtype)).shape == (0,)

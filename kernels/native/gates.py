@@ -1,0 +1,38 @@
+"""The gates of gated MLPs on the CPU."""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.gelu_and_mul import gelu_and_mul
+from kernels.native.call import ELEMENT, declare
+from kernels.silu_and_mul import silu_and_mul
+
+
+class Gates:
+    """The two, as `kernels.silu_and_mul` and `kernels.gelu_and_mul` say."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._silu = declare(library, "silu_and_mul", "ippii")
+        self._gelu = declare(library, "gelu_and_mul", "ippii")
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        if gate_up.dtype not in ELEMENT:
+            return silu_and_mul(gate_up)
+        return _gated(self._silu, gate_up)
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        if gate_up.dtype not in ELEMENT:
+            return gelu_and_mul(gate_up)
+        return _gated(self._gelu, gate_up)
+
+
+def _gated(function: Callable[..., None], gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    n_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n_tokens, size), dtype=gate_up.dtype)
+    element = ELEMENT[gate_up.dtype]
+    function(element, gate_up.data_ptr(), out.data_ptr(), n_tokens, size)
+    return out

@@ -1,0 +1,25 @@
+"""The most likely token of every row of logits, on the CPU."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.greedy import greedy
+from kernels.native.call import ELEMENT, declare
+
+
+class Greedy:
+    """As `kernels.greedy` says."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._greedy = declare(library, "greedy", "ipiiip")
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        if logits.dtype not in ELEMENT or logits.stride(1) != 1:
+            return greedy(logits)
+        n_rows, size = logits.shape
+        tokens = torch.empty(n_rows, dtype=torch.int64)
+        element, stride = ELEMENT[logits.dtype], logits.stride(0)
+        self._greedy(element, logits.data_ptr(), stride, n_rows, size, tokens.data_ptr())
+        return tokens

@@ -1,0 +1,77 @@
+"""Loads the native library: the build of it that suits this processor, on PyTorch's threads.
+
+There is one build for each instruction set, and the portable one can say which of them the
+processor has. None is linked with an OpenMP runtime; the one that PyTorch has loaded is made
+visible to them instead, so that both share their threads.
+"""
+
+import ctypes
+import logging
+import re
+from functools import cache
+from pathlib import Path
+
+from kernels.build import PORTABLE, instruction_sets, library_path, sources_digest
+
+# The path of a runtime, at the end of a line: it begins with the line's first slash.
+_OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The best build that this processor can run; None if there is none. Says once which."""
+    try:
+        names = runnable()
+    except OSError as error:
+        log.warning("native kernels cannot be loaded, PyTorch's are used: %s", error)
+        return None
+    if not names:
+        log.warning("no native kernels, PyTorch's are used; `python -m kernels.build` makes them")
+        return None
+    log.info("native kernels for %s", names[0])
+    return open_library(names[0])
+
+
+def runnable() -> list[str]:
+    """The instruction sets that are built for and that this processor has, best first.
+
+    A build of other sources does not count. Raises OSError if one cannot be loaded.
+    """
+    if _openmp_path() is None or not _is_current(PORTABLE):
+        return []
+    portable = open_library(PORTABLE)
+    portable.orcinus_has_instruction_set.restype = ctypes.c_bool
+    return [
+        name
+        for name in instruction_sets()
+        if portable.orcinus_has_instruction_set(name.encode()) and _is_current(name)
+    ]
+
+
+def open_library(instruction_set: str) -> ctypes.CDLL:
+    """The build for `instruction_set`; raises OSError if it cannot be loaded."""
+    ctypes.CDLL(_openmp_path(), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library_path(instruction_set)))
+
+
+def _is_current(instruction_set: str) -> bool:
+    """Whether there is a build of the sources that lie here."""
+    if not library_path(instruction_set).exists():
+        return False
+    built = open_library(instruction_set)
+    if not hasattr(built, "orcinus_sources"):
+        return False
+    built.orcinus_sources.restype = ctypes.c_char_p
+    if built.orcinus_sources().decode() == sources_digest():
+        return True
+    log.warning("the native kernels for %s are built from other sources", instruction_set)
+    return False
+
+
+def _openmp_path() -> str | None:
+    """The OpenMP runtime that PyTorch has brought into this process."""
+    maps = Path("/proc/self/maps")
+    found = _OPENMP.search(maps.read_text()) if maps.exists() else None
+    return None if found is None else found.group()

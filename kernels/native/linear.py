@@ -1,0 +1,317 @@
+"""Linear layers on the CPU over weights that are packed for the native library.
+
+A packed weight is [n_panels, n_steps, panel, inputs]: an output is a place in a panel, an input a
+place in a step, as `src/linear.cpp` says. What the matrix lacks of whole panels and steps is zeros.
+
+With int8 weights each output has a scale, such that its largest weight is 127, and so does each
+token of the inputs, which the library finds on the fly; sums are exact (symmetric quantisation of
+weights and activations). The library counts inputs from -128, and what this adds to an output's sum
+is what the sums start with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.native.call import ELEMENT, declare
+from kernels.native.library import library
+
+Gate = Literal["silu", "gelu_tanh"]
+
+_NO_GATE = 0
+_GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
+_WORD_BYTES = 4
+_LARGEST = 127  # of an int8 that has its negative
+_NOTHING = 1e-30  # all of a row below this is zero
+_MAX_INPUTS = (2**31 - 1) // _LARGEST**2  # a sum of more may not fit into 32 bits
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """What the library has for one element type."""
+
+    linear: Callable[..., None]
+    panel: int  # outputs of a panel
+
+
+@cache
+def _functions(dtype: torch.dtype) -> _Functions | None:
+    """None if there is no library or it does not compute with `dtype` at the processor's rate."""
+    loaded = library()
+    if loaded is None or dtype not in ELEMENT:
+        return None
+    has, panel = loaded.orcinus_linear_has, loaded.orcinus_linear_panel
+    has.argtypes, has.restype = [ctypes.c_int64], ctypes.c_int64
+    panel.argtypes, panel.restype = [], ctypes.c_int64
+    if not has(ELEMENT[dtype]):
+        return None
+    return _Functions(declare(loaded, "linear", "ipppppiiii"), panel())
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether `NativeWeight` takes this matrix."""
+    is_here = weight.device.type == "cpu" and weight.numel() > 0
+    return is_here and _functions(weight.dtype) is not None
+
+
+def can_gate(weight: Tensor) -> bool:
+    """Whether `NativeGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    if not can_pack(weight):
+        return False
+    functions = _functions(weight.dtype)
+    return functions is not None and weight.shape[0] % functions.panel == 0
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """A matrix in panels; `kernels.packed_linear.LinearWeight` says what it does."""
+
+    packed: Tensor  # [n_panels, n_steps, panel, inputs]
+    shape: tuple[int, int]
+    functions: _Functions
+
+    @classmethod
+    def of(cls, weight: Tensor) -> NativeWeight:
+        """Packs a matrix that `can_pack`."""
+        functions = _functions(weight.dtype)
+        if functions is None:
+            raise ValueError(f"the native library does not compute with {weight.dtype}")
+        n_out, n_in = weight.shape
+        return cls(_in_panels(weight, functions.panel), (n_out, n_in), functions)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        n_out = self.shape[0]
+        out = x.new_empty(x.shape[0], n_out)
+        _linear(self.functions, x, (self.packed,), bias, residual, out, n_out=n_out, gate=_NO_GATE)
+        return out  # [n_tokens, n_out]
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the matrix as it was, [n, n_in]."""
+        panel = self.functions.panel
+        rows = self.packed[indices // panel, :, indices % panel]  # [n, n_steps, inputs]
+        return rows.flatten(1)[:, : self.shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeGatedWeight:
+    """Two matrices in panels, half a panel of gates, half of what they gate."""
+
+    packed: Tensor  # [n_panels, n_steps, panel, inputs]
+    shape: tuple[int, int]  # of both together
+    functions: _Functions
+    gate: int
+
+    @classmethod
+    def of(cls, weight: Tensor, gate: Gate) -> NativeGatedWeight:
+        """Packs a matrix that `can_gate`."""
+        functions = _functions(weight.dtype)
+        if functions is None:
+            raise ValueError(f"the native library does not compute with {weight.dtype}")
+        n_out, n_in = weight.shape
+        packed = _in_panels(_gates_beside(weight, functions.panel), functions.panel)
+        return cls(packed, (n_out, n_in), functions, _GATES[gate])
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        n_out = self.shape[0]
+        out = x.new_empty(x.shape[0], n_out // 2)
+        _linear(self.functions, x, (self.packed,), None, None, out, n_out=n_out, gate=self.gate)
+        return out  # [n_tokens, n_out of each]
+
+
+def has_int8() -> bool:
+    """Whether this processor multiplies int8 weights at its rate, and the library is there."""
+    return _int8_functions() is not None
+
+
+@cache
+def _int8_functions() -> _Functions | None:
+    loaded = library()
+    if loaded is None:
+        return None
+    has, panel = loaded.orcinus_linear_has_int8, loaded.orcinus_linear_panel
+    has.argtypes, has.restype = [], ctypes.c_int64
+    panel.argtypes, panel.restype = [], ctypes.c_int64
+    if not has():
+        return None
+    return _Functions(declare(loaded, "linear_int8", "ipppppppiiii"), panel())
+
+
+def can_quantise(weight: Tensor) -> bool:
+    """Whether `NativeInt8Weight` takes this matrix."""
+    is_here = weight.device.type == "cpu" and weight.numel() > 0
+    return is_here and weight.dtype in ELEMENT and weight.shape[1] <= _MAX_INPUTS and has_int8()
+
+
+def can_quantise_gated(weight: Tensor) -> bool:
+    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    functions = _int8_functions()
+    return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` [n_out, n_in] as int8 of the same shape, and the outputs' scales [n_out] in float32.
+
+    A row times its scale is what it was, up to half the scale.
+    """
+    pieces = [_quantised(rows.float()) for rows in torch.split(weight, _ROWS_AT_ONCE)]
+    whole, scales = zip(*pieces, strict=True)
+    return torch.cat(whole), torch.cat(scales)
+
+
+def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
+    largest = rows.abs().amax(1)
+    steps = torch.where(largest > _NOTHING, largest.new_tensor(_LARGEST) / largest, 0.0)
+    return (rows * steps[:, None]).round_().to(torch.int8), largest / _LARGEST
+
+
+@dataclass(frozen=True, slots=True)
+class _Int8Panels:
+    """Quantised weights as the library takes them; what is of outputs is so for whole panels."""
+
+    packed: Tensor  # [n_panels, n_steps, panel, inputs], int8
+    starts: Tensor  # [n_panels * panel], int32
+    scales: Tensor  # [n_panels * panel], float32
+
+    @classmethod
+    def of(cls, weight: Tensor, panel: int) -> _Int8Panels:
+        whole, scales = quantised(weight)
+        starts = whole.sum(1, dtype=torch.int32).mul_(-128)
+        missing = (0, -len(scales) % panel)
+        return cls(_in_panels(whole, panel), F.pad(starts, missing), F.pad(scales, missing))
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + self.starts.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class NativeInt8Weight:
+    """A matrix in panels of int8; `kernels.packed_linear.LinearWeight` says what it does.
+
+    `x` may be float32 or bfloat16, and bias and residual are of the same.
+    """
+
+    panels: _Int8Panels
+    shape: tuple[int, int]
+    functions: _Functions
+
+    @classmethod
+    def of(cls, weight: Tensor) -> NativeInt8Weight:
+        """Quantises and packs a matrix; it must be one that `can_quantise`."""
+        functions = _needed_int8_functions()
+        n_out, n_in = weight.shape
+        return cls(_Int8Panels.of(weight, functions.panel), (n_out, n_in), functions)
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        n_out = self.shape[0]
+        out = x.new_empty(x.shape[0], n_out)
+        weights = (self.panels.packed, self.panels.starts, self.panels.scales)
+        _linear(self.functions, x, weights, bias, residual, out, n_out=n_out, gate=_NO_GATE)
+        return out  # [n_tokens, n_out]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeInt8GatedWeight:
+    """Two matrices in panels of int8, half a panel of gates, half of what they gate."""
+
+    panels: _Int8Panels
+    shape: tuple[int, int]  # of both together
+    functions: _Functions
+    gate: int
+
+    @classmethod
+    def of(cls, weight: Tensor, gate: Gate) -> NativeInt8GatedWeight:
+        """Quantises and packs a matrix; it must be one that `can_quantise_gated`."""
+        functions = _needed_int8_functions()
+        n_out, n_in = weight.shape
+        panels = _Int8Panels.of(_gates_beside(weight, functions.panel), functions.panel)
+        return cls(panels, (n_out, n_in), functions, _GATES[gate])
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        n_out = self.shape[0]
+        out = x.new_empty(x.shape[0], n_out // 2)
+        weights = (self.panels.packed, self.panels.starts, self.panels.scales)
+        _linear(self.functions, x, weights, None, None, out, n_out=n_out, gate=self.gate)
+        return out  # [n_tokens, n_out of each]
+
+
+def _needed_int8_functions() -> _Functions:
+    functions = _int8_functions()
+    if functions is None:
+        raise ValueError("the native library does not compute with int8")
+    return functions
+
+
+def _gates_beside(weight: Tensor, panel: int) -> Tensor:
+    """`weight` [2 * n_out, n_in] with its rows in the order in which gated panels have them."""
+    halves = weight.view(2, -1, panel // 2, weight.shape[1])
+    return halves.transpose(0, 1).reshape(weight.shape)
+
+
+def _in_panels(weight: Tensor, panel: int) -> Tensor:
+    n_out, n_in = weight.shape
+    inputs = _WORD_BYTES // weight.element_size()
+    n_panels, n_steps = -(-n_out // panel), -(-n_in // inputs)
+    whole = F.pad(weight, (0, n_steps * inputs - n_in, 0, n_panels * panel - n_out))
+    return whole.view(n_panels, panel, n_steps, inputs).transpose(1, 2).contiguous()
+
+
+def _linear(
+    functions: _Functions,
+    x: Tensor,
+    weights: tuple[Tensor, ...],  # as the function takes them
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    *,
+    n_out: int,
+    gate: int,
+) -> None:
+    _, n_steps, _, inputs = weights[0].shape
+    if -(-x.shape[1] // inputs) != n_steps:
+        raise ValueError(f"inputs {list(x.shape)} for a weight of {n_steps * inputs} inputs")
+    for other in (bias, residual, weights[0]):
+        if other is not None and other.dtype not in (x.dtype, torch.int8):
+            raise ValueError(f"{x.dtype} and {other.dtype} in one product")
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    functions.linear(
+        ELEMENT[x.dtype],
+        x.data_ptr(),
+        *(part.data_ptr() for part in weights),
+        None if bias is None else bias.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        n_out,
+        gate,
+    )

@@ -1,0 +1,40 @@
+"""All operations of the native library as `Ops`."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from kernels.expert_mlp import expert_mlp
+from kernels.native.attention import Attention, plan_spans
+from kernels.native.gates import Gates
+from kernels.native.greedy import Greedy
+from kernels.native.library import library
+from kernels.native.norms import Norms
+from kernels.native.rotary import Rotary
+from kernels.ops import Ops
+
+
+@cache
+def native_ops() -> Ops | None:
+    """The operations of the best build for this processor; None if there is none."""
+    loaded = library()
+    return None if loaded is None else ops_of(loaded)
+
+
+def ops_of(library: ctypes.CDLL) -> Ops:
+    """The operations of one build."""
+    norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
+    return Ops(
+        rms_norm=norms.rms_norm,
+        layer_norm=norms.layer_norm,
+        rotary=rotary.rotary,
+        silu_and_mul=gates.silu_and_mul,
+        gelu_and_mul=gates.gelu_and_mul,
+        expert_mlp=expert_mlp,
+        write_kv=rotary.write_kv,
+        rotary_write_kv=rotary.rotary_write_kv,
+        plan_attention=plan_spans,
+        attention=Attention(library).attention,
+        greedy=Greedy(library).greedy,
+    )

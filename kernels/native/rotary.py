@@ -1,0 +1,92 @@
+"""Rotary position embedding and the storing of keys and values on the CPU."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.native.call import ELEMENT, declare, dense_heads
+from kernels.rotary import rotary
+from kernels.rotary_write_kv import rotary_write_kv
+from kernels.write_kv import write_kv
+
+
+class Rotary:
+    """As `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv` say."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._rotary = declare(library, "rotary", "ipipppiii")
+        self._rotary_write_kv = declare(library, "rotary_write_kv", "ippppppiiii")
+        self._write_kv = declare(library, "write_kv", "pipipppii")
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if x.dtype not in ELEMENT or not _are_angles_of(x, cos, sin):
+            return rotary(x, cos, sin)
+        x = dense_heads(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._rotary(
+            ELEMENT[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+        )
+        return out
+
+    def rotary_write_kv(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+        n_heads: int,
+    ) -> Tensor:
+        is_taken = qkv.dtype in ELEMENT and qkv.is_contiguous() and _are_angles_of(qkv, cos, sin)
+        if not is_taken or key_cache.dtype != qkv.dtype:
+            return rotary_write_kv(qkv, cos, sin, key_cache, value_cache, slots, n_heads)
+        n_kv_heads, head_dim = key_cache.shape[2:]
+        n_tokens = qkv.shape[0]
+        self._rotary_write_kv(
+            ELEMENT[qkv.dtype],
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            slots.data_ptr(),
+            n_tokens,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        )
+        return qkv.view(n_tokens, -1, head_dim)[:, :n_heads]
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    ) -> None:
+        if not k.dtype == v.dtype == key_cache.dtype == value_cache.dtype:
+            write_kv(k, v, key_cache, value_cache, slots)
+            return
+        k, v = dense_heads(k), dense_heads(v)
+        n_bytes = k.element_size()
+        self._write_kv(
+            k.data_ptr(),
+            k.stride(0) * n_bytes,
+            v.data_ptr(),
+            v.stride(0) * n_bytes,
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            slots.data_ptr(),
+            k.shape[0],
+            k.shape[1] * k.shape[2] * n_bytes,
+        )
+
+
+def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the angles are as the library takes them: dense, and of the type of `x`."""
+    is_dense = cos.is_contiguous() and sin.is_contiguous()
+    return is_dense and cos.dtype == sin.dtype == x.dtype

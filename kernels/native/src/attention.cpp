@@ -1,0 +1,734 @@
+// Attention of a whole mixed batch over paged keys and values, in one call per layer.
+//
+// The batch is cut into pieces of work: some consecutive queries of one span, for one or all K/V
+// heads, over all or a part of the keys that they see. Threads take pieces from both ends of one list,
+// which is ordered by size, and finish together; there is no barrier but the end.
+//
+// A piece walks over its keys a tile of 64 at a time. The tile's keys are packed once, transposed, and
+// its values as they are, in the form that the processor's multiply-add wants; then all queries of
+// the piece, those of the heads that share the K/V head side by side, go over it six rows at a time:
+// scores, online softmax (Milakov & Gimelshein, 2018), weighted values. So a decode and a prompt run
+// through the same code, a decode with as many rows as heads share a K/V head.
+//
+// For g query heads per K/V head of d elements, a piece of q queries does 4 * g * q * d floating point
+// operations for every key, and packs 2 * d elements: packing costs less than a tenth from about 30
+// rows on. A decode reads 2 * d elements for 4 * g * d operations, which the memory cannot keep up
+// with; it fetches the next tile while it computes one.
+//
+// Products of bfloat16 are summed in float32, two at a time where the processor can (AVX512_BF16), and
+// from float32 copies where it cannot.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include <omp.h>
+
+#include "element.h"
+#include "vectors.h"
+
+namespace orcinus {
+namespace {
+
+constexpr int kTileKeys = 64;
+constexpr int kTileVectors = kTileKeys / kLanes;
+constexpr int kBlockRows = 6;  // of a block whose sums stay in registers
+constexpr int kBlockVectors = kRegisters == 32 ? 4 : 2;
+constexpr int kPieceRows = 96;      // that share one packed tile
+constexpr int kFewestRows = 24;     // if there is too little work to give every thread that many
+constexpr int kPiecesPerThread = 4;  // as many at least, so that they finish together
+constexpr int64_t kFewestKeys = 256;  // of a part, if the keys of one query are divided
+constexpr float kLowest = -1e30f;
+constexpr int kLineBytes = 64;
+
+// What the matrix products multiply: a 32-bit word at a time, which is a float32.
+struct Float32Words {
+  static constexpr int kDepth = 1;  // elements in a word
+
+  static Floats multiply_add(Floats sum, const uint32_t* left, Words right) {
+    float x;
+    std::memcpy(&x, left, sizeof x);
+    return sum + x * (Floats)right;
+  }
+
+  template <class T>
+  static Words load_row(const T* from, int n) {
+    return (Words)load_up_to(from, n);
+  }
+
+  static void store_weights(uint32_t* to, int at, Floats weights) {
+    store(reinterpret_cast<float*>(to) + at, weights);
+  }
+
+  // Words with the values of `kDepth` keys each, of the first `n` elements.
+  template <class T>
+  static void pack_values(const T* const* rows, int n, uint32_t* to) {
+    for (int at = 0; at < n; at += kLanes) {
+      store_words(to + at, (Words)load_up_to(rows[0] + at, n - at));
+    }
+  }
+
+  // Puts a row of sums into the order of the elements again.
+  static void restore_order(float*, int) {}
+};
+
+#if defined(__AVX512BF16__)
+// ... which is two bfloat16.
+struct BFloat16Words {
+  static constexpr int kDepth = 2;
+
+  static Floats multiply_add(Floats sum, const uint32_t* left, Words right) {
+    uint32_t x;
+    std::memcpy(&x, left, sizeof x);
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)right);
+  }
+
+  static Words load_row(const BFloat16* from, int n) {
+    if (n >= 2 * kLanes) return load_words(from);
+    return (Words)_mm512_maskz_loadu_epi16((1u << std::max(n, 0)) - 1, from);
+  }
+
+  static void store_weights(uint32_t* to, int at, Floats weights) {
+    store(reinterpret_cast<BFloat16*>(to) + at, weights);
+  }
+
+  // Interleaving two rows leaves the elements of every two vectors in another order, four by four.
+  static void pack_values(const BFloat16* const* rows, int n, uint32_t* to) {
+    int at = 0;
+    for (; at + 2 * kLanes <= n; at += 2 * kLanes) {
+      const __m512i first = (__m512i)load_words(rows[0] + at);
+      const __m512i second = (__m512i)load_words(rows[1] + at);
+      store_words(to + at, (Words)_mm512_unpacklo_epi16(first, second));
+      store_words(to + at + kLanes, (Words)_mm512_unpackhi_epi16(first, second));
+    }
+    for (; at < n; at += kLanes) {
+      const __mmask16 some = (1u << std::min(kLanes, n - at)) - 1;
+      const auto first = (HalfWords)_mm256_maskz_loadu_epi16(some, rows[0] + at);
+      const auto second = (HalfWords)_mm256_maskz_loadu_epi16(some, rows[1] + at);
+      store_words(to + at, widen(first) | (widen(second) << 16));
+    }
+  }
+
+  static void restore_order(float* sums, int n) {
+    for (int at = 0; at + 2 * kLanes <= n; at += 2 * kLanes) {
+      const __m512 low = (__m512)load(sums + at), high = (__m512)load(sums + at + kLanes);
+      const __m512i from = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+      const __m512i second = _mm512_add_epi32(from, _mm512_set1_epi32(8));
+      store(sums + at, (Floats)_mm512_permutex2var_ps(low, from, high));
+      store(sums + at + kLanes, (Floats)_mm512_permutex2var_ps(low, second, high));
+    }
+  }
+};
+#endif
+
+#if defined(__AVX512BF16__)
+template <class T>
+using Product = std::conditional_t<std::is_same_v<T, BFloat16>, BFloat16Words, Float32Words>;
+#else
+template <class T>
+using Product = Float32Words;
+#endif
+
+// The batch and one layer's storage, as `orcinus_attention` gets them.
+template <class T>
+struct Batch {
+  const T* queries;
+  int64_t query_stride;  // elements from one token to the next
+  const T* keys;         // [n_blocks, block_size, n_kv_heads, head_dim]
+  const T* values;
+  T* out;  // [n_tokens, n_heads, head_dim]
+  const int64_t* starts;
+  const int64_t* n_tokens;
+  const int64_t* blocks;  // [n_spans, n_columns]
+  int64_t n_spans;
+  int64_t n_columns;
+  int64_t n_kv_heads;
+  int64_t group_size;  // query heads of a K/V head
+  int64_t head_dim;
+  int64_t block_size;
+  int64_t window;  // 0: none
+  float scale;
+  float soft_cap;  // 0: none
+
+  // What scores are multiplied by before 2 is raised to them.
+  float exponent() const { return soft_cap > 0 ? kLog2E : scale * kLog2E; }
+};
+
+// Some queries of a span, some K/V heads, and some of the keys that these queries see.
+struct Piece {
+  int64_t span;
+  int64_t first_token;  // in the batch
+  int64_t first_position;
+  int64_t n_queries;
+  int64_t first_kv_head;
+  int64_t n_kv_heads;
+  int64_t first_key;
+  int64_t end_key;
+  int64_t cost;
+  int64_t first_part = -1;  // of the parts that its keys are divided into; -1: not divided
+  int64_t n_parts = 1;
+  int64_t part = 0;
+};
+
+// Memory of one thread, kept between calls.
+class Scratch {
+ public:
+  // Room for `n` objects, until the next `reset`.
+  template <class U>
+  U* take(int64_t n) {
+    const int64_t bytes = (n * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
+    U* taken = reinterpret_cast<U*>(memory_.get() + used_);
+    used_ += bytes;
+    return taken;
+  }
+
+  void reset(int64_t bytes) {
+    used_ = 0;
+    if (bytes > size_) {
+      memory_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+      size_ = bytes;
+    }
+  }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  int64_t size_ = 0;
+  int64_t used_ = 0;
+};
+
+// Calls `f` with the constant `n`, which is between 1 and kMost.
+template <int kMost, class F>
+inline void with_constant(int n, const F& f) {
+  if constexpr (kMost == 1) {
+    f(std::integral_constant<int, 1>{});
+  } else if (n == kMost) {
+    f(std::integral_constant<int, kMost>{});
+  } else {
+    with_constant<kMost - 1>(n, f);
+  }
+}
+
+// sums[r][v] += left[r][s] * right[s][v] over all steps s: 2 * kDepth * kRows * kVectors * kLanes
+// operations a step, for one load of `right` per vector and of `left` per row.
+template <class Product, int kRows, int kVectors>
+inline void multiply(Floats (&sums)[kRows][kVectors], const uint32_t* left, int left_stride,
+                     const uint32_t* right, int right_stride, int n_steps) {
+  for (int step = 0; step < n_steps; ++step) {
+    Words vectors[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) vectors[v] = load_words(right + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = Product::multiply_add(sums[r][v], left + r * left_stride, vectors[v]);
+      }
+    }
+    left += 1;
+    right += right_stride;
+  }
+}
+
+// One piece at a time, by one thread.
+template <class T, class Product>
+class Worker {
+ public:
+  explicit Worker(const Batch<T>& batch)
+      : batch_(batch),
+        head_dim_(static_cast<int>(batch.head_dim)),
+        head_words_((head_dim_ + Product::kDepth - 1) / Product::kDepth),
+        padded_dim_(round_up(head_dim_, kLanes)) {}
+
+  static constexpr int kFetched = kLineBytes / sizeof(T);
+
+  // Floats of one row's result that is not yet divided by the sum of its weights, and the two numbers
+  // that it takes to put two such results together.
+  static int64_t part_floats(int64_t head_dim) {
+    return round_up(static_cast<int>(head_dim), kLanes) + 2;
+  }
+
+  // Attends; the result goes to `out`, or to `part` if the keys are divided. `claim` says which piece
+  // this thread does afterwards; it is asked as late as possible, and its first keys are fetched.
+  template <class Claim>
+  void run(const Piece& piece, float* part, const Claim& claim) {
+    prepare(piece);
+    for (int64_t key = piece.first_key; key < piece.end_key; key += kTileKeys) {
+      offsets_.swap(next_offsets_);
+      if (key + kTileKeys < piece.end_key) {
+        find_rows(piece, key + kTileKeys);
+      } else if (const Piece* next = claim()) {
+        find_rows(*next, next->first_key);
+      }
+      for (int64_t i = 0; i < piece.n_kv_heads; ++i) attend_tile(piece, key, i);
+    }
+    finish(piece, part);
+  }
+
+  // Before the first piece.
+  void begin(const Piece& piece) { find_rows(piece, piece.first_key); }
+
+ private:
+  int64_t n_rows(const Piece& piece) const { return piece.n_queries * batch_.group_size; }
+
+  void prepare(const Piece& piece) {
+    const int64_t rows = n_rows(piece), all_rows = rows * piece.n_kv_heads;
+    const int64_t row_bytes = 4 * (head_words_ + padded_dim_ + kLanes + 1) + 8;
+    scratch_.reset(all_rows * row_bytes + 4 * kTileKeys * (head_words_ + padded_dim_) +
+                   4 * 2 * kBlockRows * kTileKeys + 16 * 64);
+    queries_ = scratch_.take<uint32_t>(all_rows * head_words_);
+    sums_ = scratch_.take<float>(all_rows * padded_dim_);
+    weights_ = scratch_.take<float>(all_rows * kLanes);
+    largest_ = scratch_.take<float>(all_rows);
+    positions_ = scratch_.take<int64_t>(rows);
+    packed_keys_ = scratch_.take<uint32_t>(head_words_ * kTileKeys);
+    packed_values_ = scratch_.take<uint32_t>(padded_dim_ * kTileKeys);
+    scores_ = scratch_.take<float>(kBlockRows * kTileKeys);
+    probabilities_ = scratch_.take<uint32_t>(kBlockRows * kTileKeys);
+
+    std::fill_n(sums_, all_rows * padded_dim_, 0.0f);
+    std::fill_n(weights_, all_rows * kLanes, 0.0f);
+    std::fill_n(largest_, all_rows, kLowest);
+    int64_t* position = positions_;
+    for (int64_t i = 0; i < piece.n_queries; ++i) {
+      position = std::fill_n(position, batch_.group_size, piece.first_position + i);
+    }
+    uint32_t* to = queries_;
+    for_each_row(piece, [&](int64_t token, int64_t head) {
+      const T* from = batch_.queries + token * batch_.query_stride + head * head_dim_;
+      for (int word = 0; word < head_words_; word += kLanes) {
+        const int at = word * Product::kDepth;
+        const Words words = Product::load_row(from + at, head_dim_ - at);
+        if (word + kLanes <= head_words_) {
+          store_words(to + word, words);
+        } else {
+          std::memcpy(to + word, &words, 4 * (head_words_ - word));
+        }
+      }
+      to += head_words_;
+    });
+  }
+
+  // Calls `f` with the token and the head of every row of a piece, in the order in which scratch memory
+  // has them.
+  template <class F>
+  void for_each_row(const Piece& piece, F&& f) const {
+    for (int64_t i = 0; i < piece.n_kv_heads; ++i) {
+      const int64_t head = (piece.first_kv_head + i) * batch_.group_size;
+      for (int64_t token = piece.first_token; token < piece.first_token + piece.n_queries; ++token) {
+        for (int64_t j = 0; j < batch_.group_size; ++j) f(token, head + j);
+      }
+    }
+  }
+
+  T* out(int64_t token, int64_t head) const {
+    return batch_.out + (token * batch_.n_kv_heads * batch_.group_size + head) * batch_.head_dim;
+  }
+
+  // Finds where the tile of keys from `key` on begins in storage, which is the next. Behind the last
+  // key it stands in for the others, which nobody looks at.
+  void find_rows(const Piece& piece, int64_t key) {
+    const int64_t n = std::min<int64_t>(piece.end_key - key, kTileKeys);
+    const int64_t row_size = batch_.n_kv_heads * batch_.head_dim;
+    const int64_t* blocks = batch_.blocks + piece.span * batch_.n_columns;
+    int64_t column = key / batch_.block_size, within = key % batch_.block_size;
+    for (int64_t i = 0; i < n; ++i) {
+      next_offsets_[i] = (blocks[column] * batch_.block_size + within) * row_size;
+      if (++within == batch_.block_size) {
+        within = 0;
+        ++column;
+      }
+    }
+    std::fill(next_offsets_.begin() + n, next_offsets_.end(), next_offsets_[n - 1]);
+    next_kv_head_ = piece.first_kv_head;
+    n_next_kv_heads_ = piece.n_kv_heads;
+  }
+
+  // Keys as [head_words, kTileKeys]: as many of them as a vector has lanes at a time.
+  void pack_keys(const T* keys, const T* next_keys, int n_keys) {
+    const int head_words = head_words_, head_dim = head_dim_;
+    uint32_t* const packed = packed_keys_;
+    for (int key = 0; key < n_keys; key += kLanes) {
+      const int64_t* offsets = offsets_.data() + key;
+      for (int word = 0; word < head_words; word += kLanes) {
+        const int at = word * Product::kDepth, n_words = std::min(kLanes, head_words - word);
+        Words rows[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          rows[i] = Product::load_row(keys + offsets[i] + at, head_dim - at);
+        }
+        fetch(next_keys + at, key);
+        transpose(rows);
+        uint32_t* to = packed + word * kTileKeys + key;
+        if (n_words == kLanes) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) store_words(to + i * kTileKeys, rows[i]);
+        } else {
+          for (int i = 0; i < n_words; ++i) store_words(to + i * kTileKeys, rows[i]);
+        }
+      }
+    }
+  }
+
+  // Values as [n_keys / kDepth, padded_dim], each word with those of kDepth keys.
+  void pack_values(const T* values, const T* next_values, int n_keys) {
+    const int padded_dim = padded_dim_, head_dim = head_dim_;
+    uint32_t* to = packed_values_;
+    for (int key = 0; key < n_keys; key += kLanes) {
+      for (int i = 0; i < kLanes; i += Product::kDepth) {
+        const T* rows[Product::kDepth];
+        for (int j = 0; j < Product::kDepth; ++j) rows[j] = values + offsets_[key + i + j];
+        Product::pack_values(rows, head_dim, to);
+        to += padded_dim;
+      }
+      for (int at = 0; at < head_dim; at += kFetched) fetch(next_values + at, key);
+    }
+  }
+
+  // The line at `rows` of as many keys of the next tile, from `key` on, as a vector has lanes. All of
+  // a tile at once would be more than the processor can have on the way, and it drops the rest.
+  void fetch(const T* rows, int key) const {
+    for (int i = 0; i < kLanes; ++i) __builtin_prefetch(rows + next_offsets_[key + i], 0, 2);
+  }
+
+  // All rows of K/V head `i` of the piece over the tile of keys from `key` on.
+  void attend_tile(const Piece& piece, int64_t key, int64_t i) {
+    const int n_keys = static_cast<int>(std::min<int64_t>(kTileKeys, piece.end_key - key));
+    const int64_t head = (piece.first_kv_head + i) * batch_.head_dim;
+    const int64_t next_head = (next_kv_head_ + std::min(i, n_next_kv_heads_ - 1)) * batch_.head_dim;
+    pack_keys(batch_.keys + head, batch_.keys + next_head, n_keys);
+    pack_values(batch_.values + head, batch_.values + next_head, n_keys);
+    const int rows = static_cast<int>(n_rows(piece));
+    for (int row = 0; row < rows; row += kBlockRows) {
+      const int n = std::min(kBlockRows, rows - row);
+      // The last of these rows sees the most keys at the end, the first at the beginning.
+      const int64_t end = std::min<int64_t>(n_keys, positions_[row + n - 1] + 1 - key);
+      const bool is_before = batch_.window && positions_[row] - batch_.window >= key + n_keys - 1;
+      if (end <= 0 || is_before) continue;
+      const int n_vectors = static_cast<int>((end + kLanes - 1) / kLanes);
+      with_constant<kBlockRows>(n, [&](auto n_block_rows) {
+        attend_rows<n_block_rows>(i * rows + row, positions_ + row, key, n_keys, n_vectors);
+      });
+    }
+  }
+
+  // Rows that begin at row `first` of all heads over the first `n_vectors` vectors of a tile.
+  template <int kRows>
+  void attend_rows(int64_t first, const int64_t* positions, int64_t key, int n_keys,
+                   int n_vectors) {
+    const uint32_t* queries = queries_ + first * head_words_;
+    for (int vector = 0; vector < n_vectors; vector += kBlockVectors) {
+      with_constant<kBlockVectors>(std::min(kBlockVectors, n_vectors - vector), [&](auto n_constant) {
+        constexpr int n = n_constant;
+        Floats sums[kRows][n] = {};
+        multiply<Product>(sums, queries, head_words_, packed_keys_ + vector * kLanes, kTileKeys,
+                          head_words_);
+        for (int r = 0; r < kRows; ++r) {
+          for (int v = 0; v < n; ++v) {
+            store(scores_ + r * kTileKeys + (vector + v) * kLanes, sums[r][v]);
+          }
+        }
+      });
+    }
+
+    // What the rows' earlier sums must be multiplied by.
+    float decay[round_up(kBlockRows, kLanes)] = {};
+    if (n_vectors == kTileVectors) {
+      weigh<kRows>(first, positions, key, n_keys, std::integral_constant<int, kTileVectors>{}, decay);
+    } else {
+      weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
+    }
+
+    float* results = sums_ + first * padded_dim_;
+    for (int at = 0; at < padded_dim_; at += kBlockVectors * kLanes) {
+      const int n_left = (padded_dim_ - at) / kLanes;
+      with_constant<kBlockVectors>(std::min(kBlockVectors, n_left), [&](auto n_constant) {
+        constexpr int n = n_constant;
+        Floats sums[kRows][n];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+          for (int v = 0; v < n; ++v) {
+            sums[r][v] = decay[r] * load(results + r * padded_dim_ + at + v * kLanes);
+          }
+        }
+        multiply<Product>(sums, probabilities_, kTileKeys / Product::kDepth, packed_values_ + at,
+                          padded_dim_, n_vectors * kLanes / Product::kDepth);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+          for (int v = 0; v < n; ++v) {
+            store(results + r * padded_dim_ + at + v * kLanes, sums[r][v]);
+          }
+        }
+      });
+    }
+  }
+
+  // Turns the scores into weights. Each step goes over all rows before the next, because within a row
+  // they wait for each other.
+  template <int kRows, class N>
+  void weigh(int64_t first, const int64_t* positions, int64_t key, int n_keys, N n_vectors,
+             float* decay) {
+    const float exponent = batch_.exponent();
+    float* const largest = largest_ + first;
+    for (int r = 0; r < kRows; ++r) {
+      float* scores = scores_ + r * kTileKeys;
+      if (batch_.soft_cap > 0) cap(scores, n_vectors);
+      const int64_t end = positions[r] + 1 - key;
+      const int64_t begin = batch_.window ? end - batch_.window : 0;
+      if (begin > 0 || std::min<int64_t>(end, n_keys) < n_vectors * kLanes) {
+        hide(scores, begin, std::min<int64_t>(end, n_keys), n_vectors);
+      }
+      Floats highest = load(scores);
+      for (int v = 1; v < n_vectors; ++v) highest = larger(highest, load(scores + v * kLanes));
+      const float new_largest = std::max(largest[r], largest_of_lanes(highest));
+      decay[r] = (largest[r] - new_largest) * exponent;
+      largest[r] = new_largest;
+    }
+    for (int r = 0; r < kRows; r += kLanes) store(decay + r, exp2(load(decay + r)));
+    for (int r = 0; r < kRows; ++r) {
+      const float* scores = scores_ + r * kTileKeys;
+      const float subtracted = largest[r] * exponent;
+      Floats sum = decay[r] * load(weights_ + (first + r) * kLanes);
+      uint32_t* to = probabilities_ + r * (kTileKeys / Product::kDepth);
+      for (int v = 0; v < n_vectors; ++v) {
+        const Floats weight = exp2(load(scores + v * kLanes) * exponent - subtracted);
+        sum += weight;
+        Product::store_weights(to, v * kLanes, weight);
+      }
+      store(weights_ + (first + r) * kLanes, sum);
+    }
+  }
+
+  void cap(float* scores, int n_vectors) const {
+    const float outer = batch_.soft_cap, inner = batch_.scale / outer;
+    for (int v = 0; v < n_vectors; ++v) {
+      store(scores + v * kLanes, outer * tanh(inner * load(scores + v * kLanes)));
+    }
+  }
+
+  // Leaves a row only the keys of the tile that it sees, [begin, end).
+  static void hide(float* scores, int64_t begin, int64_t end, int n_vectors) {
+    const auto low = static_cast<int32_t>(std::clamp<int64_t>(begin, 0, kTileKeys));
+    const auto high = static_cast<int32_t>(std::clamp<int64_t>(end, 0, kTileKeys));
+    for (int v = 0; v < n_vectors; ++v) {
+      const Ints key = lane_indices() + v * kLanes;
+      const Ints is_seen = (key >= low) & (key < high);
+      float* at = scores + v * kLanes;
+      store(at, select(is_seen, load(at), splat(-INFINITY)));
+    }
+  }
+
+  void finish(const Piece& piece, float* part) {
+    float* sums = sums_;
+    for_each_row(piece, [&, row = int64_t{0}](int64_t token, int64_t head) mutable {
+      const float weight = sum_of_lanes(load(weights_ + row * kLanes));
+      Product::restore_order(sums, head_dim_);
+      if (part == nullptr) {
+        T* to = out(token, head);
+        const float factor = 1 / weight;
+        for (int at = 0; at < head_dim_; at += kLanes) {
+          store_up_to(to + at, factor * load(sums + at), head_dim_ - at);
+        }
+      } else {
+        part = std::copy_n(sums, padded_dim_, part);
+        *part++ = largest_[row];
+        *part++ = weight;
+      }
+      sums += padded_dim_;
+      ++row;
+    });
+  }
+
+ public:
+  // Puts the parts of a piece together, which lie `part_size` floats apart.
+  void combine(const Piece& piece, const float* parts, int64_t part_size) const {
+    for_each_row(piece, [&](int64_t token, int64_t head) {
+      float largest = kLowest;
+      for (int64_t i = 0; i < piece.n_parts; ++i) {
+        largest = std::max(largest, parts[i * part_size + padded_dim_]);
+      }
+      for (int at = 0; at < padded_dim_; at += kLanes) {
+        Floats sum{}, weight{};
+        for (int64_t i = 0; i < piece.n_parts; ++i) {
+          const float* part = parts + i * part_size;
+          const Floats share = exp2(splat((part[padded_dim_] - largest) * batch_.exponent()));
+          sum += share * load(part + at);
+          weight += share * part[padded_dim_ + 1];
+        }
+        store_up_to(out(token, head) + at, sum / weight, head_dim_ - at);
+      }
+      parts += padded_dim_ + 2;
+    });
+  }
+
+ private:
+  static thread_local Scratch scratch_;
+  const Batch<T>& batch_;
+  int head_dim_;
+  int head_words_;  // of one head of one token
+  int padded_dim_;
+
+  // Rows are those of the piece's first K/V head, then those of the next; head by head within a token.
+  uint32_t* queries_;   // [rows, head_words]
+  float* sums_;         // [rows, padded_dim], weighted values
+  float* weights_;      // [rows, kLanes], sums of weights
+  float* largest_;      // [rows], the largest score so far
+  int64_t* positions_;  // [rows of one K/V head]
+  uint32_t* packed_keys_;
+  uint32_t* packed_values_;
+  float* scores_;            // [kBlockRows, kTileKeys]
+  uint32_t* probabilities_;  // [kBlockRows, kTileKeys / kDepth]
+
+  // Where each key of a tile begins in storage; of this tile and of the next one, which is fetched.
+  std::array<int64_t, kTileKeys> offsets_{};
+  std::array<int64_t, kTileKeys> next_offsets_{};
+  int64_t next_kv_head_ = 0;
+  int64_t n_next_kv_heads_ = 1;
+};
+
+template <class T, class Product>
+thread_local Scratch Worker<T, Product>::scratch_;
+
+// The work of a batch, largest piece first.
+template <class T>
+std::vector<Piece> divide(const Batch<T>& batch, int n_threads) {
+  const int64_t n_wanted = n_threads == 1 ? 1 : n_threads * kPiecesPerThread;
+  int64_t most_rows = kPieceRows;
+  const auto queries_per_piece = [&] { return std::max<int64_t>(1, most_rows / batch.group_size); };
+  const auto n_pieces = [&] {
+    int64_t n = 0;
+    for (int64_t span = 0; span < batch.n_spans; ++span) {
+      n += (batch.n_tokens[span] + queries_per_piece() - 1) / queries_per_piece();
+    }
+    return n * batch.n_kv_heads;
+  };
+  while (most_rows > kFewestRows && n_pieces() < n_wanted) most_rows /= 2;
+
+  std::vector<Piece> whole;
+  int64_t total = 0, token = 0;
+  for (int64_t span = 0; span < batch.n_spans; ++span) {
+    const int64_t n_queries = queries_per_piece(), end_token = token + batch.n_tokens[span];
+    int64_t position = batch.starts[span];
+    while (token < end_token) {
+      const int64_t n = std::min(n_queries, end_token - token);
+      const int64_t first_key = batch.window ? std::max<int64_t>(position + 1 - batch.window, 0) : 0;
+      const int64_t end_key = position + n;
+      // Packing a tile costs about as much as eight rows over it.
+      const int64_t cost = (end_key - first_key) * (n * batch.group_size + 8);
+      whole.push_back({span, token, position, n, 0, batch.n_kv_heads, first_key, end_key, cost});
+      total += cost * batch.n_kv_heads;
+      token += n;
+      position += n;
+    }
+  }
+
+  const int64_t most = total / n_wanted + 1;
+  std::vector<Piece> pieces;
+  int64_t n_parts = 0;
+  for (Piece piece : whole) {
+    // Decodes keep their heads together, whose keys lie side by side; if they are too large, heads
+    // are separated first, because that is free, and then keys.
+    const bool is_small = piece.n_queries * batch.group_size <= kFewestRows;
+    const int64_t heads =
+        is_small ? std::clamp<int64_t>(most / piece.cost, 1, batch.n_kv_heads) : 1;
+    const int64_t n_keys = piece.end_key - piece.first_key;
+    const int64_t parts = std::clamp<int64_t>(piece.cost / most, 1, (n_keys - 1) / kFewestKeys + 1);
+    for (int64_t head = 0; head < batch.n_kv_heads; head += heads) {
+      Piece share = piece;
+      share.first_kv_head = head;
+      share.n_kv_heads = std::min(heads, batch.n_kv_heads - head);
+      share.n_parts = parts;
+      share.first_part = parts > 1 ? n_parts : -1;
+      share.cost = piece.cost * share.n_kv_heads / parts;
+      for (int64_t i = 0; i < parts; ++i) {
+        share.part = i;
+        share.first_key = piece.first_key + n_keys * i / parts;
+        share.end_key = piece.first_key + n_keys * (i + 1) / parts;
+        pieces.push_back(share);
+      }
+      if (parts > 1) n_parts += parts;
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+  return pieces;
+}
+
+template <class T>
+void attention(const Batch<T>& batch) {
+  using Work = Worker<T, Product<T>>;
+  const std::vector<Piece> pieces = divide(batch, omp_get_max_threads());
+  if (pieces.empty()) return;
+
+  // Parts of divided pieces: their results, and how many of a piece are done.
+  int64_t n_parts = 0, part_rows = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.first_part < 0) continue;
+    n_parts = std::max(n_parts, piece.first_part + piece.n_parts);
+    part_rows = std::max(part_rows, piece.n_queries * batch.group_size * piece.n_kv_heads);
+  }
+  const int64_t part_size = part_rows * Work::part_floats(batch.head_dim);
+  std::vector<float> parts(n_parts * part_size);
+  std::vector<std::atomic<int64_t>> n_done(n_parts);
+
+  // Every other thread begins with the smallest pieces: these are decodes, which wait for memory while
+  // prompts compute.
+  std::atomic<size_t> n_claimed{0}, n_claimed_from[2] = {0, 0};
+  const int n_threads = static_cast<int>(std::min<size_t>(omp_get_max_threads(), pieces.size()));
+#pragma omp parallel num_threads(n_threads)
+  {
+    Work work(batch);
+    const bool is_from_back = omp_get_thread_num() % 2;
+    std::atomic<size_t>& n_mine = n_claimed_from[is_from_back];
+    const auto claim = [&]() -> const Piece* {
+      if (n_claimed.fetch_add(1, std::memory_order_relaxed) >= pieces.size()) return nullptr;
+      const size_t i = n_mine.fetch_add(1, std::memory_order_relaxed);
+      return &pieces[is_from_back ? pieces.size() - 1 - i : i];
+    };
+    const Piece* piece = claim();
+    if (piece != nullptr) work.begin(*piece);
+    while (piece != nullptr) {
+      const Piece* following = nullptr;
+      const auto claim_following = [&] { return following = claim(); };
+      if (piece->first_part < 0) {
+        work.run(*piece, nullptr, claim_following);
+      } else {
+        float* first = parts.data() + piece->first_part * part_size;
+        work.run(*piece, first + piece->part * part_size, claim_following);
+        // Whoever finishes the last part has all the others.
+        auto& done = n_done[piece->first_part];
+        if (done.fetch_add(1, std::memory_order_acq_rel) == piece->n_parts - 1) {
+          work.combine(*piece, first, part_size);
+        }
+      }
+      piece = following;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace orcinus
+
+extern "C" void orcinus_attention(
+    int64_t element, const void* queries, int64_t query_stride, const void* keys,
+    const void* values, void* out, const int64_t* starts, const int64_t* n_tokens,
+    const int64_t* blocks, int64_t n_spans, int64_t n_columns, int64_t n_kv_heads,
+    int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window, float scale,
+    float soft_cap) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
+                       static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
+                       blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, block_size,
+                       window, scale, soft_cap});
+  });
+}

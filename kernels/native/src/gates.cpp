@@ -1,0 +1,53 @@
+// The gates of gated MLPs, act(gate) * up: 3 elements of memory and about 20 operations an element.
+
+#include "element.h"
+#include "threads.h"
+
+namespace orcinus {
+namespace {
+
+Floats silu(Floats x) { return x * sigmoid(x); }
+
+// GeLU by its tanh approximation (Hendrycks & Gimpel, 2016), x / 2 * (1 + tanh(inner)): the same as
+// x * sigmoid(2 * inner).
+Floats gelu(Floats x) {
+  constexpr float kRoot2OverPi = 0.797884560802865356f;
+  return x * sigmoid(2 * kRoot2OverPi * (x + 0.044715f * x * x * x));
+}
+
+// `gate_up` is [n_tokens, 2 * size], `out` [n_tokens, size].
+template <class T, class Gate>
+void gate_and_mul(const T* gate_up, T* out, int64_t n_tokens, int64_t size, const Gate& gate) {
+  for_rows(n_tokens, 3 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* gates = gate_up + token * 2 * size;
+      const T* ups = gates + size;
+      T* to = out + token * size;
+      for (int64_t i = 0; i < size; i += kLanes) {
+        const int64_t n = size - i;
+        store_up_to(to + i, gate(load_up_to(gates + i, n)) * load_up_to(ups + i, n), n);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace orcinus
+
+extern "C" void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out,
+                                     int64_t n_tokens, int64_t size) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    gate_and_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), n_tokens, size, silu);
+  });
+}
+
+extern "C" void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void* out,
+                                     int64_t n_tokens, int64_t size) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    gate_and_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), n_tokens, size, gelu);
+  });
+}

@@ -1,0 +1,20 @@
+// Which of the instruction sets that the library is built for this processor has, and which sources a
+// build is made of.
+
+#include <cstring>
+
+// A digest of the sources, from `kernels/build.py`.
+extern "C" const char* orcinus_sources() { return ORCINUS_SOURCES; }
+
+// Whether it has `name`, which is one of those of `kernels.native.library`.
+extern "C" bool orcinus_has_instruction_set(const char* name) {
+#if defined(__x86_64__)
+  if (!std::strcmp(name, "avx512_bf16")) {
+    return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni");
+  }
+  if (!std::strcmp(name, "avx512")) return __builtin_cpu_supports("x86-64-v4");
+  if (!std::strcmp(name, "avx2")) return __builtin_cpu_supports("x86-64-v3");
+#endif
+  return !std::strcmp(name, "portable");
+}

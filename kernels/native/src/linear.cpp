@@ -1,0 +1,399 @@
+// x @ weight.T with weights packed once, for everything from one token to thousands.
+//
+// A packed weight is a row of panels of kPanel outputs. Within a panel, words of 32 bits follow each
+// other in the order in which they are used: one step of the sum over inputs after the other, and in
+// a step one word for each output. A word is one float32, two bfloat16 or four int8 inputs, as the
+// instruction takes them, so that one loop serves all of them. Inputs are brought into the same
+// words, [step][token] for up to kTokens tokens at a time, which are then summed in registers.
+//
+// With few tokens the weights come from memory as fast as it gives them; with more, the next panel
+// is fetched while this one is computed with. Threads take panels from their own half and, when that
+// is done, from others', so that one which lost its core for a while does not hold up the rest.
+//
+// With int8 weights each token is brought to the range of int8 by a scale of its own, on the fly.
+// Sums are then whole numbers, exact, and multiplied with both scales, the token's and the output's.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include <omp.h>
+
+#include "element.h"
+#include "vectors.h"
+
+namespace orcinus {
+namespace {
+
+constexpr int kPanel = 2 * kLanes;              // outputs of a panel: two vectors
+constexpr int kTokens = (kRegisters - 4) / 2;   // tokens whose sums fit into registers
+constexpr int kLineBytes = 64;
+constexpr int64_t kInputBytes = 512 << 10;      // of inputs that stay in a second-level cache
+constexpr int64_t kAheadBytes = 4096;           // how far ahead a stream of weights is fetched
+constexpr int kMaxThreads = 256;
+
+// What is done to sums before they are stored.
+enum Finish : int64_t { kNone = 0, kSilu = 1, kGelu = 2 };
+
+// What goes with int8 weights; otherwise empty.
+struct Scales {
+  const int32_t* starts = nullptr;   // [n_panels * kPanel], what sums begin with
+  const float* outputs = nullptr;    // [n_panels * kPanel]
+  float* tokens = nullptr;           // [n_tokens], written when inputs are arranged
+};
+
+// Inputs as they are, and sums that are results.
+struct PlainDot {
+  using Sum = Floats;
+  static constexpr bool kIsQuantised = false;
+  static Sum start(const Scales&, int64_t) { return Sum{}; }
+  static Floats result(Sum sum, const Scales&, int64_t, int64_t) { return sum; }
+};
+
+struct FloatDot : PlainDot {
+  static constexpr int kInputs = 1;  // in a word
+  static Sum add(Sum sum, Words weights, uint32_t input) {
+    float x;
+    std::memcpy(&x, &input, sizeof x);
+    return sum + (Floats)weights * x;
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16Dot : PlainDot {
+  static constexpr int kInputs = 2;
+  static Sum add(Sum sum, Words weights, uint32_t input) {
+    return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights,
+                                 (__m512bh)_mm512_set1_epi32(static_cast<int>(input)));
+  }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+// Inputs are 128 more than they should be, since the instruction takes them without sign. What that
+// adds to the sum of an output is known before: sums start with as much less, modulo 2^32.
+struct Int8Dot {
+  static constexpr int kInputs = 4;
+  static constexpr bool kIsQuantised = true;
+  using Sum = Ints;
+  static Sum start(const Scales& scales, int64_t output) {
+    return (Sum)load_words(scales.starts + output);
+  }
+  static Sum add(Sum sum, Words weights, uint32_t input) {
+    return (Sum)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(static_cast<int>(input)),
+                                    (__m512i)weights);
+  }
+  static Floats result(Sum sum, const Scales& scales, int64_t token, int64_t output) {
+    const Floats wide = (Floats)_mm512_cvtepi32_ps((__m512i)sum);
+    return wide * (scales.tokens[token] * load(scales.outputs + output));
+  }
+};
+#endif
+
+template <class Element>
+struct Job {
+  const Element* bias;      // [n_out] or null
+  const Element* residual;  // [n_tokens, n_out] or null
+  Element* out;             // [n_tokens, n_out], with a gate [n_tokens, n_out / 2]
+  int64_t n_out;
+  Finish finish;
+  Scales scales = {};
+};
+
+// As in gates.cpp.
+inline Floats gelu_tanh(Floats x) {
+  constexpr float kRoot2OverPi = 0.797884560802865356f;
+  return x * sigmoid(2 * kRoot2OverPi * (x + 0.044715f * x * x * x));
+}
+
+// Stores the two vectors of sums of a token that begin at output `first`.
+template <class Element>
+inline void finish(const Job<Element>& job, int64_t token, int64_t first, Floats low, Floats high) {
+  if (job.finish != kNone) {  // gates are the first half of a panel, what they gate the second
+    const Floats gated = (job.finish == kSilu ? low * sigmoid(low) : gelu_tanh(low)) * high;
+    const int64_t n_out = job.n_out / 2, at = first / 2;
+    store_up_to(job.out + token * n_out + at, gated, static_cast<int>(n_out - at));
+    return;
+  }
+  const Floats sums[2] = {low, high};
+  for (int half = 0; half < 2; ++half) {
+    const int64_t at = first + half * kLanes;
+    const int n = static_cast<int>(std::min<int64_t>(kLanes, job.n_out - at));
+    if (n <= 0) return;
+    Floats sum = sums[half];
+    if (job.bias) sum += load_up_to(job.bias + at, n);
+    if (job.residual) sum += load_up_to(job.residual + token * job.n_out + at, n);
+    store_up_to(job.out + token * job.n_out + at, sum, n);
+  }
+}
+
+// Sums of n tokens and one panel, and lines of memory that are wanted soon.
+template <class Dot, int n, class Element>
+void multiply(const uint32_t* weights, const uint32_t* inputs, int64_t n_steps, const char* soon,
+              int64_t bytes_per_step, const Job<Element>& job, int64_t token, int64_t first) {
+  typename Dot::Sum sums[n][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) {
+    sums[i][0] = Dot::start(job.scales, first);
+    sums[i][1] = Dot::start(job.scales, first + kLanes);
+  }
+  for (int64_t step = 0; step < n_steps; ++step) {
+    __builtin_prefetch(soon, 0, 2);
+    if (n <= 4) __builtin_prefetch(soon + kLineBytes, 0, 2);
+    soon += bytes_per_step;
+    const Words low = load_words(weights), high = load_words(weights + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) {
+      sums[i][0] = Dot::add(sums[i][0], low, inputs[i]);
+      sums[i][1] = Dot::add(sums[i][1], high, inputs[i]);
+    }
+    weights += kPanel;
+    inputs += n;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) {
+    finish(job, token + i, first, Dot::result(sums[i][0], job.scales, token + i, first),
+           Dot::result(sums[i][1], job.scales, token + i, first + kLanes));
+  }
+}
+
+template <class Dot, class Element>
+using Multiply = void (*)(const uint32_t*, const uint32_t*, int64_t, const char*, int64_t,
+                          const Job<Element>&, int64_t, int64_t);
+
+template <class Dot, class Element, int... n>
+constexpr Multiply<Dot, Element> multiply_of(int count, std::integer_sequence<int, n...>) {
+  constexpr Multiply<Dot, Element> table[] = {multiply<Dot, n + 1, Element>...};
+  return table[count - 1];
+}
+
+// Words of inputs, [n_steps][n] for each block of n tokens.
+template <class Element>
+void arrange(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* out) {
+  constexpr int kInputs = 4 / sizeof(Element);
+  for (int token = 0; token < n; ++token) {
+    const Element* row = x + token * n_in;
+    const int64_t n_whole = n_in / kInputs;
+    for (int64_t step = 0; step < n_whole; ++step) {
+      std::memcpy(&out[step * n + token], row + step * kInputs, 4);
+    }
+    if (n_whole < n_steps) {
+      uint32_t last = 0;
+      std::memcpy(&last, row + n_whole * kInputs, (n_in - n_whole * kInputs) * sizeof(Element));
+      out[n_whole * n + token] = last;
+    }
+  }
+}
+
+struct Buffer {
+  uint32_t* words = nullptr;
+  int64_t size = 0;
+  ~Buffer() { std::free(words); }
+  uint32_t* of(int64_t n) {
+    if (n > size) {
+      std::free(words);
+      size = n;
+      words = static_cast<uint32_t*>(
+          std::aligned_alloc(kLineBytes, (n * 4 + kLineBytes - 1) / kLineBytes * kLineBytes));
+    }
+    return words;
+  }
+};
+
+#if defined(__AVX512VNNI__)
+constexpr float kLargest = 127.0f;     // of an int8 that has its negative
+constexpr float kNothing = 1e-30f;     // all of a token below this is zero
+
+// A token as bytes, 128 for zero; returns what a step of them is worth. Of a token that is not
+// finite this is not finite either, and so are its results.
+template <class Element>
+float quantise(const Element* x, int64_t n_in, uint8_t* out) {
+  Ints largest = {};  // magnitudes by their bits, in whose order NaN is above all
+  for (int64_t i = 0; i < n_in; i += kLanes) {
+    const Ints bits = (Ints)load_up_to(x + i, static_cast<int>(n_in - i)) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  const int32_t magnitude_bits = _mm512_reduce_max_epi32((__m512i)largest);
+  float magnitude;
+  std::memcpy(&magnitude, &magnitude_bits, sizeof magnitude);
+  const float steps = magnitude < kNothing ? 0.0f : kLargest / magnitude;
+  for (int64_t i = 0; i < n_in; i += kLanes) {
+    const Floats scaled = load_up_to(x + i, static_cast<int>(n_in - i)) * steps;
+    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)scaled),
+                                           _mm512_set1_epi32(128));
+    const __m128i bytes = _mm512_cvtepi32_epi8(whole);
+    std::memcpy(out + i, &bytes, sizeof bytes);
+  }
+  return magnitude / kLargest;
+}
+
+// Words of inputs as bytes, and the tokens' scales.
+template <class Element>
+void arrange_bytes(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* out,
+                   float* scales) {
+  thread_local Buffer buffer;
+  const int64_t n_row = n_steps * Int8Dot::kInputs;
+  auto* bytes = reinterpret_cast<uint8_t*>(buffer.of(n * n_steps + kLanes));
+  for (int token = 0; token < n; ++token) {
+    scales[token] = quantise(x + token * n_in, n_in, bytes + token * n_row);
+  }
+  arrange(bytes, n_row, n_steps, n, out);
+}
+#endif
+
+struct alignas(kLineBytes) Counter {
+  std::atomic<int64_t> next;
+};
+
+// Tokens of a block of `n_rows` that is cut into blocks as even as can be.
+struct Blocks {
+  int64_t n_rows, n_blocks;
+  explicit Blocks(int64_t rows) : n_rows(rows), n_blocks((rows + kTokens - 1) / kTokens) {}
+  int64_t begin(int64_t block) const { return n_rows * block / n_blocks; }
+};
+
+template <class Dot, class Element>
+void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t n_in,
+            Job<Element> job) {
+  if (n_tokens == 0) return;
+  thread_local Buffer buffer, scales;
+  if (Dot::kIsQuantised) job.scales.tokens = reinterpret_cast<float*>(scales.of(n_tokens));
+  const int64_t n_steps = (n_in + Dot::kInputs - 1) / Dot::kInputs;
+  const int64_t n_panels = (job.n_out + kPanel - 1) / kPanel;
+  const int64_t most = std::max<int64_t>(kTokens, kInputBytes / (n_steps * 4));
+  const int64_t n_passes = (n_tokens + most - 1) / most;
+  const bool is_arranged = !Dot::kIsQuantised && n_tokens == 1 && n_in % Dot::kInputs == 0;
+  uint32_t* arranged = is_arranged ? nullptr : buffer.of((n_tokens + n_passes) / n_passes * n_steps);
+  const int n_wanted = static_cast<int>(std::min<int64_t>(
+      std::min(omp_get_max_threads(), kMaxThreads), std::max<int64_t>(1, n_panels)));
+  Counter counters[kMaxThreads];
+#pragma omp parallel num_threads(n_wanted)
+  {
+    const int n_threads = omp_get_num_threads(), me = omp_get_thread_num();
+    for (int64_t pass = 0; pass < n_passes; ++pass) {
+      const int64_t row = n_tokens * pass / n_passes;
+      const Blocks blocks(n_tokens * (pass + 1) / n_passes - row);
+      counters[me].next.store(n_panels * me / n_threads, std::memory_order_relaxed);
+      if (!is_arranged) {
+        for (int64_t b = blocks.n_blocks * me / n_threads;
+             b < blocks.n_blocks * (me + 1) / n_threads; ++b) {
+          const int64_t begin = blocks.begin(b);
+          const int n = static_cast<int>(blocks.begin(b + 1) - begin);
+          const Element* of_block = x + (row + begin) * n_in;
+          if constexpr (Dot::kIsQuantised) {
+            arrange_bytes(of_block, n_in, n_steps, n, arranged + begin * n_steps,
+                          job.scales.tokens + row + begin);
+          } else {
+            arrange(of_block, n_in, n_steps, n, arranged + begin * n_steps);
+          }
+        }
+      }
+#pragma omp barrier
+      const uint32_t* inputs = is_arranged ? reinterpret_cast<const uint32_t*>(x) : arranged;
+      for (int other = 0; other < n_threads; ++other) {
+        const int whose = (me + other) % n_threads;
+        const int64_t end = n_panels * (whose + 1) / n_threads;
+        int64_t panel;
+        while ((panel = counters[whose].next.fetch_add(1, std::memory_order_relaxed)) < end) {
+          const uint32_t* of_panel = weights + panel * n_steps * kPanel;
+          const int64_t panel_bytes = n_steps * kPanel * 4;
+          for (int64_t b = 0; b < blocks.n_blocks; ++b) {
+            const int64_t begin = blocks.begin(b);
+            const int n = static_cast<int>(blocks.begin(b + 1) - begin);
+            // A block alone fetches two lines in each step, from a little ahead; of several, the
+            // first two fetch one in each, from the next panel.
+            const char* soon = reinterpret_cast<const char*>(of_panel);
+            int64_t stride = 0;
+            if (blocks.n_blocks == 1) {
+              soon += kAheadBytes;
+              stride = 2 * kLineBytes;
+            } else if (b < 2) {
+              soon += panel_bytes + b * kLineBytes;
+              stride = 2 * kLineBytes;
+            }
+            multiply_of<Dot, Element>(n, std::make_integer_sequence<int, kTokens>())(
+                of_panel, inputs + begin * n_steps, n_steps, soon, stride, job, row + begin,
+                panel * kPanel);
+          }
+        }
+      }
+      if (pass + 1 < n_passes) {
+#pragma omp barrier
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace orcinus
+
+using orcinus::BFloat16;
+
+extern "C" {
+
+// Outputs of a panel.
+int64_t orcinus_linear_panel() { return orcinus::kPanel; }
+
+// Whether weights of this element type are computed with at the processor's rate.
+int64_t orcinus_linear_has(int64_t element) {
+#if defined(__AVX512BF16__)
+  return element == orcinus::kBFloat16 || element == orcinus::kFloat32;
+#elif defined(__AVX2__)
+  return element == orcinus::kFloat32;
+#else
+  return 0;
+#endif
+}
+
+// out = finish(x @ weight.T + bias + residual); x [n_tokens, n_in] and all else dense, of `element`.
+void orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
+                    const void* residual, void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
+                    int64_t finish) {
+  using namespace orcinus;
+  const auto* words = static_cast<const uint32_t*>(weights);
+  const auto how = static_cast<Finish>(finish);
+  if (element == kFloat32) {
+    linear<FloatDot>(static_cast<const float*>(x), words, n_tokens, n_in,
+                     Job<float>{static_cast<const float*>(bias),
+                                static_cast<const float*>(residual), static_cast<float*>(out),
+                                n_out, how});
+    return;
+  }
+#if defined(__AVX512BF16__)
+  linear<BFloat16Dot>(static_cast<const BFloat16*>(x), words, n_tokens, n_in,
+                      Job<BFloat16>{static_cast<const BFloat16*>(bias),
+                                    static_cast<const BFloat16*>(residual),
+                                    static_cast<BFloat16*>(out), n_out, how});
+#endif
+}
+
+// Whether int8 weights are computed with, at the processor's rate.
+int64_t orcinus_linear_has_int8() {
+#if defined(__AVX512VNNI__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+// The same with int8 weights and inputs that become int8. `starts` and `scales` are of outputs, as
+// `Scales` says, for whole panels; x and the rest are of `element`.
+void orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
+                         const void* scales, const void* bias, const void* residual, void* out,
+                         int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
+#if defined(__AVX512VNNI__)
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using Element = typename decltype(type)::type;
+    const Scales of_outputs{static_cast<const int32_t*>(starts), static_cast<const float*>(scales)};
+    linear<Int8Dot>(static_cast<const Element*>(x), static_cast<const uint32_t*>(weights), n_tokens,
+                    n_in,
+                    Job<Element>{static_cast<const Element*>(bias),
+                                 static_cast<const Element*>(residual), static_cast<Element*>(out),
+                                 n_out, static_cast<Finish>(finish), of_outputs});
+  });
+#endif
+}
+}

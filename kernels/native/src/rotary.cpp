@@ -1,0 +1,98 @@
+// Rotary position embedding, halves paired, and the storing of keys and values in their slots.
+//
+// All of it moves memory: every element of queries, keys and values is read once and written once,
+// with 3 operations between for those that turn.
+
+#include "element.h"
+#include "threads.h"
+
+namespace orcinus {
+namespace {
+
+// Turns one head: `cos` and `sin` are [head_dim], the first half of `sin` negated. `to` may be `from`.
+template <class T>
+inline void turn(const T* from, T* to, const T* cos, const T* sin, int64_t head_dim) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t n = half - i;
+    const Floats first = load_up_to(from + i, n), second = load_up_to(from + half + i, n);
+    const Floats turned_first = first * load_up_to(cos + i, n) + second * load_up_to(sin + i, n);
+    const Floats turned_second =
+        second * load_up_to(cos + half + i, n) + first * load_up_to(sin + half + i, n);
+    store_up_to(to + i, turned_first, n);
+    store_up_to(to + half + i, turned_second, n);
+  }
+}
+
+template <class T>
+void rotary(const T* x, int64_t stride, const T* cos, const T* sin, T* out, int64_t n_tokens,
+            int64_t n_heads, int64_t head_dim) {
+  const int64_t size = n_heads * head_dim;
+  for_rows(n_tokens, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t at = 0; at < size; at += head_dim) {
+        turn(x + token * stride + at, out + token * size + at, cos + token * head_dim,
+             sin + token * head_dim, head_dim);
+      }
+    }
+  });
+}
+
+// A token of `qkv` has `n_heads` queries, `n_kv_heads` keys and as many values, one after the other.
+template <class T>
+void rotary_write_kv(T* qkv, const T* cos, const T* sin, T* keys, T* values, const int64_t* slots,
+                     int64_t n_tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim) {
+  const int64_t q_size = n_heads * head_dim, kv_size = n_kv_heads * head_dim;
+  const int64_t size = q_size + 2 * kv_size;
+  for_rows(n_tokens, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      T* q = qkv + token * size;
+      const T* k = q + q_size;
+      const T* c = cos + token * head_dim;
+      const T* s = sin + token * head_dim;
+      T* key = keys + slots[token] * kv_size;
+      for (int64_t at = 0; at < q_size; at += head_dim) turn(q + at, q + at, c, s, head_dim);
+      for (int64_t at = 0; at < kv_size; at += head_dim) turn(k + at, key + at, c, s, head_dim);
+      std::memcpy(values + slots[token] * kv_size, k + kv_size, kv_size * sizeof(T));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace orcinus
+
+extern "C" void orcinus_rotary(int64_t element, const void* x, int64_t stride, const void* cos,
+                               const void* sin, void* out, int64_t n_tokens, int64_t n_heads,
+                               int64_t head_dim) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    rotary(static_cast<const T*>(x), stride, static_cast<const T*>(cos),
+           static_cast<const T*>(sin), static_cast<T*>(out), n_tokens, n_heads, head_dim);
+  });
+}
+
+extern "C" void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* cos,
+                                        const void* sin, void* keys, void* values,
+                                        const int64_t* slots, int64_t n_tokens, int64_t n_heads,
+                                        int64_t n_kv_heads, int64_t head_dim) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    rotary_write_kv(static_cast<T*>(qkv), static_cast<const T*>(cos), static_cast<const T*>(sin),
+                    static_cast<T*>(keys), static_cast<T*>(values), slots, n_tokens, n_heads,
+                    n_kv_heads, head_dim);
+  });
+}
+
+// Bytes and not elements: nothing is computed.
+extern "C" void orcinus_write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_stride,
+                                 char* keys, char* values, const int64_t* slots, int64_t n_tokens,
+                                 int64_t size) {
+  orcinus::for_rows(n_tokens, 4 * size, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      std::memcpy(keys + slots[token] * size, k + token * k_stride, size);
+      std::memcpy(values + slots[token] * size, v + token * v_stride, size);
+    }
+  });
+}

@@ -1,0 +1,206 @@
+"""Linear layers whose weights lie in memory in the order in which they are computed with.
+
+`pack(weight)` picks the form by device and element type, and the plain weight is then not needed
+any more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
+as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Where the library is not
+built, or the processor has no instruction for the element type, oneDNN gets the weight in blocks of
+its own choice, once, instead of with every call. Elsewhere it stays as it is.
+
+With `quantization` "int8" a weight is int8 with a scale for each output, inputs become int8 with a
+scale for each token when they are multiplied, and sums are exact: half the memory to read, twice
+the products per instruction. Only the native library does this, where the processor has VNNI.
+
+A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.native.linear import (
+    Gate,
+    NativeGatedWeight,
+    NativeInt8GatedWeight,
+    NativeInt8Weight,
+    NativeWeight,
+    can_gate,
+    can_pack,
+    can_quantise,
+    can_quantise_gated,
+    has_int8,
+)
+
+__all__ = [
+    "Gate",
+    "GatedWeight",
+    "LinearWeight",
+    "OneDnnWeight",
+    "PlainWeight",
+    "Quantization",
+    "TableWeight",
+    "can_compute",
+    "pack",
+    "pack_gated",
+    "pack_table",
+]
+
+
+Quantization = Literal["none", "int8"]
+
+
+class LinearWeight(Protocol):
+    """A matrix [n_out, n_in], in some form, and what it is for."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """n_out and n_in."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """`x @ weight.T + bias + residual`, [n_tokens, n_out], a new tensor.
+
+        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out].
+        """
+
+
+class TableWeight(LinearWeight, Protocol):
+    """A matrix that is multiplied with and looked up in: embedding and head in one."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the matrix, [n, n_in], for `indices` [n]."""
+
+
+# `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_in] to [n_tokens, n_out of each].
+GatedWeight = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """The matrix as it is."""
+
+    weight: Tensor  # [n_out, n_in]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n_out, n_in = self.weight.shape
+        return n_out, n_in
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        out = F.linear(x, self.weight, bias)  # [n_tokens, n_out]
+        return out if residual is None else out.add_(residual)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)  # [n, n_in]
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnnWeight:
+    """The matrix in blocks as oneDNN likes them."""
+
+    weight: Tensor  # opaque, [n_out, n_in] as it says
+
+    @classmethod
+    def of(cls, weight: Tensor) -> OneDnnWeight:
+        """Packs a matrix of float32, or of bfloat16 where the processor has instructions."""
+        # The batch size that it could be told makes no difference to the blocks.
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n_out, n_in = self.weight.shape
+        return n_out, n_in
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        linear = torch.ops.mkldnn._linear_pointwise
+        if residual is None:
+            out: Tensor = linear.default(x, self.weight, bias, "none", [], "")
+        else:
+            out = linear.binary(x, residual, self.weight, bias, "add")
+        return out  # [n_tokens, n_out]
+
+
+@dataclass(frozen=True, slots=True)
+class _GatedInTwo:
+    """The product, then the gates."""
+
+    weight: LinearWeight
+    gate: Callable[[Tensor], Tensor]  # of gate and what it gates side by side
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.gate(self.weight(x))
+
+
+def can_compute(quantization: Quantization, device: torch.device) -> bool:
+    """Whether weights on `device` can be quantised like this."""
+    return quantization == "none" or (device.type == "cpu" and has_int8())
+
+
+def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
+    """`weight` [n_out, n_in] in the form that is fastest where it lies.
+
+    What is there only to learn its shape, or has no elements, is not quantised.
+
+    Raises:
+        ValueError: it cannot be quantised here.
+    """
+    if quantization == "int8" and weight.numel() and not weight.is_meta:
+        if not can_quantise(weight):
+            raise ValueError(f"no int8 for {weight.dtype} {list(weight.shape)} on {weight.device}")
+        return NativeInt8Weight.of(weight)
+    if can_pack(weight):
+        return NativeWeight.of(weight)
+    return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else PlainWeight(weight)
+
+
+def pack_table(weight: Tensor) -> TableWeight:
+    """The same for a matrix that is looked up in as well."""
+    return NativeWeight.of(weight) if can_pack(weight) else PlainWeight(weight)
+
+
+def pack_gated(
+    weight: Tensor,
+    gate: Gate,
+    op: Callable[[Tensor], Tensor],
+    quantization: Quantization = "none",
+) -> GatedWeight:
+    """`weight` [2 * n_out, n_in], the gate's matrix and below it that of what it gates.
+
+    `op` is the operation that does what `gate` says, for where it is one of its own.
+    """
+    if quantization == "int8" and can_quantise_gated(weight):
+        return NativeInt8GatedWeight.of(weight, gate)
+    if quantization == "none" and can_gate(weight):
+        return NativeGatedWeight.of(weight, gate)
+    return _GatedInTwo(pack(weight, quantization), op)
+
+
+def _suits_one_dnn(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not weight.numel():
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    is_fast: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and is_fast)
