@@ -2,6 +2,8 @@
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
+    ├── Unauthenticated     nobody knows who calls
+    ├── PermissionDenied    it is known who calls, and he may not
     ├── PoolFull            too much at once; says when to try again
     ├── Unavailable         no pipeline at the moment; may be tried again
     ├── StaleEpoch          a message of an epoch that is over
@@ -28,8 +30,16 @@ class InvalidRequest(OrcinusError):
         self.field = field
 
 
+class Unauthenticated(OrcinusError):
+    """The caller shows no key, or one that is not known."""
+
+
+class PermissionDenied(OrcinusError):
+    """The caller may not do this, whoever else may."""
+
+
 class PoolFull(OrcinusError):
-    """The request pool is at its limit."""
+    """The request pool, or what one client may have of it, is at its limit."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

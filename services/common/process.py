@@ -52,6 +52,41 @@ def stop_event() -> asyncio.Event:
     return event
 
 
+async def happens_before(
+    task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
+) -> bool:
+    """Whether a task finished before an event was set; if not, it is cancelled on request.
+
+    A caller that is cancelled takes the task along.
+    """
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        waiting.cancel()
+    if not task.done() and cancel:
+        task.cancel()
+        await asyncio.wait((task,))
+        return False
+    return task.done()
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Runs several things until the first ends; the others are cancelled, its error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
+
+
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Runs a service's main coroutine on uvloop and returns its exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -9,13 +9,21 @@ pass plans on.
 A servicer's methods are named as in the proto. Those with a single request are `(request,
 context)`, coroutines or async generators; those with a stream of requests are coroutines
 `(context)` that read and write through the context.
+
+A service may say who calls what: roles, which callers prove by their certificates (`tls.py`). That
+is looked at once per call, before the method starts. It may have a hook too, `admit`, which looks
+at each call's metadata. Both come before a single request is received: gRPC leaves what nobody
+reads with the sender, so a caller who is refused costs no memory. And it may have each call
+observed, whatever kind of method it is: by a context manager that sees errors as they are, before
+they become statuses.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -39,7 +47,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),  # for what TCP has sent and the peer's host ignores
+    ("grpc.http2.ping_timeout_ms", 10_000),  # for the answer to a ping; a minute by default
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
@@ -49,10 +58,24 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
 ]
 
+RECONNECT_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+]
+"""For a channel that waits for its peer to come up: gRPC's own pauses, up to two minutes by
+default, would hide that it is there."""
+
 EPOCH_METADATA = "orcinus-epoch"
+
+CALLER_NAMES = "peer_dns"
+"""What gRPC calls the DNS names of a caller's verified certificate; not there in plaintext."""
 
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
@@ -60,40 +83,99 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
 }
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` with the limits of this project."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+Options = Sequence[tuple[str, str | int]]
+"""Channel options of gRPC, by their names."""
 
 
-def create_server() -> grpc.aio.Server:
-    """A server with the limits of this project and nothing on it yet."""
-    return grpc.aio.server(options=SERVER_OPTIONS)
+Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
+"""Called with a method's name, `orcinus.v1.XService/Method`, and a call's context; what it returns
+is put around the call."""
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
+class Connect(Protocol):
+    """Opens a channel to `host:port`, in plaintext or not."""
+
+    def __call__(self, address: str, options: Options = ()) -> grpc.aio.Channel: ...
+
+
+def connect(
+    address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
+) -> grpc.aio.Channel:
+    """A channel to `host:port` with the limits of this project, unless options name others;
+    plaintext without credentials."""
+    all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=all_options)
+    return grpc.aio.secure_channel(address, credentials, options=all_options)
+
+
+def create_server(options: Options = ()) -> grpc.aio.Server:
+    """A server with the limits of this project, unless options name others, and nothing on it
+    yet."""
+    return grpc.aio.server(options=list(dict[str, str | int]((*SERVER_OPTIONS, *options)).items()))
+
+
+def bind(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
+) -> str:
     """Binds `host:port` (port 0 takes a free one) and returns the address clients can use.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
     """
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
     return f"{address.rpartition(':')[0]}:{port}"
 
 
 def service_handler(
-    service: ServiceDescriptor, servicer: object, *, raw: Collection[str] = ()
+    service: ServiceDescriptor,
+    servicer: object,
+    *,
+    raw: Collection[str] = (),
+    callers: Mapping[str, Collection[str]] | None = None,
+    admit: Callable[[Any], object] | None = None,
+    observe: Observe | None = None,
 ) -> grpc.GenericRpcHandler:
-    """The handlers of one service; methods in `raw` take and give bytes."""
+    """The handlers of one service; methods in `raw` take and give bytes.
+
+    `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
+    the context of each call and raises what refuses it.
+    """
     handlers = {
-        method.name: _method_handler(
-            method, getattr(servicer, method.name), is_raw=method.name in raw
+        descriptor.name: _method_handler(
+            descriptor,
+            _Method(
+                f"{service.full_name}/{descriptor.name}",
+                getattr(servicer, descriptor.name),
+                None if callers is None else frozenset(callers[descriptor.name]),
+                admit,
+                observe,
+            ),
+            is_raw=descriptor.name in raw,
         )
-        for method in service.methods
+        for descriptor in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
+    """The status that a call ends with when an error leaves its method, or none does."""
+    if error is None:
+        return grpc.StatusCode.OK
+    if isinstance(error, errors.OrcinusError):
+        return _CODES[type(error)]
+    if isinstance(error, Exception):
+        return grpc.StatusCode.INTERNAL
+    time_left = context.time_remaining()  # its task was cancelled, or its stream closed
+    if time_left is not None and time_left <= 0:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
 
 
 def method_path(service: ServiceDescriptor, method: str) -> str:
@@ -118,70 +200,113 @@ def epoch_of(context: Any) -> int:
     raise errors.InvalidRequest(EPOCH_METADATA, "metadata must name an epoch")
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A servicer's method and who may call it."""
+
+    name: str
+    behaviour: Callable[..., Any]
+    callers: frozenset[str] | None
+    admit: Callable[[Any], object] | None
+    observe: Observe | None
+
+    def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
+        """What is put around a call."""
+        if self.observe is None:
+            return contextlib.nullcontext()
+        return self.observe(self.name, context)
+
+    def check_caller(self, context: Any) -> None:
+        """Raises PermissionDenied unless the caller's certificate has one of the roles."""
+        if self.callers is None:
+            return
+        names = [name.decode() for name in context.auth_context().get(CALLER_NAMES, ())]
+        if self.callers.isdisjoint(names):
+            caller = ", ".join(names) or "a caller without a certificate"
+            raise errors.PermissionDenied(
+                f"{self.name} is for {', '.join(sorted(self.callers))}, not for {caller}"
+            )
+
+
 def _method_handler(
-    method: MethodDescriptor, behaviour: Callable[..., Any], *, is_raw: bool
+    descriptor: MethodDescriptor, method: _Method, *, is_raw: bool
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     request_class, response_class = (
-        GetMessageClass(method.input_type),
-        GetMessageClass(method.output_type),
+        GetMessageClass(descriptor.input_type),
+        GetMessageClass(descriptor.output_type),
     )
     serialise = None if is_raw else response_class.SerializeToString
-    if method.client_streaming:
+    if descriptor.client_streaming:
         deserialise = None if is_raw else request_class.FromString
         make = (
             grpc.stream_stream_rpc_method_handler
-            if method.server_streaming
+            if descriptor.server_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        return make(_stream_request(behaviour), deserialise, serialise)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(
-            _unary_stream(behaviour, request_class), None, serialise
+        return make(_stream_request(method), deserialise, serialise)
+    if descriptor.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(
+            _unary_stream(method, request_class), None, serialise
         )
-    return grpc.unary_unary_rpc_method_handler(
-        _unary_unary(behaviour, request_class), None, serialise
+    return grpc.stream_unary_rpc_method_handler(
+        _unary_unary(method, request_class), None, serialise
     )
 
 
-def _unary_unary(behaviour: Callable[..., Any], request_class: type[Message]) -> Callable[..., Any]:
-    async def handle(data: bytes, context: Any) -> Any:
-        async with _error_boundary(behaviour, context):
-            return await behaviour(_parse(data, request_class), context)
+def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
+    async def handle(_requests: object, context: Any) -> Any:
+        async with _error_boundary(method, context):
+            return await method.behaviour(await _read(context, request_class), context)
 
     return handle
 
 
 def _unary_stream(
-    behaviour: Callable[..., Any], request_class: type[Message]
+    method: _Method, request_class: type[Message]
 ) -> Callable[..., AsyncIterator[Any]]:
-    async def handle(data: bytes, context: Any) -> AsyncIterator[Any]:
-        async with _error_boundary(behaviour, context):
-            async for response in behaviour(_parse(data, request_class), context):
+    async def handle(_requests: object, context: Any) -> AsyncIterator[Any]:
+        async with _error_boundary(method, context):
+            async for response in method.behaviour(await _read(context, request_class), context):
                 yield response
 
     return handle
 
 
-def _stream_request(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _stream_request(method: _Method) -> Callable[..., Any]:
     async def handle(_requests: object, context: Any) -> Any:
-        async with _error_boundary(behaviour, context):
-            return await behaviour(context)
+        async with _error_boundary(method, context):
+            return await method.behaviour(context)
 
     return handle
 
 
 @contextlib.asynccontextmanager
-async def _error_boundary(behaviour: Callable[..., Any], context: Any) -> AsyncIterator[None]:
-    """Where errors become statuses. A bug is logged and tells the caller nothing of our insides."""
+async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
+    """Around each call: callers that may not are refused, and errors become statuses. A bug is
+    logged and tells the caller nothing of our insides."""
     try:
-        yield
+        with method.observed(context):
+            method.check_caller(context)
+            if method.admit is not None:
+                method.admit(context)
+            yield
     except errors.OrcinusError as error:
         await _abort(context, error)
     except grpc.aio.AbortError:
         raise
     except Exception:
-        log.exception("bug in %s", behaviour.__qualname__)
+        log.exception("bug in %s", method.behaviour.__qualname__)
         await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+
+async def _read(context: Any, request_class: type[Message]) -> Message:
+    """The one request of a call. On the wire a single request is a stream of one; as a stream it
+    is received when it is asked for, and not before the call may be made at all."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        name = request_class.DESCRIPTOR.name
+        raise errors.InvalidRequest("request", f"the call has no {name}")
+    return _parse(data, request_class)
 
 
 def _parse(data: bytes, request_class: type[Message]) -> Message:

@@ -9,10 +9,13 @@ pod says `enableServiceLinks: false`.)
 
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+
+from services.common.telemetry import LogFormat
 
 PREFIX = "ORCINUS_"
 
@@ -23,6 +26,7 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
+        env_ignore_empty=True,  # a Kubernetes fieldRef to a label that is not there gives ""
         frozen=True,
         extra="forbid",
         cli_kebab_case=True,
@@ -51,6 +55,33 @@ class ServiceSettings(BaseSettings):
         return sorted(
             name for name in environment if name.startswith(PREFIX) and name.upper() not in known
         )
+
+
+class ServerSettings(ServiceSettings):
+    """What every service that listens can be told."""
+
+    health_address: str | None = None
+    """Where probes ask for health, host:port, always without TLS; the service's own port answers
+    too."""
+
+    metrics_address: str | None = None
+    """Where Prometheus asks for `/metrics`, host:port, always without TLS; nobody is answered
+    without it."""
+
+    tls_dir: Path | None = None
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, as a Secret
+    mounts them; read again when they change. Without it nothing is encrypted."""
+
+    ready_fd: int | None = None
+    """File descriptor on which a local launcher waits for progress and addresses; binds this
+    process's life to the launcher's."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe messages to log."""
+
+    log_format: LogFormat = "text"
+    """How messages are written: `text` for people, `json` for machines; the latter carry the trace
+    and span they belong to."""
 
 
 def _explain(error: ValidationError) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 
-from services.common import process
+from services.common import process, tracing
 from services.common.telemetry import configure_logging
 from services.frontend.frontend import serve
 from services.frontend.settings import FrontendSettings
@@ -11,10 +11,16 @@ from services.frontend.settings import FrontendSettings
 def main() -> int:
     """Reads the settings and serves until a signal; returns the exit status."""
     settings = FrontendSettings.load("frontend", sys.argv[1:])
-    configure_logging("frontend", settings.log_level)
+    configure_logging(
+        "frontend",
+        settings.log_level,
+        log_format=settings.log_format,
+        trace_ids=tracing.current_ids,
+    )
     if settings.ready_fd is not None:
         process.die_with_parent()
-    return process.run(serve(settings))
+    with tracing.started("orcinus-frontend") as traces:
+        return process.run(serve(settings, traces))
 
 
 if __name__ == "__main__":

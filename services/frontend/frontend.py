@@ -1,22 +1,33 @@
 """One frontend from start to end: both protocols in one event loop, one stream to the scheduler.
 
-    bind → connect → announce → serve → drain
+    bind → connect → announce → serve → linger → drain
 
-On the first signal it takes no more requests and lets those that run finish; those that are still
-there when the time is up, or when a second signal comes, end as unavailable.
+On the first signal it says that it is not ready, and takes requests a little longer, until load
+balancers and clients have turned elsewhere. Then it takes no more and lets those that run finish;
+those that are still there when the time is up, or when a second signal comes, end as unavailable.
+
+It is ready while there is a pipeline, or was one less than `hold_s` ago: a scheduler that hands
+over to another, or a pipeline that forms again in that time, makes no frontend unready.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
-from services.common import rpc
-from services.common.process import ReadyPipe, stop_event
+import grpc.aio
+
+from services.common import metrics, rpc, tls, tracing
+from services.common.health import Health
+from services.common.process import ReadyPipe, first_of, stop_event
+from services.common.rpc_tracing import server_spans
+from services.common.tracing import Tracing
+from services.frontend.api_keys import ApiKeys
 from services.frontend.chat_template import ChatTemplate
 from services.frontend.generation_service import GenerationService
-from services.frontend.grpc_api import Health, InferenceServicer, add_services
+from services.frontend.grpc_api import SERVICE, InferenceServicer, add_services
 from services.frontend.http_server import HttpServer, address_of, listen
+from services.frontend.http_tracing import TracedApp
+from services.frontend.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.openai_api import create_app
 from services.frontend.scheduler_client import SchedulerClient
 from services.frontend.settings import FrontendSettings
@@ -28,12 +39,13 @@ FINISH_S = 1.0
 """Seconds for handing out the last errors, after draining."""
 
 
-async def serve(settings: FrontendSettings) -> int:
+async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
     """Serves until a signal; returns the exit status."""
     stop = stop_event()
     try:
-        frontend = Frontend(settings)
-    except (OSError, ValueError) as error:  # no tokenizer, a broken one, or no address
+        frontend = Frontend(settings, traces)
+        await frontend.answer_probes()
+    except (OSError, ValueError) as error:  # a file that is missing or broken, or no address
         log.error("%s", error)
         return 1
     await frontend.run(stop)
@@ -43,71 +55,135 @@ async def serve(settings: FrontendSettings) -> int:
 class Frontend:
     """The parts of a frontend, put together; its addresses are bound."""
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(self, settings: FrontendSettings, traces: Tracing = tracing.OFF) -> None:
         self._settings = settings
-        self._scheduler = SchedulerClient(settings.scheduler)
+        self._registry = metrics.new_registry()
+        self._metrics = FrontendMetrics(self._registry)
+        self._scheduler = SchedulerClient(
+            settings.scheduler, connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER)
+        )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
             chat_template=ChatTemplate.from_directory(settings.model),
             max_in_flight=settings.max_in_flight,
+            max_in_flight_bytes=settings.max_in_flight_bytes,
+            hold_s=settings.hold_s,
+            tracer=traces.tracer,
+            metrics=self._metrics,
         )
-        self._health = Health()
+        self._health = Health(SERVICE.full_name)
+        self._probes: grpc.aio.Server | None = None
+        self._listeners = contextlib.ExitStack()
+        self.metrics_address: str | None = None
+        api_keys = ApiKeys(settings.api_keys_file)
+        self._registry.register(FrontendState(self._service, self._scheduler, api_keys.refusals))
+        https = tls.server_context(settings.public_tls_dir)
+        credentials = tls.server_credentials(
+            settings.public_tls_dir, require_client_certificate=False
+        )
         self._listener = listen(settings.http_address)
         self.http_address = address_of(self._listener, settings.http_address)
-        app = create_app(self._service, max_body_bytes=settings.max_body_bytes)
-        self._http = HttpServer(app, self._listener)
-        self._grpc = rpc.create_server()
-        servicer = InferenceServicer(self._service, max_body_bytes=settings.max_body_bytes)
-        add_services(self._grpc, servicer, self._health)
-        self.grpc_address = rpc.bind(self._grpc, settings.grpc_address)
+        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
+        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
+        self._http = HttpServer(CountedApp(traced_app, self._metrics), self._listener, tls=https)
+        limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
+        self._grpc = rpc.create_server([limit, *_renewal(settings.linger_s)])
+        servicer = InferenceServicer(
+            self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
+        )
+        spans = server_spans(traces.tracer) if traces.is_on else None
+        add_services(self._grpc, servicer, self._health, observe=self._metrics.counted(spans))
+        self.grpc_address = rpc.bind(self._grpc, settings.grpc_address, credentials)
+
+    async def answer_probes(self) -> None:
+        """Says on ports of their own how this process is and what it counts, where settings name
+        them.
+
+        Raises:
+            OSError: an address is taken.
+        """
+        self._probes = await self._health.listen(self._settings.health_address)
+        listening = metrics.listening(self._settings.metrics_address, self._registry)
+        self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until the event is set, then drains; a second time ends it at once."""
-        await self._health.set_serving(False)
+        """Serves until the event is set, then lingers and drains; a second time ends it at once."""
+        await self._health.start()
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(self._scheduler.run()),
-                tasks.create_task(self._health.follow(self._scheduler)),
+            until_stopped = (
+                tasks.create_task(self._follow()),
                 tasks.create_task(self._announce()),
-            ]
+            )
+            conversing = tasks.create_task(self._scheduler.run())
             http = tasks.create_task(self._http.run_until_stopped())
             await self._grpc.start()
+            await self._health.set_started()
             await stop.wait()
             stop.clear()
-            await self._drain(stop)
-            self._http.stop()
-            await self._grpc.stop(FINISH_S)
-            await http
-            for task in background:
+            for task in until_stopped:
                 task.cancel()
+            await self._linger(stop)
+            await self._drain(stop)
+            await http
+            conversing.cancel()
+        if self._probes is not None:
+            await self._probes.stop(None)
+        self._listeners.close()
 
     async def wait_ready(self) -> None:
         """Waits until requests can be answered."""
-        await self._scheduler.wait_ready()
+        await self._scheduler.wait_open()
 
     async def _announce(self) -> None:
         """Tells the launcher the addresses once they are of use."""
         await self.wait_ready()
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
-        addresses = {"http": self.http_address, "grpc": self.grpc_address}
+        addresses = {
+            "http": self.http_address,
+            "grpc": self.grpc_address,
+            "metrics": self.metrics_address,
+        }
         ReadyPipe(self._settings.ready_fd).report(addresses)
 
+    async def _follow(self) -> None:
+        """Keeps what is said of this process's health true, until cancelled."""
+        while True:
+            await self._service.wait_readiness(True)
+            await self._say_ready(True)
+            await self._service.wait_readiness(False)
+            await self._say_ready(False)
+
+    async def _say_ready(self, is_ready: bool) -> None:
+        await self._health.set_ready(is_ready)
+        await self._health.set_serving(is_ready)
+
+    async def _linger(self, stop: asyncio.Event) -> None:
+        """Has clients and load balancers turn elsewhere, and takes what still comes."""
+        log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
+        self._service.leave()
+        self._http.leave()
+        await self._say_ready(False)
+        await first_of(stop.wait(), asyncio.sleep(self._settings.linger_s))
+
     async def _drain(self, stop: asyncio.Event) -> None:
-        log.info("stopping; running requests have %g s", self._settings.drain_s)
+        drain_s = self._settings.drain_s
+        log.info("draining; running requests have %g s", drain_s)
         self._service.refuse_new()
-        await self._health.stop()
-        await _first_of(
-            self._service.wait_idle(), stop.wait(), asyncio.sleep(self._settings.drain_s)
-        )
+        if self._settings.linger_s > 0:  # else clients had no time to turn elsewhere: tell them
+            self._http.close_connections()
+        refusing = asyncio.ensure_future(self._grpc.stop(drain_s + FINISH_S))
+        await first_of(self._service.wait_idle(), stop.wait(), asyncio.sleep(drain_s))
         self._scheduler.close()
+        self._http.stop()
+        await self._grpc.stop(FINISH_S)
+        await refusing
 
 
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Waits for one of several things; the others are given up."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+def _renewal(linger_s: float) -> list[tuple[str, int]]:
+    """gRPC clients keep one connection for ever, and `stop` fails calls that cross its goodbye on
+    the way. A connection that has come of age ends without such losses, so each comes of age within
+    the time to linger, with room for one that was made before load balancers had heard."""
+    if linger_s == 0:
+        return []
+    return [("grpc.max_connection_age_ms", max(1, int(linger_s * 1000 / 2)))]

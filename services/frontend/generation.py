@@ -1,7 +1,9 @@
 """One client call while it runs.
 
 It is submitted once per answer. The events of all its answers come into one inbox and leave it as
-pieces of text; `close` cancels whatever still runs.
+pieces of text; `close` cancels whatever still runs. Each answer stands for itself where the
+pipeline is lost: the scheduler client submits those without tokens again, and the first that had
+some ends the call.
 """
 
 import asyncio
@@ -14,6 +16,8 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.frontend.answer import Answer, Piece
 from services.frontend.generation_request import Conversation, GenerationOptions, Prompt
+from services.frontend.metrics import Call
+from services.frontend.request_span import UNRECORDED, RequestSpan
 from services.frontend.scheduler_client import Inbox, SchedulerClient
 from services.frontend.scheduler_events import Accepted, Event, Failed, Finished, Tokens
 from services.frontend.stop_strings import StopStrings
@@ -44,7 +48,10 @@ class EncodedPrompt:
 
 
 class Generation:
-    """One client call while it runs: `n` answers to each of its prompts."""
+    """One client call while it runs: `n` answers to each of its prompts.
+
+    Answers may be held, or submitted again, until that point in time of the event loop's clock.
+    """
 
     def __init__(
         self,
@@ -52,17 +59,29 @@ class Generation:
         prompts: tuple[EncodedPrompt, ...],
         tokenizer: Tokenizer,
         scheduler: SchedulerClient,
+        *,
+        model: str,
+        until: float,
+        was_held: bool = False,
+        span: RequestSpan = UNRECORDED,
+        call: Call | None = None,
     ) -> None:
         self.request_id = uuid.uuid4().hex
-        self.model = scheduler.pipeline.model
+        self.model = model
         self.options = options
         self.prompts = prompts
         self._tokenizer = tokenizer
         self._scheduler = scheduler
+        self._until = until
+        self._was_held = was_held
+        self._span = span
+        self._trace = span.message
+        self._call = call or Call(len(prompts) * options.n)
         self._inbox: Inbox = asyncio.Queue()
         self._early: deque[Event] = deque()
         self._answers: dict[str, Answer] = {}
         self._running: set[str] = set()
+        self._call.n_prompt_tokens = self.usage.prompt_tokens
 
     @property
     def usage(self) -> Usage:
@@ -84,7 +103,16 @@ class Generation:
         return self._tokenizer.to_text(prompt.token_ids)
 
     async def start(self) -> None:
-        """Submits all answers and waits until they are in the pool."""
+        """Submits all answers and waits until they are in the pool.
+
+        Raises:
+            InvalidRequest: the scheduler refuses an answer.
+            PoolFull: there is too much at once.
+            Unavailable: an answer could not be submitted in time.
+        """
+        self._span.submitted(
+            self.request_id, model=self.model, n_prompt_tokens=self.usage.prompt_tokens
+        )
         for index in range(len(self.prompts) * self.options.n):
             self._submit(index)
         waiting = set(self._running)
@@ -121,6 +149,7 @@ class Generation:
         for request_id in self._running:
             self._scheduler.cancel(request_id)
         self._running.clear()
+        self._span.closed(self.usage.completion_tokens)
 
     def _submit(self, index: int) -> None:
         prompt = self.prompt_of(index)
@@ -132,8 +161,13 @@ class Generation:
                 prompt_token_ids=prompt.token_ids,
                 max_new_tokens=prompt.max_new_tokens,
                 sampling=_sampling(self.options, index, prompt.stop_token_ids),
+                trace=self._trace,
             ),
             self._inbox,
+            model=self.model,
+            until=self._until,
+            was_held=self._was_held,
+            span=self._span,
         )
         self._running.add(request_id)
 
@@ -150,6 +184,8 @@ class Generation:
         answer = self._answers[event.request_id]
         match event:
             case Tokens():
+                self._span.first_token()
+                self._call.took_tokens(answer.index)
                 piece = answer.add(event.token_ids)
                 if answer.is_finished:
                     self._scheduler.cancel(event.request_id)
@@ -161,6 +197,9 @@ class Generation:
                 piece = Piece(answer.index)
         if answer.is_finished:
             self._running.discard(event.request_id)
+        if piece.finish_reason is not None:
+            self._span.finished(piece.index, piece.finish_reason)
+            self._call.finished(piece.index, piece.finish_reason, n_tokens=answer.n_tokens)
         return piece
 
     def _shows_tokens(self, piece: Piece) -> bool:

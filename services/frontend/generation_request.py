@@ -110,6 +110,11 @@ class GenerationRequest:
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
     model: str = ""
 
+    @property
+    def n_answers(self) -> int:
+        """Answers in all."""
+        return len(self.prompts) * self.options.n
+
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.
 
@@ -119,7 +124,7 @@ class GenerationRequest:
         self.options.check()
         if not self.prompts:
             raise errors.InvalidRequest("prompt", "must not be empty")
-        if len(self.prompts) * self.options.n > MAX_ANSWERS:
+        if self.n_answers > MAX_ANSWERS:
             raise errors.InvalidRequest(
                 "prompt", f"asks for more than {MAX_ANSWERS} answers at once"
             )

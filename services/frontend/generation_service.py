@@ -1,14 +1,23 @@
 """The one implementation behind both protocols.
 
-    check → submit → assemble → cancel
+    wait → check → submit → assemble → cancel
 
 A request is checked and made into tokens here; a `Generation` does the rest. However the client's
 call ends, whatever still runs is cancelled on the way out: `open` is the only way to get one.
+
+While there is no pipeline, requests wait for one up to `hold_s` seconds: another scheduler takes
+the lead, or the pipeline forms again, and their clients see nothing but a pause. What is served is
+told meanwhile as it was last known, since it is the same before and after.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from sys import getsizeof
+
+from opentelemetry.trace import NoOpTracer, Tracer
+from prometheus_client import CollectorRegistry
 
 from services.common import errors
 from services.frontend.chat_template import ChatTemplate
@@ -20,12 +29,17 @@ from services.frontend.generation_request import (
     Prompt,
     prompt_field,
 )
+from services.frontend.metrics import Call, FrontendMetrics
+from services.frontend.request_span import RequestSpan, request_span
 from services.frontend.scheduler_client import SchedulerClient
 from services.frontend.scheduler_events import DEFAULT_RETRY_AFTER_S, Pipeline
 from services.frontend.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 8192
 """Longer texts become tokens in a thread: others may wait a millisecond for one text, not more."""
+
+TOKEN_BYTES = 40
+"""What a token of a prompt takes: a number, and its place in a tuple."""
 
 
 class GenerationService:
@@ -38,12 +52,25 @@ class GenerationService:
         *,
         chat_template: ChatTemplate | None = None,
         max_in_flight: int = 4096,
+        max_in_flight_bytes: int = 64 * 2**20,
+        hold_s: float = 0.0,
+        tracer: Tracer | None = None,
+        metrics: FrontendMetrics | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._tracer = tracer or NoOpTracer()
+        self._metrics = metrics or FrontendMetrics(CollectorRegistry())
         self._scheduler = scheduler
         self._chat_template = chat_template
         self._max_in_flight = max_in_flight
-        self._n_in_flight = 0
+        self._max_in_flight_bytes = max_in_flight_bytes
+        self._hold_s = hold_s
+        self.n_in_flight = 0
+        """Answers in the making."""
+        self.n_waiting = 0
+        """Answers among them that wait for a pipeline."""
+        self._n_in_flight_bytes = 0
+        self._is_leaving = False
         self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -55,12 +82,20 @@ class GenerationService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken at all."""
-        return self._scheduler.is_connected and not self._is_stopping
+        """Whether requests should be sent here: they would be answered, or held with good hope."""
+        return not self._is_leaving and _now() < self._scheduler.hopeful_until(self._hold_s)
+
+    async def wait_readiness(self, is_ready: bool) -> None:
+        """Waits until `is_ready` is that; does not hear of `leave`."""
+        while self.is_ready is not is_ready:
+            until = self._scheduler.hopeful_until(self._hold_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until if _now() < until < math.inf else None):
+                    await self._scheduler.wait_change()
 
     def describe(self) -> Pipeline:
-        """What is served; raises Unavailable while nothing is."""
-        return self._scheduler.pipeline
+        """What is served, or was a moment ago; raises Unavailable before anything ever was."""
+        return self._scheduler.last_known
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens that a generation would start with.
@@ -81,44 +116,80 @@ class GenerationService:
         Raises:
             InvalidRequest: the request breaks a rule.
             PoolFull: there is too much at once.
-            Unavailable: there is no pipeline, or this process is stopping.
+            Unavailable: there is no pipeline in time, or this process is stopping.
         """
-        request.check()
-        n_answers = len(request.prompts) * request.options.n
-        with self._in_flight(n_answers):
-            prompts = await self._encode(request)
-            generation = Generation(request.options, prompts, self.tokenizer, self._scheduler)
-            try:
-                await generation.start()
-                yield generation
-            finally:
-                generation.close()
+        until = _now() + self._hold_s
+        model = self._scheduler.last_model
+        with (
+            self._metrics.call(request, model=model) as call,
+            request_span(self._tracer, request, model=model) as span,
+        ):
+            request.check()
+            span.checked(request)
+            with self._in_flight(request.n_answers, _n_bytes(request)):
+                generation = await self._generation(request, until, span, call)
+                try:
+                    await generation.start()
+                    yield generation
+                finally:
+                    generation.close()
+
+    def leave(self) -> None:
+        """Requests should be sent elsewhere; those that come all the same are taken."""
+        self._is_leaving = True
 
     def refuse_new(self) -> None:
-        """Takes no more requests; those that run go on."""
-        self._is_stopping = True
+        """Takes no more requests; those that run, or are held, go on."""
+        self._is_leaving = self._is_stopping = True
 
     async def wait_idle(self) -> None:
         """Waits until nothing is in flight."""
         await self._idle.wait()
 
+    async def _generation(
+        self, request: GenerationRequest, until: float, span: RequestSpan, call: Call
+    ) -> Generation:
+        was_held = not self._scheduler.is_open
+        self.n_waiting += request.n_answers
+        try:
+            pipeline = await self._scheduler.wait_open(until)
+        finally:
+            self.n_waiting -= request.n_answers
+        return Generation(
+            request.options,
+            await self._encode(request, Limits(pipeline)),
+            self.tokenizer,
+            self._scheduler,
+            model=pipeline.model,
+            until=until,
+            was_held=was_held,
+            span=span,
+            call=call,
+        )
+
     @contextmanager
-    def _in_flight(self, n_answers: int) -> Iterator[None]:
+    def _in_flight(self, n_answers: int, n_bytes: int) -> Iterator[None]:
         if self._is_stopping:
             raise errors.Unavailable("the server is stopping")
-        if self._n_in_flight + n_answers > self._max_in_flight:
+        is_too_large = self._n_in_flight_bytes + n_bytes > self._max_in_flight_bytes
+        if self.n_in_flight + n_answers > self._max_in_flight or (
+            is_too_large and self.n_in_flight > 0
+        ):
             raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
-        self._n_in_flight += n_answers
+        self.n_in_flight += n_answers
+        self._n_in_flight_bytes += n_bytes
         self._idle.clear()
         try:
             yield
         finally:
-            self._n_in_flight -= n_answers
-            if self._n_in_flight == 0:
+            self.n_in_flight -= n_answers
+            self._n_in_flight_bytes -= n_bytes
+            if self.n_in_flight == 0:
                 self._idle.set()
 
-    async def _encode(self, request: GenerationRequest) -> tuple[EncodedPrompt, ...]:
-        limits = Limits(self.describe())
+    async def _encode(
+        self, request: GenerationRequest, limits: Limits
+    ) -> tuple[EncodedPrompt, ...]:
         limits.check_model(request.model)
         stop_token_ids = limits.stop_token_ids(request.options)
         encoded = []
@@ -156,3 +227,20 @@ class GenerationService:
                 "messages", "the model has no chat template; send a prompt instead"
             )
         return self._chat_template.render(conversation.messages)
+
+
+def _n_bytes(request: GenerationRequest) -> int:
+    """Memory that a request takes, about."""
+    n_bytes = getsizeof(request.model)
+    for prompt in request.prompts:
+        if isinstance(prompt, Conversation):
+            for turn in prompt.messages:
+                n_bytes += getsizeof(turn.role) + getsizeof(turn.content) + getsizeof(turn.name)
+        else:
+            is_text = isinstance(prompt, str)
+            n_bytes += getsizeof(prompt) if is_text else TOKEN_BYTES * len(prompt)
+    return n_bytes
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

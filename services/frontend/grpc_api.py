@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from orcinus.v1 import inference_pb2
 
 from services.common import errors, rpc
+from services.common.health import Health
 from services.frontend.answer import Piece
+from services.frontend.api_keys import ApiKeys
 from services.frontend.generation import Generation, Usage
 from services.frontend.generation_request import (
     ChatMessage,
@@ -24,12 +26,9 @@ from services.frontend.generation_request import (
     Prompt,
 )
 from services.frontend.generation_service import GenerationService
-from services.frontend.scheduler_client import SchedulerClient
 from services.frontend.scheduler_events import FinishReason
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-
-HEALTH_NAMES = ("", SERVICE.full_name)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,50 +42,58 @@ _FINISH_REASONS = {
 class InferenceServicer:
     """The methods of `InferenceService`."""
 
-    def __init__(self, service: GenerationService, *, max_body_bytes: int) -> None:
+    def __init__(
+        self, service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys
+    ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
+        self._api_keys = api_keys
 
     async def Generate(
-        self, message: inference_pb2.GenerateRequest, _: Context
+        self, message: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Answers when everything is there."""
+        account = self._api_keys.account_of(_authorization(context))
         request = self._to_request(message)
-        async with self._service.open(request) as generation:
-            pieces = await generation.complete()
-            return inference_pb2.GenerateResponse(
-                request_id=generation.request_id,
-                model=generation.model,
-                choices=[_to_choice(piece, generation) for piece in pieces],
-                usage=_to_usage(generation.usage),
-                prompt_token_ids=_prompt_token_ids(generation),
-            )
+        with account.in_flight(request):
+            async with self._service.open(request) as generation:
+                pieces = await generation.complete()
+                return inference_pb2.GenerateResponse(
+                    request_id=generation.request_id,
+                    model=generation.model,
+                    choices=[_to_choice(piece, generation) for piece in pieces],
+                    usage=_to_usage(generation.usage),
+                    prompt_token_ids=_prompt_token_ids(generation),
+                )
 
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
         """Answers piece by piece."""
+        account = self._api_keys.account_of(_authorization(context))
         request = self._to_request(message)
-        async with self._service.open(request) as generation:
-            # A call may end while this generator is not running but waiting for the client to read.
-            context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
-            prompt_token_ids = _prompt_token_ids(generation)
-            async for piece in generation.pieces():
+        # A call may end while this generator is not running but waiting for the client to read.
+        with account.in_flight(request) as share:
+            context.add_done_callback(lambda _: share.close())  # type: ignore[arg-type]
+            async with self._service.open(request) as generation:
+                context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
+                prompt_token_ids = _prompt_token_ids(generation)
+                async for piece in generation.pieces():
+                    yield inference_pb2.GenerateStreamResponse(
+                        request_id=generation.request_id,
+                        model=generation.model,
+                        choice=_to_choice(piece, generation),
+                        prompt_token_ids=prompt_token_ids,
+                    )
+                    prompt_token_ids = ()
                 yield inference_pb2.GenerateStreamResponse(
                     request_id=generation.request_id,
                     model=generation.model,
-                    choice=_to_choice(piece, generation),
-                    prompt_token_ids=prompt_token_ids,
+                    usage=_to_usage(generation.usage),
                 )
-                prompt_token_ids = ()
-            yield inference_pb2.GenerateStreamResponse(
-                request_id=generation.request_id,
-                model=generation.model,
-                usage=_to_usage(generation.usage),
-            )
 
     async def Tokenize(
-        self, message: inference_pb2.TokenizeRequest, _: Context
+        self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """The tokens that a generation would start with."""
         self._check_size(message)
@@ -94,7 +101,7 @@ class InferenceServicer:
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def DescribeModel(
-        self, _: inference_pb2.DescribeModelRequest, __: Context
+        self, _: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
         """The model and how it is served."""
         pipeline = self._service.describe()
@@ -107,6 +114,10 @@ class InferenceServicer:
             tp_size=pipeline.tp_size,
             has_chat_template=self._service.has_chat_template,
         )
+
+    def admit(self, context: Context) -> None:
+        """Finds out who calls, before the call's message is received."""
+        self._api_keys.admit(_authorization(context))
 
     def _to_request(
         self, message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest
@@ -125,41 +136,24 @@ class InferenceServicer:
             )
 
 
-class Health:
-    """The standard health service: serving while the scheduler is connected."""
-
-    def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
-
-    async def follow(self, scheduler: SchedulerClient) -> None:
-        """Keeps the status true until cancelled."""
-        while True:
-            await scheduler.wait_ready()
-            await self.set_serving(True)
-            await scheduler.wait_lost()
-            await self.set_serving(False)
-
-    async def set_serving(self, is_serving: bool) -> None:
-        """Says whether requests would be taken."""
-        status = health_pb2.HealthCheckResponse
-        for name in HEALTH_NAMES:
-            await self._servicer.set(name, status.SERVING if is_serving else status.NOT_SERVING)
-
-    async def stop(self) -> None:
-        """Not serving, for good."""
-        await self._servicer.enter_graceful_shutdown()
-
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Puts the health service on a server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-
-def add_services(server: grpc.aio.Server, servicer: InferenceServicer, health: Health) -> None:
+def add_services(
+    server: grpc.aio.Server,
+    servicer: InferenceServicer,
+    health: Health,
+    *,
+    observe: rpc.Observe | None = None,
+) -> None:
     """Puts the API on a server."""
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, servicer),))
+    handler = rpc.service_handler(SERVICE, servicer, admit=servicer.admit, observe=observe)
+    server.add_generic_rpc_handlers((handler,))
     health.add_to(server)
     names = (SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+
+
+def _authorization(context: Context) -> str | None:
+    authorization = dict(context.invocation_metadata() or ()).get("authorization")
+    return None if authorization is None else str(authorization)
 
 
 def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:

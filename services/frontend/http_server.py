@@ -1,27 +1,121 @@
-"""uvicorn as a guest in another's event loop: it neither handles signals nor sets up logs."""
+"""uvicorn as a guest in another's event loop: it neither handles signals nor sets up logs.
 
+It ends in three steps, so that clients which keep connections open lose no request. After `leave`
+every answer says that its connection closes, and clients make a new one, to whomever a load
+balancer sends them then. `close_connections` closes those that nobody has used since, and has the
+others close with their answer. `stop` ends it.
+"""
+
+import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 BACKLOG = 2048
 """Connections that may wait to be accepted: a burst of clients that connect at once."""
+
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than most clients and proxies keep theirs, so that
+it is they who close it and no request meets a connection that is being closed."""
 
 FINISH_S = 2
 """Seconds for writing out what is already said, after draining."""
 
 
-class HttpServer(uvicorn.Server):
-    """Serves an app on a socket that is bound before anybody hears of it."""
+GOODBYE_S = 1.0
+"""Seconds that a client has to answer the goodbye of TLS; less than `FINISH_S`."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+
+MAX_GATHERED_BYTES = 2**16
+"""What a connection may be given to write in one round of the event loop before it is passed on."""
+
+
+class GatheringTransport(asyncio.Transport):
+    """Writes once a round of the event loop what was written to it meanwhile.
+
+    An iteration brings a token for each of many clients in one round. Their system calls then
+    follow each other at the end of it instead of one after each token's work: who reads is woken
+    once and not for every token, and what belongs together, such as an answer's last token and its
+    end, goes out as one packet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._gathered: list[bytes] = []
+        self._n_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(bytes(data))
+        self._n_bytes += len(data)
+        if self._n_bytes > MAX_GATHERED_BYTES:
+            self._flush()  # so that the transport can say that the client does not keep up
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._gathered.clear()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def _flush(self) -> None:
+        data, self._gathered, self._n_bytes = b"".join(self._gathered), [], 0
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection. TLS does not end before both sides have said goodbye, and a client
+    that keeps an idle connection in a pool does not look at it: nobody waits for that one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody has connected."""
+        super().connection_made(GatheringTransport(transport, self.loop))
+
+    def shutdown(self) -> None:
+        """Closes an idle connection; another is closed with its answer."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an app on a socket that is bound before anybody hears of it; with a context, only
+    over TLS."""
+
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
-                http="httptools",
+                self._run_app,
+                interface="asgi3",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -29,14 +123,27 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FINISH_S,
+                ssl_context_factory=None if tls is None else lambda _, __: tls,
             )
         )
+        self._app = app
         self._listener = listener
+        self._is_leaving = False
 
     async def run_until_stopped(self) -> None:
         """Serves until `stop`, then finishes what is being written."""
         await self.serve([self._listener])
+
+    def leave(self) -> None:
+        """Closes connections with the answers that are begun from now on."""
+        self._is_leaving = True
+
+    def close_connections(self) -> None:
+        """Closes idle connections now and the others with their answer; new ones may come."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     def stop(self) -> None:
         """Has `run_until_stopped` return soon."""
@@ -46,6 +153,14 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the process."""
         yield
+
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if self._is_leaving and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_on)
 
 
 def listen(address: str) -> socket.socket:

@@ -32,6 +32,8 @@ class _Kind:
 
 _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.InvalidRequest: _Kind(400, "invalid_request_error"),
+    errors.Unauthenticated: _Kind(401, "invalid_request_error", "invalid_api_key"),
+    errors.PermissionDenied: _Kind(403, "invalid_request_error", "permission_denied"),
     errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Unavailable: _Kind(503, "server_error", "unavailable"),
     errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
@@ -52,6 +54,8 @@ def error_response(error: errors.OrcinusError) -> Response:
     headers = {}
     if isinstance(error, errors.PoolFull):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
 
 

@@ -9,11 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pydantic_core
+
 from services.frontend.answer import Piece
 from services.frontend.generation import Generation
 from services.frontend.scheduler_events import Pipeline
 
 Json = dict[str, Any]
+
+
+def to_json(value: Json) -> bytes:
+    """All in ASCII: some clients of streams take U+2028 or U+0085 for the end of a line."""
+    return pydantic_core.to_json(value, ensure_ascii=True)
 
 
 class Shape(ABC):
@@ -25,35 +32,33 @@ class Shape(ABC):
 
     def __init__(self, generation: Generation, *, includes_usage: bool = False) -> None:
         self._generation = generation
-        self._includes_usage = includes_usage
         self._created = int(time.time())
         self._begun: set[int] = set()
+        # Most of a chunk is the same in all chunks of a stream, so it is written once.
+        self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
+        self._chunk_end = b',"usage":null}' if includes_usage else b"}"
 
     def answer(self, pieces: Sequence[Piece]) -> Json:
         """The complete answer; the pieces are whole."""
         choices = [self._whole_choice(piece) for piece in pieces]
         return {**self._envelope(self.answer_object), "choices": choices, "usage": self._usage()}
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
-        """What a stream says when an answer grows."""
+    def chunks(self, piece: Piece) -> Iterator[bytes]:
+        """What a stream says when an answer grows, in JSON."""
         is_first = piece.index not in self._begun
         self._begun.add(piece.index)
         for choice in self._chunk_choices(piece, is_first=is_first):
-            yield self._chunk([choice])
+            yield b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end)
 
-    def usage_chunk(self) -> Json:
-        """What a stream ends with if the client wants to know the usage."""
-        return {**self._chunk([]), "usage": self._usage()}
+    def usage_chunk(self) -> bytes:
+        """What a stream ends with if the client wants to know the usage, in JSON."""
+        return b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
 
     @abstractmethod
     def _whole_choice(self, piece: Piece) -> Json: ...
 
     @abstractmethod
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]: ...
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        usage = {"usage": None} if self._includes_usage else {}
-        return {**self._envelope(self.chunk_object), "choices": choices, **usage}
 
     def _envelope(self, kind: str) -> Json:
         return {

@@ -106,10 +106,7 @@ def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
         case scheduler_pb2.COMPLETION_REASON_LENGTH:
             return Finished(completed.request_id, FinishReason.LENGTH)
     # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
-    return Failed(
-        completed.request_id,
-        errors.Unavailable(completed.message or "the pipeline was lost; try again"),
-    )
+    return Failed(completed.request_id, _unavailable(completed.message or "the pipeline was lost"))
 
 
 def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
@@ -122,7 +119,12 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
             return errors.PoolFull(
                 rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)
             )
-    return errors.Unavailable(rejected.message or "the scheduler takes no requests; try again")
+    return _unavailable(rejected.message or "the scheduler takes no requests")
+
+
+def _unavailable(message: str) -> errors.Unavailable:
+    """Says to clients what they may do."""
+    return errors.Unavailable(f"{message}; try again")
 
 
 def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:

@@ -1,11 +1,11 @@
 """Settings of a frontend process, from `ORCINUS_*` variables or the command line."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, NonNegativeFloat, PositiveInt, StringConstraints
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServerSettings
 
 MAX_PORT = 65535
 
@@ -20,14 +20,15 @@ Address = Annotated[str, StringConstraints(pattern=r"^\S+:\d{1,5}$"), AfterValid
 """`host:port`; port 0 takes a free one where the frontend listens."""
 
 
-class FrontendSettings(ServiceSettings):
+class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
     model: Path
     """Directory of the checkpoint; only its tokenizer and its chat template are read."""
 
     scheduler: Address
-    """Where the scheduler listens."""
+    """Where the scheduler listens. Where a name has several addresses, calls go to the one whose
+    scheduler leads."""
 
     http_address: Address = "127.0.0.1:8000"
     """Where the OpenAI API listens; this machine only unless told otherwise."""
@@ -35,8 +36,13 @@ class FrontendSettings(ServiceSettings):
     grpc_address: Address = "127.0.0.1:50051"
     """Where the gRPC API listens; this machine only unless told otherwise."""
 
-    ready_fd: int | None = None
-    """Write end of the launcher's pipe, if a launcher started this process; see `process.py`."""
+    public_tls_dir: Path | None = None
+    """Directory with `tls.crt` and `tls.key` for clients of both APIs, as a Secret mounts them;
+    read again when they change. Without it clients speak in plaintext."""
+
+    api_keys_file: Path | None = None
+    """JSON file with the keys that clients must show, see `api_keys.py`; read again when it
+    changes. Without it anybody may call."""
 
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
@@ -44,8 +50,17 @@ class FrontendSettings(ServiceSettings):
     max_in_flight: PositiveInt = 4096
     """Answers in the making at most: bounds this process's memory."""
 
+    max_in_flight_bytes: PositiveInt = 64 * 2**20
+    """Memory that prompts of answers in the making, or held, may take together. A request larger
+    than that is taken when there is no other."""
+
+    hold_s: NonNegativeFloat = 30.0
+    """Seconds that a request waits for a pipeline when there is none, counted from its arrival; 0
+    refuses it at once. Longer than a change of the leading scheduler takes."""
+
+    linger_s: NonNegativeFloat = 0.0
+    """Seconds after a signal to stop in which requests are still taken, while load balancers and
+    clients learn that they should go elsewhere; gRPC connections are renewed twice in that time."""
+
     drain_s: NonNegativeFloat = 30.0
     """Seconds that running requests have to finish after a signal to stop."""
-
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least important log line to write."""

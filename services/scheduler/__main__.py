@@ -1,187 +1,194 @@
-"""`python -m services.scheduler`: waits for the stages, forms the pipeline, serves frontends."""
+"""`python -m services.scheduler`: waits for its turn, leads, and steps aside.
+
+    bind → be elected → lead → release the lease
+
+With static stages there is no election: this scheduler leads at once. In Kubernetes several run;
+one leads, the others stand by, and frontends find the leader by its health.
+"""
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from uuid import uuid4
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from orcinus.v1 import scheduler_pb2
 
-from services.common import process, rpc
+from services.common import metrics, process, rpc, tls, tracing
 from services.common.errors import Unavailable
+from services.common.health import Health
 from services.common.telemetry import configure_logging
-from services.scheduler.engine_master import EngineMaster, PipelineLost
-from services.scheduler.iteration_log import IterationLog
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.membership import Pipeline, gather
-from services.scheduler.policies.orca import OrcaPolicy
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.service import SchedulerService
-from services.scheduler.serving_loop import ServingLoop
+from services.common.tracing import Tracing
+from services.scheduler.iteration_tracer import Traces
+from services.scheduler.kubernetes_client import KubernetesClient
+from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
+from services.scheduler.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.pod_directory import PodDirectory
+from services.scheduler.request_observer import RequestObservers
+from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.stages import StageDirectory, StaticStages
+from services.scheduler.term import ElectedTerm, Term, Unopposed
 
 log = logging.getLogger(__name__)
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
-POLICIES = {"orca": OrcaPolicy}
 FLUSH_S = 1.0  # for the last messages to frontends
+READINESS_PERIOD_S = 0.5
 
 
-def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
-    """The scheduling core for a pipeline: its memory, its policy, its depth."""
-    block_size = pipeline.first.block_size
-    n_blocks = pipeline.n_kv_blocks
-    if settings.n_slots is not None:
-        n_blocks = min(n_blocks, settings.n_slots // block_size)
-    if n_blocks == 0:
-        raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
-    return Scheduler(
-        RequestPool(max_requests=settings.max_requests),
-        KVManager(n_blocks=n_blocks, block_size=block_size),
-        policy=POLICIES[settings.policy](max_batch_size=settings.max_batch_size),
-        pipeline_depth=settings.pipeline_depth or pipeline.n_stages,
-    )
+class SchedulerProcess:
+    """The parts of a scheduler, put together."""
 
-
-def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
-    """What frontends are told of the pipeline."""
-    first = pipeline.first
-    return scheduler_pb2.PipelineDescription(
-        model=first.model,
-        vocab_size=first.vocab_size,
-        max_model_len=min(first.max_model_len, scheduler.kv_manager.n_slots),
-        eos_token_ids=first.eos_token_ids,
-        n_stages=pipeline.n_stages,
-        tp_size=first.tp_size,
-    )
-
-
-async def serve(settings: SchedulerSettings) -> int:
-    """Serves until told to stop (0) or until the pipeline is lost (1).
-
-    Raises:
-        Unavailable: there are no stages that form a pipeline.
-    """
-    stop = process.stop_event()
-    server = rpc.create_server()
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    service = SchedulerService()
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
-    address = rpc.bind(server, settings.address)
-    await server.start()
-    pipe = process.ReadyPipe(settings.ready_fd)
-
-    async def announce() -> None:
-        await checks.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
-        pipe.report({"ready": True})
-
-    try:
-        pipe.report({"address": address})
-        gathering = asyncio.create_task(
-            gather(
-                settings.stage_addresses,
-                pipeline_id=settings.pipeline_id,
-                timeout_s=settings.start_timeout_s,
+    def __init__(self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> None:
+        self._settings = settings
+        self._build = build
+        self._stop = process.stop_event()
+        self._pipe = process.ReadyPipe(settings.ready_fd)
+        self._health = Health(SERVICE.full_name)
+        self._registry = metrics.new_registry()
+        self._metrics = SchedulerMetrics(self._registry)
+        self._traces = None
+        if traces.is_on:
+            self._traces = Traces(
+                traces.tracer,
+                policy=settings.policy,
+                iterations_per_s=settings.traced_iterations_per_s,
             )
+        traced = () if self._traces is None else (self._traces.requests,)
+        self._requests = RequestObservers(self._metrics.requests, *traced)
+        self._service = SchedulerService(self._requests)
+        self._elector: LeaderElector | None = None
+
+    async def run(self) -> None:
+        """Serves until told to stop.
+
+        Raises:
+            Unavailable: there was no pipeline for too long.
+            LeadershipLost: another scheduler leads.
+        """
+        with metrics.listening(self._settings.metrics_address, self._registry) as address:
+            async with self._listening(metrics_address=address):
+                await process.first_of(self._serve(), self._tell_readiness())
+
+    async def _serve(self) -> None:
+        if self._settings.stages:
+            await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
+            return
+        async with KubernetesClient() as client:
+            pods = PodDirectory(
+                client.pods(self._settings.namespace, self._settings.worker_selector),
+                n_stages=self._settings.n_stages or 1,
+                port=self._settings.worker_port,
+            )
+            await process.first_of(pods.run(), self._serve_in_turn(client, pods))
+
+    async def _serve_in_turn(self, client: KubernetesClient, pods: PodDirectory) -> None:
+        settings = self._settings
+        if settings.lease_name is None:
+            await self._lead(pods, Unopposed())
+            return
+        self._elector = elector = LeaderElector(
+            client.lease_store(settings.namespace, settings.lease_name),
+            # A container that starts again in its pod is another candidate: it has lost its state.
+            identity=f"{settings.pod_name}_{settings.pod_uid}_{uuid4().hex[:8]}",
+            lease_duration_s=settings.lease_duration_s,
+            renew_deadline_s=settings.renew_deadline_s,
+            retry_period_s=settings.retry_period_s,
         )
-        if not await finished_first(gathering, stop):
-            return 0
-        return await serve_pipeline(settings, gathering.result(), service, stop, announce)
-    finally:
-        await checks.enter_graceful_shutdown()
-        await server.stop(grace=FLUSH_S)
+        acquiring = asyncio.create_task(elector.acquire())
+        try:
+            if await process.happens_before(acquiring, self._stop):
+                term = ElectedTerm(acquiring.result(), elector)
+                await process.first_of(self._lead(pods, term), elector.hold())
+        finally:
+            await elector.release()
 
-
-async def serve_pipeline(
-    settings: SchedulerSettings,
-    pipeline: Pipeline,
-    service: SchedulerService,
-    stop: asyncio.Event,
-    announce: Callable[[], Awaitable[None]],
-) -> int:
-    """Forms one epoch and serves it to its end."""
-    scheduler = build_scheduler(settings, pipeline)
-    iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
-    has_news = asyncio.Event()
-    engine = EngineMaster(
-        pipeline,
-        wake=has_news.set,
-        on_timing=iteration_log.timed,
-        silence_limit_s=settings.silence_limit_s,
-    )
-    loop = ServingLoop(
-        scheduler,
-        engine,
-        deliver=service.deliver,
-        iteration_log=iteration_log,
-        has_news=has_news,
-    )
-    try:
-        starting = asyncio.create_task(engine.start())
-        if not await finished_first(starting, stop):
-            return 0
-        starting.result()
-        service.open(describe(pipeline, scheduler), loop, iteration_log)
-        await announce()
-        log.info(
-            "epoch %d: %d stages, %d K/V slots",
-            pipeline.epoch,
-            pipeline.n_stages,
-            scheduler.kv_manager.n_slots,
+    async def _lead(self, stages: StageDirectory, term: Term) -> None:
+        connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
+        leader = Leader(
+            self._settings,
+            stages,
+            self._service,
+            requests=self._requests,
+            observe=[self._metrics.observe],
+            traces=self._traces,
+            connect=connect,
+            build=self._build,
         )
-        return await run_to_the_end(loop, service, stop, settings.drain_s)
-    finally:
-        iteration_log.close()
-        await engine.close()
+        announcing = asyncio.create_task(self._announce(leader))
+        await self._health.set_serving(True)
+        self._metrics.set_leading(True)
+        try:
+            await leader.lead(term, self._stop)
+        finally:
+            announcing.cancel()
+            self._metrics.set_leading(False)
+            await self._health.set_serving(False)
+            self._service.fail_all("this scheduler no longer leads")
+
+    async def _announce(self, leader: Leader) -> None:
+        await leader.has_served.wait()
+        self._pipe.report({"ready": True})
+
+    async def _tell_readiness(self) -> None:
+        """A leader is ready while it has a pipeline, a standby while it sees the lease."""
+        while True:
+            elector = self._elector
+            if elector is None or elector.is_leader:
+                is_ready = self._service.is_open
+            else:
+                is_ready = elector.synced
+            await self._health.set_ready(is_ready)
+            await asyncio.sleep(READINESS_PERIOD_S)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, *, metrics_address: str | None) -> AsyncIterator[None]:
+        settings = self._settings
+        await self._health.start()
+        server = rpc.create_server()
+        self._health.add_to(server)
+        callers = tls.callers(settings.tls_dir, CALLERS)
+        server.add_generic_rpc_handlers(
+            (rpc.service_handler(SERVICE, self._service, callers=callers),)
+        )
+        address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
+        await server.start()
+        probes = await self._health.listen(settings.health_address)
+        await self._health.set_started()
+        self._pipe.report({"address": address, "metrics": metrics_address})
+        try:
+            yield
+        finally:
+            await self._health.set_ready(False)
+            await server.stop(grace=FLUSH_S)
+            if probes is not None:
+                await probes.stop(grace=0)
 
 
-async def run_to_the_end(
-    loop: ServingLoop, service: SchedulerService, stop: asyncio.Event, drain_s: float
+async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
+    """Serves until told to stop; the exit status."""
+    await SchedulerProcess(settings, traces, build).run()
+    return 0
+
+
+def main(
+    settings_class: type[SchedulerSettings] = SchedulerSettings,
+    build: BuildScheduler = build_scheduler,
 ) -> int:
-    """Runs the loop; on the way out every request that is left ends as UNAVAILABLE."""
-    serving = asyncio.create_task(loop.run(), name="serving loop")
-    status = 0
-    try:
-        if not await finished_first(serving, stop, cancel=False):
-            log.info("draining for at most %g s", drain_s)
-            service.close()
-            loop.drain()
-            await asyncio.wait_for(serving, drain_s)
-        serving.result()
-    except PipelineLost as loss:
-        log.error("stopping: %s", loss.message)
-        service.fail_all(loss.message)
-        status = 1
-    except TimeoutError:
-        service.fail_all("the scheduler is stopping")
-    return status
-
-
-async def finished_first(
-    task: asyncio.Task[Any], stop: asyncio.Event, *, cancel: bool = True
-) -> bool:
-    """Whether a task finished before the event was set; if not, it is cancelled on request."""
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not task.done() and cancel:
-        task.cancel()
-    return task.done()
-
-
-def main() -> int:
-    settings = SchedulerSettings.load("scheduler", sys.argv[1:])
-    configure_logging("scheduler", settings.log_level)
+    """Runs the scheduler's process; benchmarks put another scheduling core in."""
+    settings = settings_class.load("scheduler", sys.argv[1:])
+    configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:
         process.die_with_parent()
     try:
-        return process.run(serve(settings))
-    except (Unavailable, OSError) as error:
+        with tracing.started(
+            "orcinus-scheduler", decides=True, max_links=settings.max_batch_size
+        ) as traces:
+            return process.run(serve(settings, traces, build))
+    except (Unavailable, LeadershipLost, OSError) as error:
         log.error("%s", error)
         return 1
 

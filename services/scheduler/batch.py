@@ -9,13 +9,15 @@ from services.scheduler.request import Request
 class Span(NamedTuple):
     """One request's part in a batch: consecutive tokens of its sequence.
 
-    A prefill is a span of the whole prompt, a decode a span of one token; nothing downstream
-    needs to know which is which.
+    A prefill is a span of the prompt, whole or a chunk of it, a decode a span of one token; nothing
+    downstream needs to know which is which.
     """
 
     request: Request
     start_position: int
+    n_tokens: int
     token_ids: list[int]
+    """Empty if the span's one token is still on the rank that sampled it."""
     is_admission: bool
     """The request is new to the ranks."""
     is_sampled: bool

@@ -1,22 +1,25 @@
 """The engine master: drives the stages of one epoch (Orca, section 4.1).
 
 Plans go to stage 0 only, on one stream; the controllers hand them on. Results come straight from
-the last stage, on a stream opened by the master. Every stage reports timings and signs of life;
-one that fails, goes away or falls silent ends the epoch.
+the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
+is, signs of life; one that fails, goes away or falls silent ends the epoch, and so does an
+iteration that does not return.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import chain
 
 import grpc
 import grpc.aio
-from orcinus.v1 import worker_pb2, worker_pb2_grpc
+from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
+from services.common import rpc
 from services.common.errors import Unavailable
-from services.common.rpc import connect, epoch_metadata
 from services.scheduler.batch import Batch
 from services.scheduler.membership import Pipeline
+from services.scheduler.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +40,22 @@ class EngineMaster:
         wake: Callable[[], None],
         on_timing: Callable[[int, worker_pb2.IterationTiming], None],
         silence_limit_s: float,
+        iteration_limit_s: float,
+        connect: rpc.Connect = rpc.connect,
+        trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._wake = wake
         self._on_timing = on_timing
+        self._trace_of = trace_of
         self._silence_limit_s = silence_limit_s
+        self._iteration_limit_s = iteration_limit_s
         self._channels = [connect(member.address) for member in pipeline.members]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._last_report: list[float] = []
         self._results: list[worker_pb2.IterationResult] = []
         self._sent_at: dict[int, float] = {}  # of the iterations that have not returned
+        self._returned_at = 0.0  # the last one that has
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -58,7 +67,7 @@ class EngineMaster:
         """
         try:
             await asyncio.gather(*(self._join(index) for index in range(self.pipeline.n_stages)))
-            metadata = epoch_metadata(self.pipeline.epoch)
+            metadata = rpc.epoch_metadata(self.pipeline.epoch)
             watches = [
                 stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
                 for stub in self._stubs
@@ -87,8 +96,9 @@ class EngineMaster:
             PipelineLost: stage 0 is gone.
         """
         self._sent_at[batch.iteration] = asyncio.get_running_loop().time()
+        trace = None if self._trace_of is None else self._trace_of(batch.iteration)
         try:
-            await self._plans.write(plan_of(batch, self.pipeline))
+            await self._plans.write(plan_of(batch, self.pipeline, trace))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._lose(f"stage 0 takes no more plans: {error}")
         except asyncio.CancelledError:
@@ -150,6 +160,7 @@ class EngineMaster:
             log.warning("dropped a report of stage %d for another epoch: %s", index, place)
         elif report.HasField("result"):
             self._sent_at.pop(report.result.iteration, None)
+            self._returned_at = asyncio.get_running_loop().time()
             self._on_timing(index, report.result.timing)
             self._results.append(report.result)
             self._wake()
@@ -161,15 +172,19 @@ class EngineMaster:
 
     async def _watch_silence(self) -> None:
         loop = asyncio.get_running_loop()
+        pause_s = min(1.0, self._silence_limit_s / 4, self._iteration_limit_s / 4)
         while self._loss is None:
-            await asyncio.sleep(min(1.0, self._silence_limit_s / 4))
-            limit = loop.time() - self._silence_limit_s
+            await asyncio.sleep(pause_s)
+            now = loop.time()
             for index, last in enumerate(self._last_report):
-                if last < limit:
+                if now - last > self._silence_limit_s:
                     self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
-            oldest = next(iter(self._sent_at.items()), None)
-            if oldest is not None and oldest[1] < limit:
-                self._lose(f"iteration {oldest[0]} has not returned in {self._silence_limit_s:g} s")
+            iteration, sent_at = next(iter(self._sent_at.items()), (0, now))
+            # It may have waited for the one before it.
+            if now - max(sent_at, self._returned_at) > self._iteration_limit_s:
+                self._lose(
+                    f"iteration {iteration} has not returned in {self._iteration_limit_s:g} s"
+                )
 
     def _lose(self, reason: str) -> None:
         if self._loss is None:
@@ -191,28 +206,36 @@ class EngineMaster:
             raise self._loss
 
 
-def plan_of(batch: Batch, pipeline: Pipeline) -> worker_pb2.RunIterationsRequest:
-    """The batch as it travels: packed columns, and only what the ranks do not know yet."""
+def plan_of(
+    batch: Batch, pipeline: Pipeline, trace: trace_pb2.TraceContext | None = None
+) -> worker_pb2.RunIterationsRequest:
+    """The batch as it travels: packed columns, and only what the ranks do not know yet; and the
+    span of an iteration that is recorded."""
+    spans = batch.spans
+    rows = [_row(span.request) for span in spans]
     plan = worker_pb2.RunIterationsRequest(
         pipeline_id=pipeline.pipeline_id,
         epoch=pipeline.epoch,
         iteration=batch.iteration,
         released_rows=batch.released_rows,
+        trace=trace,
+        row=rows,
+        start_position=[span.start_position for span in spans],
+        n_tokens=[span.n_tokens for span in spans],
+        sample=[span.is_sampled for span in spans],
+        n_new_blocks=[len(span.new_block_ids) for span in spans],
+        token_on_rank=[not span.token_ids for span in spans],
+        token_ids=list(chain.from_iterable([span.token_ids for span in spans])),
+        new_block_ids=list(chain.from_iterable([span.new_block_ids for span in spans])),
     )
-    for span in batch.spans:
-        request = span.request
-        if request.reservation is None:
-            raise ValueError(f"request {request.request_id} runs without a reservation")
+    for row, span in zip(rows, spans, strict=True):
         if span.is_admission:
-            admission = plan.admissions.add(
-                row=request.reservation.row, n_prompt_tokens=request.n_prompt_tokens
-            )
-            admission.sampling.MergeFromString(request.sampling)
-        plan.row.append(request.reservation.row)
-        plan.start_position.append(span.start_position)
-        plan.n_tokens.append(len(span.token_ids))
-        plan.sample.append(span.is_sampled)
-        plan.n_new_blocks.append(len(span.new_block_ids))
-        plan.token_ids.extend(span.token_ids)
-        plan.new_block_ids.extend(span.new_block_ids)
+            admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
+            admission.sampling.MergeFromString(span.request.sampling)
     return plan
+
+
+def _row(request: Request) -> int:
+    if request.reservation is None:
+        raise ValueError(f"request {request.request_id} runs without a reservation")
+    return request.reservation.row

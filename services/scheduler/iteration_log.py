@@ -7,14 +7,13 @@ nobody watches, and a watcher that does not keep up is let go.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from orcinus.v1 import scheduler_pb2, worker_pb2
 
 from services.common.errors import Unavailable
 from services.scheduler.batch import Batch
-from services.scheduler.request import RequestState
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.scheduler import Scheduler, Update
 
 MAX_PENDING = 4096
 """Records that wait for timings, and records that wait for a watcher, at most."""
@@ -39,6 +38,7 @@ class IterationLog:
         self._n_stages = n_stages
         self._entries: dict[int, _Entry] = {}
         self._watchers: set[asyncio.Queue[scheduler_pb2.WatchIterationsResponse | None]] = set()
+        self._is_closed = False
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[AsyncIterator[scheduler_pb2.WatchIterationsResponse]]:
@@ -47,11 +47,16 @@ class IterationLog:
         The iterator raises `Unavailable` when the log is closed, or the watcher was too slow.
         """
         queue: asyncio.Queue[scheduler_pb2.WatchIterationsResponse | None] = asyncio.Queue()
+        if self._is_closed:
+            queue.put_nowait(None)
         self._watchers.add(queue)
         try:
             yield _records(queue)
         finally:
             self._watchers.discard(queue)
+
+    def opened(self) -> None:
+        """Nothing to note: a watch tells of iterations only."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """A batch is on its way; `scheduler` is as the selection left it."""
@@ -72,18 +77,19 @@ class IterationLog:
         if len(self._entries) > MAX_PENDING:
             del self._entries[next(iter(self._entries))]
 
-    def returned(self, iteration: int) -> None:
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
         """The batch has come back and has been applied."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
+        ended = {update.request for update in updates if update.finish_reason is not None}
         entry.record.round_trip.FromNanoseconds(time.perf_counter_ns() - entry.started_ns)
         for span in entry.batch.spans:
             entry.record.spans.add(
                 request_id=span.request.request_id,
                 start_position=span.start_position,
-                n_tokens=len(span.token_ids),
-                is_last=span.request.state is RequestState.FINISHED,
+                n_tokens=span.n_tokens,
+                is_last=span.request in ended,
             )
         entry.is_returned = True
         self._emit_if_complete(iteration, entry)
@@ -95,8 +101,9 @@ class IterationLog:
             entry.timings[stage_index] = timing
             self._emit_if_complete(timing.iteration, entry)
 
-    def close(self) -> None:
+    def closed(self, loss: str | None) -> None:
         """Ends all watches."""
+        self._is_closed = True
         for queue in self._watchers:
             queue.put_nowait(None)
 

@@ -1,7 +1,8 @@
 """Which stages there are, and whether they can form one pipeline.
 
-Here the stages are given as addresses, in order. They may start in any order and be unreachable
-for a while; what they say of themselves must agree before an epoch is formed.
+Stages may start in any order, be unreachable for a while and come back at another address. What
+they say of themselves must agree before an epoch is formed; until then they are asked again, since
+stages of two versions stand side by side while one replaces the other.
 """
 
 import asyncio
@@ -13,8 +14,11 @@ import grpc
 import grpc.aio
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
+from services.common import rpc
 from services.common.errors import Unavailable
-from services.common.rpc import connect
+from services.common.protocol import PROTOCOL
+from services.scheduler.stages import StageDirectory
+from services.scheduler.term import Term
 
 log = logging.getLogger(__name__)
 
@@ -53,22 +57,84 @@ class Pipeline:
         return min(member.description.n_kv_blocks for member in self.members)
 
 
-async def gather(addresses: Sequence[str], *, pipeline_id: str, timeout_s: float) -> Pipeline:
-    """Waits until all stages have loaded, and makes the next epoch of them.
+async def gather(
+    stages: StageDirectory,
+    *,
+    term: Term,
+    pipeline_id: str,
+    timeout_s: float,
+    connect: rpc.Connect = rpc.connect,
+) -> Pipeline:
+    """Waits until all stages have loaded and agree, and makes the next epoch of them.
 
     Raises:
-        Unavailable: a stage did not answer in time, or the stages do not fit together.
+        Unavailable: it took too long; says what was missing last.
+        LeadershipLost: another scheduler leads.
     """
+    call = RollCall(stages, connect)
     try:
         async with asyncio.timeout(timeout_s):
-            members = await asyncio.gather(*(_describe(address) for address in addresses))
+            members = await call.until_complete()
     except TimeoutError:
         raise Unavailable(
-            f"not all of the stages {', '.join(addresses)} were ready within {timeout_s:g} s"
+            f"no pipeline within {timeout_s:g} s: {call.trouble or _absence(stages.missing)}"
         ) from None
-    check_agreement(members)
-    epoch = 1 + max(member.description.epoch for member in members)
+    finally:
+        await call.close()
+    epoch = await term.next_epoch(max(member.description.epoch for member in members))
     return Pipeline(pipeline_id, epoch, tuple(members))
+
+
+class RollCall:
+    """Asks the stages what they are, until the answers fit together."""
+
+    def __init__(self, stages: StageDirectory, connect: rpc.Connect) -> None:
+        self.trouble = ""
+        """What was wrong the last time."""
+        self._stages = stages
+        self._connect = connect
+        self._told: set[str] = set()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def until_complete(self) -> list[Member]:
+        """All members, in the order of their stages."""
+        while True:
+            try:
+                addresses = await self._stages.addresses()
+                await self._forget_all_but(addresses)
+                members = await asyncio.gather(*(self._describe(item) for item in addresses))
+                check_agreement(members)
+            except Unavailable as error:
+                self._note(error.message)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return members
+
+    async def close(self) -> None:
+        """Hangs up."""
+        await self._forget_all_but(())
+
+    async def _describe(self, address: str) -> Member:
+        if address not in self._channels:
+            self._channels[address] = self._connect(address, rpc.RECONNECT_OPTIONS)
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channels[address])
+        try:
+            description = await stub.Describe(
+                worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"stage at {address}: {error.details()}") from error
+        return Member(address, description)
+
+    async def _forget_all_but(self, addresses: Sequence[str]) -> None:
+        for address in self._channels.keys() - set(addresses):
+            await self._channels.pop(address).close(grace=None)
+
+    def _note(self, trouble: str) -> None:
+        self.trouble = trouble
+        if trouble not in self._told:
+            self._told.add(trouble)
+            log.info("waiting for the stages: %s", trouble)
 
 
 def check_agreement(members: Sequence[Member]) -> None:
@@ -82,6 +148,7 @@ def check_agreement(members: Sequence[Member]) -> None:
     for index, member in enumerate(members):
         stage = member.description
         expected = {
+            "protocol": PROTOCOL,
             "stage_index": index,
             "n_stages": len(members),
             "first_layer": next_layer,
@@ -99,21 +166,5 @@ def check_agreement(members: Sequence[Member]) -> None:
         next_layer += stage.n_layers
 
 
-async def _describe(address: str) -> Member:
-    async with connect(address) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        while True:
-            try:
-                description = await stub.Describe(
-                    worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
-                )
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _NOT_YET:
-                    raise Unavailable(f"stage {address}: {error.details()}") from error
-                log.debug("stage %s is not ready: %s", address, error.details())
-                await asyncio.sleep(RETRY_S)
-            else:
-                return Member(address, description)
-
-
-_NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+def _absence(missing: Sequence[int]) -> str:
+    return f"nothing is known of stage {', '.join(map(str, missing))}"

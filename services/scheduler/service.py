@@ -13,13 +13,18 @@ from typing import Any
 import grpc.aio
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
+from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
 from services.scheduler.iteration_log import IterationLog
 from services.scheduler.request import FinishReason, Request, RequestId
+from services.scheduler.request_observer import RequestObserver
 from services.scheduler.scheduler import Update
 from services.scheduler.serving_loop import ServingLoop
 
 log = logging.getLogger(__name__)
+
+CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
+"""Roles that may call each method."""
 
 _REASONS = {
     FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
@@ -31,11 +36,10 @@ _REASONS = {
 class Connection:
     """A frontend's requests, and what waits to be sent to it."""
 
-    def __init__(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
+    def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
-        self._outbox = scheduler_pb2.ConnectResponse(pipeline=pipeline)
+        self._outbox = scheduler_pb2.ConnectResponse()
         self._has_mail = asyncio.Event()
-        self._has_mail.set()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Everything that has come since the last message, at least one thing."""
@@ -43,6 +47,18 @@ class Connection:
         self._has_mail.clear()
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
+
+    def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
+        """Says what is served; requests may come."""
+        self._outbox.pipeline.CopyFrom(pipeline)
+        self._outbox.is_closed = False
+        self._has_mail.set()
+
+    def close(self) -> None:
+        """Says that no more requests are taken."""
+        self._outbox.ClearField("pipeline")
+        self._outbox.is_closed = True
+        self._has_mail.set()
 
     def accept(self, request: Request) -> None:
         self.requests[request.request_id] = request
@@ -82,16 +98,30 @@ class Connection:
 
 
 class SchedulerService:
-    """The servicer of orcinus.v1.SchedulerService."""
+    """The servicer of orcinus.v1.SchedulerService.
 
-    def __init__(self) -> None:
+    Frontends stay connected as long as this scheduler leads, whether there is a pipeline or not;
+    they are told when one opens and when it closes.
+    """
+
+    def __init__(self, requests: RequestObserver) -> None:
+        self._observer = requests
         self._connections: dict[Request, Connection] = {}
-        self._open: set[Connection] = set()
+        self._frontends: set[Connection] = set()
+        self._is_leading = False
         self._is_open = False
-        self._is_accepting = False
         self._pipeline: scheduler_pb2.PipelineDescription
         self._loop: ServingLoop
-        self._log: IterationLog
+        self._log: IterationLog | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self._is_open
+
+    def lead(self) -> None:
+        """Lets frontends in from now on."""
+        self._is_leading = True
 
     def open(
         self,
@@ -99,38 +129,53 @@ class SchedulerService:
         loop: ServingLoop,
         iteration_log: IterationLog,
     ) -> None:
-        """Lets frontends in from now on; their submissions go to `loop`."""
+        """Takes submissions from now on; they go to `loop`."""
         self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
-        self._is_open = self._is_accepting = True
+        self._is_open = True
+        for frontend in self._frontends:
+            frontend.open(pipeline)
 
     def close(self) -> None:
         """Refuses submissions from now on, as UNAVAILABLE; what is in the pool stays there."""
-        self._is_accepting = False
+        self._is_open = False
+        for frontend in self._frontends:
+            frontend.close()
 
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts what an iteration brought into the outboxes of the frontends concerned."""
         for update in updates:
-            if update.finish_reason is None:
-                self._connections[update.request].update(update)
+            request, reason = update.request, update.finish_reason
+            if update.token_id is not None and len(request.generated_token_ids) == 1:
+                self._observer.first_token(request)
+            if reason is None:
+                self._connections[request].update(update)
             else:
-                self._connections.pop(update.request).update(update)
+                self._connections.pop(request).update(update)
+                self._observer.ended(request, reason)
 
     def fail_all(self, message: str) -> None:
         """Ends every request as UNAVAILABLE and refuses new ones."""
         self.close()
+        self._log = None
+        for request in self._connections:
+            self._observer.failed(request)
         self._connections.clear()
-        for connection in self._open:
-            connection.fail(message)
+        for frontend in self._frontends:
+            frontend.fail(message)
 
     async def Connect(self, context: Any) -> None:
         """One frontend.
 
         Raises:
-            Unavailable: there is no pipeline yet.
+            Unavailable: this scheduler does not lead.
         """
-        self._check_open()
-        connection = Connection(self._pipeline)
-        self._open.add(connection)
+        if not self._is_leading:
+            raise Unavailable("this scheduler is not the leader")
+        await context.send_initial_metadata(())  # the frontend knows that it has found the leader
+        connection = Connection()
+        if self._is_open:
+            connection.open(self._pipeline)
+        self._frontends.add(connection)
         reading = asyncio.create_task(self._read(connection, context), name="frontend reader")
         writing = asyncio.create_task(_write(connection, context), name="frontend writer")
         try:
@@ -138,7 +183,7 @@ class SchedulerService:
         finally:
             reading.cancel()
             writing.cancel()
-            self._open.discard(connection)
+            self._frontends.discard(connection)
             self._cancel_all(connection)
         for error in await asyncio.gather(reading, writing, return_exceptions=True):
             if isinstance(error, grpc.aio.BaseError):
@@ -154,15 +199,12 @@ class SchedulerService:
         Raises:
             Unavailable: there is no pipeline yet, or no more.
         """
-        self._check_open()
+        if self._log is None:
+            raise Unavailable("no pipeline has formed yet")
         with self._log.watch() as records:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for record in records:
                 yield record
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise Unavailable("the pipeline has not formed yet")
 
     async def _read(self, connection: Connection, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -174,13 +216,14 @@ class SchedulerService:
                 self._submit(connection, message.submission)
             except OrcinusError as error:
                 connection.reject(message.submission.request_id, error)
+                self._observer.rejected(message.submission, error)
         elif message.HasField("cancellation"):
             request = connection.requests.get(message.cancellation.request_id)
             if request is not None:
                 self._loop.cancel(request)
 
     def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
-        if not self._is_accepting:
+        if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
         self._check(connection, submission)
         request = Request(
@@ -193,6 +236,7 @@ class SchedulerService:
         self._loop.submit(request)
         self._connections[request] = connection
         connection.accept(request)
+        self._observer.submitted(request, submission)
 
     def _check(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
         if submission.request_id in connection.requests:

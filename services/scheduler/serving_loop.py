@@ -12,8 +12,9 @@ from typing import Protocol
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.batch import Batch
-from services.scheduler.iteration_log import IterationLog
+from services.scheduler.iteration_observer import IterationObserver
 from services.scheduler.request import Request
+from services.scheduler.request_observer import RequestObserver
 from services.scheduler.scheduler import Scheduler, Update
 
 
@@ -36,13 +37,15 @@ class ServingLoop:
         engine: Engine,
         *,
         deliver: Callable[[list[Update]], None],
-        iteration_log: IterationLog,
+        iterations: IterationObserver,
+        requests: RequestObserver,
         has_news: asyncio.Event,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
         self._deliver = deliver
-        self._log = iteration_log
+        self._iterations = iterations
+        self._requests = requests
         self._has_news = has_news
         self._is_draining = False
 
@@ -54,13 +57,11 @@ class ServingLoop:
 
     def cancel(self, request: Request) -> None:
         """Ends a request; its K/V is free at once, or with the iteration it is in."""
-        update = self._scheduler.cancel(request)
-        if update is not None:
-            self._deliver([update])
+        self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
     def drain(self) -> None:
-        """Has `run` return as soon as no request is left."""
+        """Has `run` return as soon as no request is left, and no batch in flight."""
         self._is_draining = True
         self._has_news.set()
 
@@ -70,18 +71,26 @@ class ServingLoop:
         Raises:
             PipelineLost: the engine is gone; requests are still in the pool.
         """
-        while not (self._is_draining and len(self._scheduler.pool) == 0):
+        while not (self._is_draining and self._is_idle):
             await self._send_batches()
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
-                self._deliver(self._scheduler.apply(result.iteration, result.token_ids))
-                self._log.returned(result.iteration)
+                updates = self._scheduler.apply(result.iteration, result.token_ids)
+                self._deliver(updates)
+                self._iterations.returned(result.iteration, updates, self._scheduler)
                 # Before the next result is applied: of two batches that have both returned, the
-                # selection would otherwise make one, and half the pipeline would run empty.
+                # selection may otherwise make one, and half the pipeline would run empty.
                 await self._send_batches()
+
+    @property
+    def _is_idle(self) -> bool:
+        return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     async def _send_batches(self) -> None:
         while (batch := self._scheduler.select()) is not None:
-            self._log.sent(batch, self._scheduler)
+            for span in batch.spans:
+                if span.is_admission:
+                    self._requests.admitted(span.request)
+            self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)

@@ -1,32 +1,71 @@
 """Settings of the scheduler."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServerSettings
 
 
-class SchedulerSettings(ServiceSettings):
+class SchedulerSettings(ServerSettings):
     """Everything that can be set, from `ORCINUS_*` variables or the command line."""
 
     address: str = "0.0.0.0:50052"
     """Where to listen for frontends, host:port; port 0 takes a free one."""
 
-    stages: str
-    """Addresses of the stage controllers, host:port, in order, separated by commas."""
+    stages: str = ""
+    """Addresses of the stage controllers, host:port, in order, separated by commas; when empty,
+    the stages are pods and found through Kubernetes."""
+
+    n_stages: int | None = Field(default=None, ge=1)
+    """Stages of the pipeline, where they are found through Kubernetes."""
+
+    namespace: str = "default"
+    """Namespace of the workers' pods and of the lease."""
+
+    worker_selector: str = "app.kubernetes.io/name=orcinus,app.kubernetes.io/component=worker"
+    """Label selector of the workers' pods."""
+
+    worker_port: int = Field(default=50053, ge=1, lt=65536)
+    """Where the controllers of pods listen."""
+
+    lease_name: str | None = None
+    """Lease by which several schedulers elect the one that leads; without it there is only this
+    one."""
+
+    pod_name: str = ""
+    """Name of this pod, to say who leads."""
+
+    pod_uid: str = ""
+    """Uid of this pod, for the same."""
+
+    lease_duration_s: float = Field(default=15.0, gt=0)
+    """Seconds that others wait for a leader that shows no sign of life."""
+
+    renew_deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds after its last renewal at which a leader steps down; less than the duration, so that
+    two never lead at once."""
+
+    retry_period_s: float = Field(default=2.0, gt=0)
+    """Seconds between attempts to renew the lease or to get it."""
 
     pipeline_id: str = "orcinus"
     """Name of the pipeline, in every message of it."""
 
-    policy: Literal["orca"] = "orca"
-    """Who rides the next iteration: `orca` is Algorithm 1 of the paper."""
+    policy: Literal["orca", "chunked"] = "chunked"
+    """Who rides the next iteration: `orca` is Algorithm 1 of the paper, `chunked` the same with
+    `max_batch_tokens`, so that a long prompt does not hold up those that generate."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""
 
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Tokens in one batch of the policy `chunked` at most; more gives throughput where weights are
+    slow to read, fewer a steadier pace. Not less than `max_batch_size`."""
+
     pipeline_depth: int | None = Field(default=None, ge=1)
-    """Batches in flight at most (the paper's n_workers); the number of stages when not set."""
+    """Batches in flight at most (the paper's n_workers); when not set, as many as there are stages,
+    and two with one stage, so that the next batch is there when the last one is finished."""
 
     n_slots: int | None = Field(default=None, ge=1)
     """K/V slots to use at most, in tokens; all that the stages have when not set."""
@@ -35,31 +74,46 @@ class SchedulerSettings(ServiceSettings):
     """Requests in the pool at most, running ones included; more are refused with a retry delay."""
 
     start_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds to wait for all stages to have loaded their weights."""
+    """Seconds to wait for a pipeline, at first and after a loss, before this process gives up:
+    enough to load the weights."""
 
-    silence_limit_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a stage that reports nothing, or an iteration that does not return,
-    counts as lost; must exceed the longest iteration. A stage that dies is noticed at once."""
+    silence_limit_s: float = Field(default=10.0, gt=0)
+    """Seconds after which a stage that says nothing counts as lost; it gives a sign of life every
+    second, however busy it is. A process that dies is noticed at once, a network that is cut is
+    not."""
+
+    iteration_limit_s: float = Field(default=300.0, gt=0)
+    """Seconds after which an iteration that does not return ends the epoch; must exceed the longest
+    one, and with the policy `orca` a long prompt runs in one."""
+
+    traced_iterations_per_s: float = Field(default=20.0, ge=0)
+    """Iterations of recorded requests that are recorded too, per second at most, and as many again
+    that were slow; only where there are traces at all. 0 records only those that failed."""
 
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish when the scheduler is told to stop."""
 
-    ready_fd: int | None = None
-    """File descriptor on which a local launcher waits for the address; binds this process's life to
-    the launcher's."""
-
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe messages to log."""
-
     @property
     def stage_addresses(self) -> list[str]:
-        return [address.strip() for address in self.stages.split(",")]
+        return [address.strip() for address in self.stages.split(",")] if self.stages else []
 
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: str) -> str:
-        for address in stages.split(","):
+        for address in filter(None, stages.split(",")):
             host, _, port = address.strip().rpartition(":")
             if not host or not port.isdecimal():
                 raise ValueError(f"{address!r} is not host:port")
         return stages
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if not self.stages and self.n_stages is None:
+            raise ValueError("stages or n_stages must be given")
+        if self.stages and self.n_stages not in (None, len(self.stage_addresses)):
+            raise ValueError(f"n_stages is {self.n_stages}, and stages has other many addresses")
+        if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
+            raise ValueError("max_batch_tokens must not be less than max_batch_size")
+        if self.renew_deadline_s >= self.lease_duration_s:
+            raise ValueError("renew_deadline_s must be less than lease_duration_s")
+        return self

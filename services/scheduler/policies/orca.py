@@ -7,9 +7,8 @@ does not fit ends the selection (`break`, not `continue`): a later, smaller one 
 it.
 """
 
-from services.scheduler.kv_manager import KVManager, Reservation
+from services.scheduler.kv_manager import KVManager
 from services.scheduler.policies import Selection
-from services.scheduler.request import Request
 from services.scheduler.request_pool import RequestPool
 
 
@@ -30,9 +29,5 @@ class OrcaPolicy:
             reservation = request.reservation or kv_manager.reserve(request.max_tokens)
             if reservation is None:
                 break
-            selections.append(_whole_remainder(request, reservation))
+            selections.append(Selection(request, request.n_unscheduled, reservation))
         return selections
-
-
-def _whole_remainder(request: Request, reservation: Reservation) -> Selection:
-    return Selection(request, request.n_tokens - request.n_scheduled, reservation)

@@ -1,0 +1,36 @@
+"""How much of this machine's processors a process may really use.
+
+In a container that is often less than there are: its scheduler affinity says which, and the
+cgroup's quota how much time on them. A compute thread for each core of the node would then be
+throttled in the middle of its work, and the others would wait for it.
+"""
+
+import math
+import os
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(cgroups: Path = CGROUPS) -> int:
+    """CPUs of this process's affinity, or fewer if its cgroup's quota is worth fewer; at least 1.
+
+    A quota that is no whole number is rounded up. `cgroups` is where cgroups are mounted: in a
+    container, its own.
+    """
+    n_cpus = len(os.sched_getaffinity(0))
+    quota = _quota(cgroups)
+    return n_cpus if quota is None else max(1, min(n_cpus, math.ceil(quota)))
+
+
+def _quota(cgroups: Path) -> float | None:
+    """CPUs' worth of time that the cgroup may use; None without a limit."""
+    unified = cgroups / "cpu.max"  # version 2: "max 100000" or "150000 100000", in microseconds
+    if unified.is_file():
+        quota, period = unified.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    limits = [cgroups / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]  # version 1
+    if not all(path.is_file() for path in limits):
+        return None
+    quota_us, period_us = (int(path.read_text()) for path in limits)
+    return quota_us / period_us if quota_us > 0 else None

@@ -1,0 +1,47 @@
+"""`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health, for
+probes that run a command.
+
+Exits 0 if the service is serving; otherwise 1, with the reason on standard error. Asks without
+TLS, so it wants the address that is for health alone. It starts anew every few seconds beside the
+process that it asks, and most of its cost is imports: they are few, and stay so.
+"""
+
+import argparse
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+def reason_against(address: str, service: str, timeout_s: float) -> str | None:
+    """Why the service is not healthy; None if it is."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            response = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    if response.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+def main() -> int:
+    """Asks once and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="healthcheck", description="Asks for a service's health.")
+    parser.add_argument("address", metavar="HOST:PORT", help="where health is told, without TLS")
+    parser.add_argument("service", help="name that the process tells its health under")
+    parser.add_argument(
+        "--timeout", type=float, default=3.0, metavar="S", help="seconds (%(default)s)"
+    )
+    arguments = parser.parse_args()
+    reason = reason_against(arguments.address, arguments.service, arguments.timeout)
+    if reason is None:
+        return 0
+    sys.stderr.write(f"{arguments.service} at {arguments.address}: {reason}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

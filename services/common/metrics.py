@@ -1,0 +1,72 @@
+"""What all services' metrics have in common: a registry that is handed around, the port on which
+Prometheus asks, and the trace that an observation belongs to.
+
+There is no global registry: each service makes one, and what it counts is registered there.
+Names are in `semconv.py`, and `docs/metrics.md` says what they mean.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from opentelemetry import trace
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
+
+LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+"""Buckets for what takes a client's patience, in seconds."""
+
+SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+"""Buckets for parts of an iteration, in seconds."""
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry that knows of the process, and of nothing else yet."""
+    disable_created_metrics()  # a second series for each, that nobody asks for
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+@contextlib.contextmanager
+def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str | None]:
+    """Answers `GET /metrics` inside the `with` block, if an address is given; gives the address
+    that it has, host:port.
+
+    It answers from a thread: whatever is read for it may change at the same time.
+
+    Raises:
+        OSError: the address is taken or is not one of this machine's.
+    """
+    if address is None:
+        yield None
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def exemplar() -> dict[str, str] | None:
+    """The trace that is being recorded here and now, for a histogram to point to."""
+    context = trace.get_current_span().get_span_context()
+    if not context.trace_flags.sampled:
+        return None
+    return {
+        "trace_id": trace.format_trace_id(context.trace_id),
+        "span_id": trace.format_span_id(context.span_id),
+    }

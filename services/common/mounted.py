@@ -1,0 +1,69 @@
+"""Files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
+
+They are read again when somebody needs what they say; there is nothing that watches them. What is
+broken or half written is not taken: the last good content stays, and the log says why, once.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
+Value = TypeVar("Value")
+
+
+class Mounted(Generic[Content, Value]):
+    """What files say, kept up to date. Any thread may ask.
+
+    `read` gives what can be compared, `parse` makes the value of it. Both raise ValueError for what
+    is broken and stays so, OSError for what may pass; the message names the file.
+    """
+
+    def __init__(
+        self, name: object, read: Callable[[], Content], parse: Callable[[Content], Value]
+    ) -> None:
+        """Reads for the first time.
+
+        Raises:
+            OSError, ValueError: there is nothing to begin with.
+        """
+        self._name = name
+        self._read = read
+        self._parse = parse
+        self._lock = threading.Lock()
+        self._complaint: str | None = None
+        self._rejected: Content | None = None
+        self._content = read()
+        self._value = parse(self._content)
+
+    def latest(self) -> Value:
+        """What the files say, or have said last; the same object as long as nothing changes."""
+        with self._lock:
+            try:
+                self._refresh()
+            except (OSError, ValueError) as error:
+                self._complain(str(error))
+            return self._value
+
+    def _refresh(self) -> None:
+        content = self._read()
+        if content == self._rejected:
+            return
+        if content != self._content:
+            try:
+                self._value = self._parse(content)
+            except ValueError:
+                self._rejected = content  # what is broken is not parsed again and again
+                raise
+            self._content = content
+            log.info("%s has changed and is in use", self._name)
+        self._rejected = None
+        self._complaint = None
+
+    def _complain(self, message: str) -> None:
+        if message != self._complaint:
+            log.error("%s; what was there before stays in use", message)
+        self._complaint = message

@@ -1,0 +1,56 @@
+"""Spans of the gRPC calls that a server takes, named and judged as RPC conventions have it.
+
+What is the caller's mistake, or a limit that he has met, is no error of the server.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import grpc
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+
+from services.common import rpc, semconv, tracing
+
+SERVER_ERRORS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+
+
+def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[None]]:
+    """To put around each call of a service: its span, which is current in the call's task."""
+
+    @contextmanager
+    def around(method: str, context: Any) -> Iterator[None]:
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
+        # For good: the task is this call's, and a stream may be closed in another one, where what
+        # has been attached here could not be detached.
+        otel_context.attach(trace.set_span_in_context(span))
+        if not span.is_recording():
+            yield
+            return
+        span.set_attributes({semconv.RPC_SYSTEM: "grpc", semconv.RPC_METHOD: method})
+        code = grpc.StatusCode.OK
+        try:
+            yield
+        except BaseException as error:
+            code = rpc.status_of(error, context)
+            raise
+        finally:
+            span.set_attribute(semconv.RPC_STATUS, code.name)
+            if code in SERVER_ERRORS:
+                span.set_attribute(semconv.ERROR_TYPE, code.name)
+                span.set_status(Status(StatusCode.ERROR))
+            span.end()
+
+    return around

@@ -1,0 +1,188 @@
+"""TLS between services, and towards clients, from files that are renewed while processes run.
+
+Certificates say what a process is, not where: each role has a DNS name, which a certificate of
+that role carries among its alternative names (SAN). Whoever calls checks that the answering side
+has the role it looks for, whatever its address is, since pods have addresses of the moment. Whoever
+is called takes only certificates of the same authority, and looks up the caller's role in its table
+(`rpc.service_handler`). Between services TLS is always mutual; clients of the public API show none.
+
+A directory has the files of a Kubernetes TLS Secret. Renewed files are for new connections; those
+that exist go on. Tensors between ranks do not come this way, and are not encrypted.
+"""
+
+import os
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from services.common import rpc
+from services.common.mounted import Mounted
+
+FRONTEND = "orcinus-frontend"
+SCHEDULER = "orcinus-scheduler"
+WORKER = "orcinus-worker"
+
+CHAIN, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+CURRENT = "..data"
+"""Where kubelet points to what a mounted volume contains now; it replaces this link, not files."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a directory contains, in PEM; compared to see whether it has changed."""
+
+    directory: Path
+    chain: bytes
+    key: bytes
+    authority: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """Files that belong together, and a context of Python's ssl that has loaded them."""
+
+    files: _Files
+    context: ssl.SSLContext
+
+    def for_grpc_server(self) -> grpc.ServerCertificateConfiguration:
+        files = self.files
+        return grpc.ssl_server_certificate_configuration(
+            [(files.key, files.chain)], files.authority
+        )
+
+    def for_grpc_channel(self) -> grpc.ChannelCredentials:
+        files = self.files
+        return grpc.ssl_channel_credentials(files.authority, files.key, files.chain)
+
+
+Certificates = Mounted[_Files, _Identity]
+
+
+def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
+    """What opens channels to peers of one role; plaintext without a directory.
+
+    A channel keeps the certificate that it was made with.
+
+    Raises:
+        OSError: the files are missing or broken.
+    """
+    if tls_dir is None:
+        return rpc.connect
+    certificates = _certificates(tls_dir, is_mutual=True)
+
+    def connect(address: str, options: Sequence[tuple[str, str | int]] = ()) -> grpc.aio.Channel:
+        return rpc.connect(
+            address,
+            (*options, ("grpc.ssl_target_name_override", role)),
+            credentials=certificates.latest().for_grpc_channel(),
+        )
+
+    return connect
+
+
+def server_credentials(
+    tls_dir: Path | None, *, require_client_certificate: bool = True
+) -> grpc.ServerCredentials | None:
+    """What a gRPC server shows to new connections; None without a directory.
+
+    Raises:
+        OSError: the files are missing or broken.
+    """
+    if tls_dir is None:
+        return None
+    certificates = _certificates(tls_dir, is_mutual=require_client_certificate)
+    initial = certificates.latest()
+    return grpc.dynamic_ssl_server_credentials(
+        initial.for_grpc_server(),
+        _changes(certificates, initial),  # type: ignore[arg-type]  # None is allowed
+        require_client_authentication=require_client_certificate,
+    )
+
+
+def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
+    """What an HTTP server shows to new connections; None without a directory.
+
+    Raises:
+        OSError: the files are missing or broken.
+    """
+    if tls_dir is None:
+        return None
+    certificates = _certificates(tls_dir, is_mutual=False)
+
+    def on_hello(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = certificates.latest().context
+
+    # Called for each connection, also for those whose client names no server.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = on_hello
+    return context
+
+
+def callers(
+    tls_dir: Path | None, table: Mapping[str, Collection[str]]
+) -> Mapping[str, Collection[str]] | None:
+    """The table of who may call what; None without a directory: then nobody can say who he is."""
+    return None if tls_dir is None else table
+
+
+def _changes(
+    certificates: Certificates, current: _Identity
+) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+    """What gRPC asks before each handshake, in threads of its own: None if nothing is new."""
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal current
+        latest = certificates.latest()
+        if latest is current:
+            return None
+        current = latest
+        return latest.for_grpc_server()
+
+    return fetch
+
+
+def _certificates(tls_dir: Path, *, is_mutual: bool) -> Certificates:
+    try:
+        return Mounted(tls_dir, lambda: _read(tls_dir, is_mutual=is_mutual), _load)
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
+    # Resolved once, so that all files are of the same renewal.
+    current = tls_dir / CURRENT
+    directory = Path(os.path.realpath(current)) if current.is_symlink() else tls_dir
+    return _Files(
+        directory,
+        (directory / CHAIN).read_bytes(),
+        (directory / KEY).read_bytes(),
+        (directory / AUTHORITY).read_bytes() if is_mutual else None,
+    )
+
+
+def _load(files: _Files) -> _Identity:
+    """Checks that the files are what they should be, before gRPC fails over them without a word."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    directory = files.directory
+    try:
+        context.load_cert_chain(directory / CHAIN, directory / KEY, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(
+            f"{directory}: {CHAIN} and {KEY} are not a certificate and its key: {error}"
+        ) from error
+    if files.authority is not None:
+        try:
+            context.load_verify_locations(cadata=files.authority.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"{directory / AUTHORITY}: no certificates: {error}") from error
+    if _read(directory, is_mutual=files.authority is not None) != files:
+        raise OSError(f"{directory}: changes while it is read")
+    return _Identity(files, context)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")

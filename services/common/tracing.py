@@ -1,0 +1,171 @@
+"""Traces: set up from OpenTelemetry's own variables, or not there at all.
+
+Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) nothing is made: no
+exporter, no thread, no error, and whoever asks for a tracer gets one that does nothing. With one,
+spans leave in batches from a thread of their own and by a bounded queue: when the collector is slow
+or gone they are dropped, and nobody waits for it, at the end no longer than `FLUSH_S`.
+
+Context comes in by the propagators of `OTEL_PROPAGATORS`. Between our own processes it travels in
+messages, as W3C Trace Context, and only for what is recorded.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from orcinus.v1 import trace_pb2
+
+from services.common import semconv
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 3.0
+"""Seconds that the last spans of a process get."""
+
+MAX_LINKS = 1024
+"""Links of a span at most, unless `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise: a batch, or the
+recorded iterations of a long answer."""
+
+_W3C = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """The traces of one process."""
+
+    def __init__(self, provider: TracerProvider | None, exporter: SpanExporter | None) -> None:
+        self._provider = provider
+        self._exporter = exporter
+        self.tracer: trace.Tracer = (
+            trace.NoOpTracer() if provider is None else provider.get_tracer(semconv.SCOPE)
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything can be recorded."""
+        return self._provider is not None
+
+    def close(self) -> None:
+        """Sends what is left, if the collector takes it in time; the loop should be over."""
+        if self._provider is None or self._exporter is None:
+            return
+        ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
+        if ending.is_alive():
+            log.warning("the collector does not take the last spans; they are lost")
+            logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+            self._exporter.shutdown()
+            ending.join(FLUSH_S)
+
+
+OFF = Tracing(None, None)
+"""No traces."""
+
+
+def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
+    """Traces of this process as the environment wants them.
+
+    `service_name` is what it is called unless the environment has a name. A process that `decides`
+    records all that it begins, since it begins only what it has chosen; others ask the sampler of
+    `OTEL_TRACES_SAMPLER`. What comes from elsewhere is recorded by both as its origin says.
+    """
+    if not _is_wanted():
+        return OFF
+    exporter = OTLPSpanExporter()
+    provider = TracerProvider(
+        sampler=_own_decisions() if decides else None,
+        resource=_resource(service_name),
+        shutdown_on_exit=False,
+        span_limits=_limits(max_links),
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, exporter)
+
+
+@contextlib.contextmanager
+def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> Iterator[Tracing]:
+    """The same for a block, at the end of which the last spans are sent."""
+    tracing = start(service_name, decides=decides, max_links=max_links)
+    try:
+        yield tracing
+    finally:
+        tracing.close()
+
+
+def parent_in(carrier: Mapping[str, str]) -> Context:
+    """What a client says of its trace in metadata or headers, whose names are in lower case; a new
+    trace begins if it says nothing, whatever is current."""
+    return propagate.extract(carrier, Context())
+
+
+def to_message(span: trace.Span) -> trace_pb2.TraceContext:
+    """A recorded span as it goes into a message."""
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+    return trace_pb2.TraceContext(**carrier)
+
+
+def from_message(message: trace_pb2.TraceContext) -> Context:
+    """The parent that a message names."""
+    carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
+    return _W3C.extract(carrier, Context())
+
+
+def current_ids() -> tuple[str, str] | None:
+    """Trace and span that are current, in hexadecimal; for logs."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+
+
+def _is_wanted() -> bool:
+    variables = os.environ
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if not any(variables.get(name) for name in endpoints):
+        return False
+    exporter = variables.get("OTEL_TRACES_EXPORTER") or "otlp"
+    protocol = (
+        variables.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or variables.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "grpc"
+    )
+    if exporter == "none":
+        return False
+    if (exporter, protocol) != ("otlp", "grpc"):
+        log.warning(
+            "no traces: they leave by otlp over grpc, not by %s over %s", exporter, protocol
+        )
+        return False
+    return True
+
+
+def _own_decisions() -> Sampler | None:
+    """None leaves it to the environment, where that wants nothing begun."""
+    name = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+    return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
+
+
+def _resource(service_name: str) -> Resource:
+    given = OTELResourceDetector().detect().attributes
+    ours = {"service.name": service_name, "service.instance.id": str(uuid.uuid4())}
+    return Resource.create({name: ours[name] for name in ours if name not in given})
+
+
+def _limits(max_links: int) -> SpanLimits:
+    if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ:
+        return SpanLimits()
+    return SpanLimits(max_links=max(MAX_LINKS, max_links))

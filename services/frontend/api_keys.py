@@ -1,0 +1,287 @@
+"""API keys: who may use the public API, and how much of it. Both protocols ask here.
+
+A file, mounted from a Secret, has a name, a hash and limits for each key:
+
+    {"keys": [{"name": "alice", "sha256": "9f86d0…", "requests_per_minute": 60}]}
+
+Keys are random and long, so that a plain SHA-256 hides them; they are looked up by that, and no
+comparison tells how near a guess came. A changed file is in use a second later. Limits go by
+name: whoever gets another key keeps what he has used up. They are each frontend's own; several
+frontends do not add up what they see.
+
+`python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
+"""
+
+import argparse
+import hashlib
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from services.common import errors
+from services.common.mounted import Mounted
+from services.frontend.generation_request import GenerationRequest
+from services.frontend.scheduler_events import DEFAULT_RETRY_AFTER_S
+
+KEY_PREFIX = "orc-"
+"""Lets a scanner of repositories recognise a key."""
+
+KEY_BYTES = 32
+
+REREAD_S = 1.0
+"""Seconds for which the file is not looked at again."""
+
+MINUTE_S = 60.0
+
+UNKNOWN, RATE, IN_FLIGHT = REFUSALS = ("unknown", "rate", "in_flight")
+"""Why a call may be refused: nobody has its key, or the key's limits are reached."""
+
+
+class ApiKey(BaseModel):
+    """What the file says of one key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
+    requests_per_minute: PositiveInt | None = None
+    """Calls of any method, on average; after a quiet minute they may all come at once."""
+    max_in_flight: PositiveInt | None = None
+    """Answers in the making at most; a call for three answers counts as three."""
+
+
+class ApiKeyFile(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    keys: tuple[ApiKey, ...]
+
+    @model_validator(mode="after")
+    def _check_unique(self) -> Self:
+        names = Counter(key.name for key in self.keys)
+        hashes = Counter(key.sha256 for key in self.keys)
+        for key in self.keys:
+            if names[key.name] > 1:
+                raise ValueError(f"there are several keys named {key.name}")
+            if hashes[key.sha256] > 1:
+                raise ValueError(f"the key of {key.name} is somebody else's too")
+        return self
+
+
+class TokenBucket:
+    """Allows so many calls a minute."""
+
+    def __init__(self, per_minute: int, *, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._filled_at = now
+
+    def take(self, now: float) -> float:
+        """Takes one call and returns 0, or the seconds until there is one to take."""
+        gained = (now - self._filled_at) * self.per_minute / MINUTE_S
+        self._level = min(float(self.per_minute), self._level + gained)
+        self._filled_at = now
+        if self._level < 1:
+            return (1 - self._level) * MINUTE_S / self.per_minute
+        self._level -= 1
+        return 0.0
+
+
+class Account:
+    """Somebody who calls, and what he has in use. Without a key there are no limits."""
+
+    def __init__(
+        self,
+        key: ApiKey | None = None,
+        *,
+        now: float = 0.0,
+        refusals: Counter[str] | None = None,
+    ) -> None:
+        self._refusals = Counter() if refusals is None else refusals
+        self._n_in_flight = 0
+        self._max_in_flight: int | None = None
+        self._bucket: TokenBucket | None = None
+        if key is not None:
+            self.set_limits(key, now=now)
+
+    def set_limits(self, key: ApiKey, *, now: float) -> None:
+        """Limits from now on; what is in use stays so."""
+        self._max_in_flight = key.max_in_flight
+        per_minute = key.requests_per_minute
+        if per_minute is None:
+            self._bucket = None
+        elif self._bucket is None or self._bucket.per_minute != per_minute:
+            self._bucket = TokenBucket(per_minute, now=now)
+
+    def count_call(self, now: float) -> None:
+        """Counts a call.
+
+        Raises:
+            PoolFull: there were too many.
+        """
+        wait_s = 0.0 if self._bucket is None else self._bucket.take(now)
+        if self._bucket is not None and wait_s > 0:
+            self._refusals[RATE] += 1
+            raise errors.PoolFull(
+                f"this API key allows {self._bucket.per_minute} requests a minute",
+                retry_after_s=wait_s,
+            )
+
+    def in_flight(self, request: GenerationRequest) -> ExitStack:
+        """Counts a request's answers as in flight until what is returned is closed; closing it
+        twice does no harm.
+
+        Raises:
+            InvalidRequest: it breaks a rule, or asks for more answers than can ever be in flight.
+            PoolFull: there are too many at the moment.
+        """
+        request.check()  # a number that is out of its range must not be counted
+        limit, n_answers = self._max_in_flight, request.n_answers
+        if limit is not None and n_answers > limit:
+            self._refusals[IN_FLIGHT] += 1
+            raise errors.InvalidRequest(
+                "n" if len(request.prompts) == 1 else "prompt",
+                f"asks for {n_answers} answers at once; this API key allows {limit}",
+            )
+        if limit is not None and self._n_in_flight + n_answers > limit:
+            self._refusals[IN_FLIGHT] += 1
+            raise errors.PoolFull(
+                f"this API key allows {limit} answers in the making",
+                retry_after_s=DEFAULT_RETRY_AFTER_S,
+            )
+        self._n_in_flight += n_answers
+        share = ExitStack()
+        share.callback(self._release, n_answers)
+        return share
+
+    def _release(self, n_answers: int) -> None:
+        self._n_in_flight -= n_answers
+
+
+class ApiKeys:
+    """Finds out who calls. Without a file anybody may."""
+
+    def __init__(self, path: Path | None, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Reads the file.
+
+        Raises:
+            OSError: there is no file.
+            ValueError: it is not what it should be; the message says where.
+        """
+        self.refusals = Counter(dict.fromkeys(REFUSALS, 0))
+        """Calls refused so far, by reason."""
+        self._now = now
+        self._anybody = Account()
+        self._accounts: dict[str, Account] = {}
+        self._by_hash: dict[str, Account] = {}
+        self._file: Mounted[bytes, ApiKeyFile] | None = None
+        if path is not None:
+            self._file = Mounted(path, path.read_bytes, lambda content: _parse(path, content))
+            self._read_at = now()
+            self._in_use = self._file.latest()
+            self._set_accounts()
+
+    def admit(self, authorization: str | None) -> Account:
+        """Whose key it is, by the value of `authorization` in headers or metadata; counts a call.
+
+        Raises:
+            Unauthenticated: there is no key, or nobody has it.
+            PoolFull: its calls are used up; says when there will be another.
+        """
+        account = self.account_of(authorization)
+        account.count_call(self._now())
+        return account
+
+    def account_of(self, authorization: str | None) -> Account:
+        """Whose key it is, without counting a call.
+
+        Raises:
+            Unauthenticated: there is no key, or nobody has it.
+        """
+        if self._file is None:
+            return self._anybody
+        self._refresh(self._file, self._now())
+        key = _key_in(authorization)
+        account = None if key is None else self._by_hash.get(hash_of(key))
+        if account is None:
+            self.refusals[UNKNOWN] += 1
+            if key is None:
+                raise errors.Unauthenticated("an API key is needed: authorization: Bearer KEY")
+            raise errors.Unauthenticated("this API key is not known here")
+        return account
+
+    def _refresh(self, file: Mounted[bytes, ApiKeyFile], now: float) -> None:
+        if now - self._read_at < REREAD_S:
+            return
+        self._read_at = now
+        latest = file.latest()
+        if latest is not self._in_use:
+            self._in_use = latest
+            self._set_accounts()
+
+    def _set_accounts(self) -> None:
+        known, self._accounts, self._by_hash = self._accounts, {}, {}
+        for key in self._in_use.keys:
+            account = known.get(key.name) or Account(refusals=self.refusals)
+            account.set_limits(key, now=self._read_at)
+            self._accounts[key.name] = self._by_hash[key.sha256] = account
+
+
+def hash_of(key: str) -> str:
+    """What the file says instead of the key."""
+    return hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
+
+
+def _key_in(authorization: str | None) -> str | None:
+    scheme, _, key = (authorization or "").strip().partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _parse(path: Path, content: bytes) -> ApiKeyFile:
+    try:
+        return ApiKeyFile.model_validate_json(content)
+    except ValidationError as error:
+        # Not pydantic's own text, which repeats the content.
+        problems = (
+            f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}"
+            for item in error.errors()
+        )
+        raise ValueError(f"{path}: {'; '.join(problems)}") from None
+
+
+def main() -> int:
+    """Prints a new key, which nobody can ever see again, and its entry in the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.frontend.api_keys",
+        description="Makes an API key: the first line is for its holder, the second for the file.",
+    )
+    parser.add_argument("name", help="whose key it is")
+    parser.add_argument("--requests-per-minute", type=int, metavar="N")
+    parser.add_argument("--max-in-flight", type=int, metavar="N")
+    arguments = parser.parse_args()
+    secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    try:
+        entry = ApiKey(sha256=hash_of(secret), **vars(arguments))
+    except ValidationError as error:
+        parser.error("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
+    sys.stdout.write(f"{secret}\n{entry.model_dump_json(exclude_none=True)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

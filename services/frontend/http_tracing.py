@@ -1,0 +1,89 @@
+"""Spans of HTTP requests, named and judged as HTTP conventions have it; probes have none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common import semconv, tracing
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+"""Others are no names for spans: clients would make them up."""
+
+PROBES = frozenset({"/health", "/ready"})
+
+
+class TracedApp:
+    """An app whose requests have spans, each current in the task of its request."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in METHODS else "HTTP"
+        parent = tracing.parent_in(_headers(scope, "traceparent", "tracestate", "baggage"))
+        span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
+        otel_context.attach(trace.set_span_in_context(span))  # for good: the task is this request's
+        if not span.is_recording():
+            await self._app(scope, receive, send)
+            return
+        await self._run(span, method, scope, receive, send)
+
+    async def _run(
+        self, span: Span, method: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        span.set_attributes(_attributes(scope))
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                span.set_attribute(semconv.HTTP_STATUS, status)
+                if status >= 500:
+                    _fail(span, str(status))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            _fail(span, type(error).__qualname__)
+            raise
+        finally:
+            route = getattr(scope.get("route"), "path", None)
+            if route is not None:
+                span.update_name(f"{method} {route}")
+                span.set_attribute(semconv.HTTP_ROUTE, route)
+            span.end()
+
+
+def _fail(span: Span, error: str) -> None:
+    span.set_attribute(semconv.ERROR_TYPE, error)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def _headers(scope: Scope, *names: str) -> dict[str, str]:
+    wanted = {name.encode() for name in names}
+    return {
+        key.decode(): value.decode("latin-1") for key, value in scope["headers"] if key in wanted
+    }
+
+
+def _attributes(scope: Scope) -> Mapping[str, Any]:
+    method = scope["method"]
+    attributes: dict[str, Any] = {
+        semconv.HTTP_METHOD: method if method in METHODS else "_OTHER",
+        semconv.URL_PATH: scope["path"],
+        semconv.URL_SCHEME: scope["scheme"],
+    }
+    if scope.get("server") is not None:
+        attributes[semconv.SERVER_ADDRESS], attributes[semconv.SERVER_PORT] = scope["server"]
+    agent = _headers(scope, "user-agent").get("user-agent")
+    if agent is not None:
+        attributes[semconv.USER_AGENT] = agent
+    return attributes

@@ -1,0 +1,262 @@
+"""What a scheduler does while it leads: it forms a pipeline, serves it to its end, and forms the
+next.
+
+    gather stages → join an epoch → serve → (lost) → gather stages → …
+
+A pipeline that loses a stage ends its requests as UNAVAILABLE; frontends stay connected and are
+told when the next one is there. Stages that live on keep their weights.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common import rpc
+from services.common.errors import Unavailable
+from services.common.process import happens_before
+from services.scheduler.engine_master import EngineMaster, PipelineLost
+from services.scheduler.iteration_log import IterationLog
+from services.scheduler.iteration_observer import IterationObservers, ObserveEpoch
+from services.scheduler.iteration_tracer import Traces
+from services.scheduler.kv_manager import KVManager
+from services.scheduler.membership import Pipeline, gather
+from services.scheduler.policies import Policy
+from services.scheduler.policies.chunked import ChunkedPolicy
+from services.scheduler.policies.orca import OrcaPolicy
+from services.scheduler.request_observer import RequestObserver
+from services.scheduler.request_pool import RequestPool
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.service import SchedulerService
+from services.scheduler.serving_loop import ServingLoop
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.stages import StageDirectory
+from services.scheduler.term import Term
+
+log = logging.getLogger(__name__)
+
+BuildScheduler = Callable[[SchedulerSettings, Pipeline], Scheduler]
+"""Makes the scheduling core for a pipeline."""
+
+PAUSE_S = 0.2
+MAX_PAUSE_S = 5.0
+
+
+class Patience:
+    """How long to go on without a pipeline, and how long to wait between attempts: stages that
+    answer and cannot join must neither keep this process busy nor keep it from giving up."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.pause_s = PAUSE_S
+        self._limit_s = limit_s
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+        self._trouble = ""
+
+    def left_s(self) -> float:
+        """Time until there must be a pipeline.
+
+        Raises:
+            Unavailable: it is over.
+        """
+        left_s = self._since + self._limit_s - self._clock()
+        if left_s <= 0:
+            raise Unavailable(f"no pipeline within {self._limit_s:g} s: {self._trouble}")
+        return left_s
+
+    def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
+        """A pipeline was lost, or did not even open."""
+        self._trouble = loss.message
+        if was_open:
+            self.pause_s, self._since = PAUSE_S, self._clock()
+        else:
+            self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
+
+
+class Leader:
+    """Runs one pipeline after the other, until told to stop."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        stages: StageDirectory,
+        service: SchedulerService,
+        *,
+        requests: RequestObserver,
+        observe: Sequence[ObserveEpoch] = (),
+        traces: Traces | None = None,
+        connect: rpc.Connect = rpc.connect,
+        build: BuildScheduler | None = None,
+    ) -> None:
+        self.has_served = asyncio.Event()
+        """Set when the first pipeline serves."""
+        self._settings = settings
+        self._stages = stages
+        self._service = service
+        self._requests = requests
+        self._observe = observe
+        self._traces = traces
+        self._connect = connect
+        self._build = build or build_scheduler
+
+    async def lead(self, term: Term, stop: asyncio.Event) -> None:
+        """Serves until the event is set and what runs then has finished.
+
+        Raises:
+            Unavailable: there was no pipeline for too long.
+            LeadershipLost: another scheduler leads.
+        """
+        self._service.lead()
+        patience = Patience(self._settings.start_timeout_s)
+        while not stop.is_set():
+            gathering = asyncio.create_task(
+                gather(
+                    self._stages,
+                    term=term,
+                    pipeline_id=self._settings.pipeline_id,
+                    timeout_s=patience.left_s(),
+                    connect=self._connect,
+                )
+            )
+            if not await happens_before(gathering, stop):
+                return
+            try:
+                await self._serve(gathering.result(), stop)
+            except PipelineLost as loss:
+                patience.note_loss(loss, was_open=self._service.is_open)
+                # The engine master has logged why; it names addresses, which are not for clients.
+                self._service.fail_all("the pipeline was lost")
+                await asyncio.sleep(patience.pause_s)
+
+    async def _serve(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+        """Forms one epoch and serves it to its end."""
+        scheduler = self._build(self._settings, pipeline)
+        iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
+        tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
+        observers = IterationObservers(
+            iteration_log,
+            *(observe(pipeline, scheduler) for observe in self._observe),
+            *(() if tracer is None else (tracer,)),
+        )
+        has_news = asyncio.Event()
+        engine = EngineMaster(
+            pipeline,
+            wake=has_news.set,
+            on_timing=observers.timed,
+            silence_limit_s=self._settings.silence_limit_s,
+            iteration_limit_s=self._settings.iteration_limit_s,
+            connect=self._connect,
+            trace_of=None if tracer is None else tracer.trace_of,
+        )
+        loop = ServingLoop(
+            scheduler,
+            engine,
+            deliver=self._service.deliver,
+            iterations=observers,
+            requests=self._requests,
+            has_news=has_news,
+        )
+        loss: str | None = None
+        try:
+            starting = asyncio.create_task(engine.start())
+            if not await happens_before(starting, stop):
+                return
+            starting.result()
+            observers.opened()
+            self._service.open(describe(pipeline, scheduler), loop, iteration_log)
+            self.has_served.set()
+            log.info(
+                "epoch %d: %d stages, %d K/V slots",
+                pipeline.epoch,
+                pipeline.n_stages,
+                scheduler.kv_manager.n_slots,
+            )
+            await self._run_to_the_end(loop, stop)
+        except PipelineLost as error:
+            loss = error.message
+            raise
+        finally:
+            observers.closed(loss)
+            await engine.close()
+
+    async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
+        """Runs the loop; on the way out, what runs has some time to finish."""
+        serving = asyncio.create_task(loop.run(), name="serving loop")
+        try:
+            if not await happens_before(serving, stop, cancel=False):
+                log.info("draining for at most %g s", self._settings.drain_s)
+                self._service.close()
+                loop.drain()
+                await asyncio.wait_for(serving, self._settings.drain_s)
+            serving.result()
+        except TimeoutError:
+            self._service.fail_all("the scheduler is stopping")
+        finally:
+            serving.cancel()
+
+
+def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
+    """The scheduling core for a pipeline: its memory, its policy, its depth.
+
+    Raises:
+        Unavailable: there is no memory for a single block.
+    """
+    has_one_stage = pipeline.n_stages == 1
+    depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
+    return Scheduler(
+        RequestPool(max_requests=settings.max_requests),
+        build_kv_manager(settings, pipeline),
+        policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
+        pipeline_depth=depth,
+        token_hand_off=has_one_stage,
+    )
+
+
+def default_depth(n_stages: int) -> int:
+    """Batches in flight at most, where nothing else is set.
+
+    With one stage the next batch has the same requests, whose tokens stay on the rank, and costs
+    nothing. With several, one batch more than stages would hide the way of results and plans, but
+    divides the requests among more and smaller batches.
+    """
+    return max(2, n_stages)
+
+
+def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManager:
+    """The books of the memory that a pipeline has.
+
+    Raises:
+        Unavailable: there is none for a single block.
+    """
+    block_size = pipeline.first.block_size
+    n_blocks = pipeline.n_kv_blocks
+    if settings.n_slots is not None:
+        n_blocks = min(n_blocks, settings.n_slots // block_size)
+    if n_blocks == 0:
+        raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
+    return KVManager(n_blocks=n_blocks, block_size=block_size)
+
+
+def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
+    """The policy that is set; `n_shares` batches in flight share the requests."""
+    if settings.policy == "orca":
+        return OrcaPolicy(max_batch_size=settings.max_batch_size)
+    return ChunkedPolicy(
+        max_batch_size=settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        n_shares=n_shares,
+    )
+
+
+def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
+    """What frontends are told of the pipeline."""
+    first = pipeline.first
+    return scheduler_pb2.PipelineDescription(
+        model=first.model,
+        vocab_size=first.vocab_size,
+        max_model_len=min(first.max_model_len, scheduler.kv_manager.n_slots),
+        eos_token_ids=first.eos_token_ids,
+        n_stages=pipeline.n_stages,
+        tp_size=first.tp_size,
+    )

@@ -1,0 +1,62 @@
+"""The lease that candidates for leadership compete for, and where it is kept.
+
+A lease names its holder and counts its changes of hands. It is written only against the version
+that was read, so that of two candidates one wins and the other learns of it. Nothing here knows
+Kubernetes, and no decision rests on the times in a record: they are for people to read.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """One state of the lease."""
+
+    holder: str
+    """Identity of the leader; empty when nobody leads."""
+
+    transitions: int
+    """How often the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
+
+    duration_s: int
+    """Seconds that others must see no change for before they may take the lease."""
+
+    version: str
+    """What the store knows this state by."""
+
+    acquire_time: datetime | None = None
+    """When the holder acquired it, by the holder's wall clock."""
+
+    renew_time: datetime | None = None
+    """When the holder renewed it, by the holder's wall clock."""
+
+
+class LeaseConflict(Exception):
+    """Somebody has written the lease since the version at hand was read."""
+
+
+class LeaseUnavailable(Exception):
+    """The store could not be asked, or refused; trying again may help."""
+
+
+class LeaseStore(Protocol):
+    """Keeps one lease."""
+
+    async def read(self) -> LeaseRecord:
+        """The lease as it is now.
+
+        Raises:
+            LeaseUnavailable: it could not be read.
+        """
+        ...
+
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        """Replaces the state whose version the record carries; returns the new state.
+
+        Raises:
+            LeaseConflict: that version is not the newest.
+            LeaseUnavailable: it is not known whether it was written.
+        """
+        ...

@@ -1,0 +1,257 @@
+"""Which pod is which stage of the pipeline, and where it is.
+
+The pods are listed once and then watched; after any trouble they are listed again. A stage's pod
+counts as soon as it has an address: whether it is ready to join is for it to say, and pods that
+have yet to load must be known too.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from services.common.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+INDEX_LABELS = (
+    "apps.kubernetes.io/pod-index",  # a StatefulSet's, from Kubernetes 1.28 on
+    "leaderworkerset.sigs.k8s.io/worker-index",
+)
+ORDINAL = re.compile(r"(?a:-(\d+))$")
+OVER = ("Failed", "Succeeded")
+
+FIRST_PAUSE_S = 0.2
+MAX_PAUSE_S = 30.0
+LASTING_WATCH_S = 10.0
+"""A watch that ends sooner, even one that ends in good order, is followed by a longer pause than
+the one before: a server or proxy that ends them all is not to be stormed."""
+
+REFUSED_LIMIT_S = 30.0
+"""For so long a refusal may be one of an API server that has just started, or of a token that is
+being replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What matters of a pod."""
+
+    name: str
+    uid: str
+    created: str
+    """When it was created, RFC 3339 in UTC, which sorts as text."""
+
+    phase: str = "Running"
+    ip: str = ""
+    is_terminating: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class PodChange(Enum):
+    """What an event of a watch says."""
+
+    SET = "the pod is new or has changed"
+    DELETED = "the pod is gone"
+    NONE = "only the version has moved on"
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """One event of a watch."""
+
+    change: PodChange
+    version: str
+    pod: Pod | None = None
+
+
+class PodsExpired(Exception):
+    """The version to watch from is too old; the pods have to be listed again."""
+
+
+class PodsUnavailable(Exception):
+    """The pods could not be asked for; trying again may help."""
+
+
+class PodsRefused(Exception):
+    """This process may not ask for the pods."""
+
+
+class PodsForbidden(Unavailable):
+    """This process is not going to be allowed to find its workers: a mistake in its
+    configuration."""
+
+
+class PodSource(Protocol):
+    """Where pods are listed and watched. Every call may raise `PodsUnavailable` or
+    `PodsRefused`."""
+
+    async def list_pods(self) -> tuple[Sequence[Pod], str]:
+        """All pods, and the version from which to watch for changes."""
+        ...
+
+    def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
+        """Changes since a version, until the server has sent enough. At first comes one that is
+        `NONE`: the watch is open.
+
+        Raises:
+            PodsExpired: the version is too old.
+        """
+        ...
+
+
+class PodDirectory:
+    """The addresses of a pipeline's stages, kept up to date by `run`."""
+
+    def __init__(
+        self,
+        source: PodSource,
+        *,
+        n_stages: int,
+        port: int,
+        refused_limit_s: float = REFUSED_LIMIT_S,
+        first_pause_s: float = FIRST_PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._source = source
+        self._n_stages = n_stages
+        self._port = port
+        self._refused_limit_s = refused_limit_s
+        self._first_pause_s = first_pause_s
+        self._clock = clock
+        self._jitter = jitter
+        self._pods: dict[str, Pod] = {}  # by uid: one of the same name may be there already
+        self._addresses: list[str | None] = [None] * n_stages
+        self._has_changed = asyncio.Event()  # replaced by a new one at each change
+        self._version: str | None = None  # to watch from; None asks for a new list
+        self._odd_pods: set[str] = set()  # by uid: warned about
+        self._trouble = ""
+        self._refused_at: float | None = None  # first of the refusals that nothing has ended yet
+
+    @property
+    def missing(self) -> list[int]:
+        """Stages that have no pod with an address."""
+        return [index for index, address in enumerate(self._addresses) if address is None]
+
+    def current(self) -> list[str | None]:
+        """The address of each stage, if it has a pod with one."""
+        return list(self._addresses)
+
+    async def changed(self) -> None:
+        """Waits until `current` gives something else than when this was called."""
+        await self._has_changed.wait()
+
+    async def addresses(self) -> list[str]:
+        """Waits until every stage has a pod; returns their addresses in order."""
+        while True:
+            known = [address for address in self._addresses if address is not None]
+            if len(known) == self._n_stages:
+                return known
+            await self.changed()
+
+    async def run(self) -> None:
+        """Keeps the directory up to date until cancelled, whatever the API server does.
+
+        Raises:
+            PodsForbidden: this process may not list or watch pods.
+        """
+        n_short = 0
+        while True:
+            started_at = self._clock()
+            try:
+                await self._follow()
+            except (PodsUnavailable, PodsRefused) as trouble:
+                self._version = None
+                self._report(str(trouble))
+                self._check_refusal(trouble)
+            is_short = self._clock() - started_at < LASTING_WATCH_S
+            n_short = n_short + 1 if is_short else 0
+            await asyncio.sleep(self._pause_s(n_short))
+
+    async def _follow(self) -> None:
+        """Lists the pods if they have to be, and watches them until the server has sent enough."""
+        if self._version is None:
+            pods, self._version = await self._source.list_pods()
+            self._pods = {pod.uid: pod for pod in pods}
+            self._update()
+        try:
+            async for event in self._source.watch_pods(self._version):
+                self._report("")
+                self._refused_at = None
+                self._version = event.version
+                self._apply(event)
+        except PodsExpired:
+            self._version = None
+
+    def _apply(self, event: PodEvent) -> None:
+        if event.pod is None:
+            return
+        if event.change is PodChange.SET:
+            self._pods[event.pod.uid] = event.pod
+        else:
+            self._pods.pop(event.pod.uid, None)
+        self._update()
+
+    def _update(self) -> None:
+        """Gives each stage the newest of its pods that can be reached."""
+        addresses: list[str | None] = [None] * self._n_stages
+        for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):
+            if not pod.ip or pod.is_terminating or pod.phase in OVER:
+                continue
+            index = self._stage_index(pod)
+            if index is not None:
+                addresses[index] = _join_host_port(pod.ip, self._port)
+        self._odd_pods &= self._pods.keys()
+        if addresses != self._addresses:
+            self._addresses = addresses
+            log.info("stages: %s", ", ".join(address or "none" for address in addresses))
+            self._has_changed.set()
+            self._has_changed = asyncio.Event()
+
+    def _stage_index(self, pod: Pod) -> int | None:
+        """The stage that a pod is, if it is one of the pipeline's."""
+        text = next((pod.labels[label] for label in INDEX_LABELS if pod.labels.get(label)), "")
+        ordinal = ORDINAL.search(pod.name)
+        if not text and ordinal:
+            text = ordinal[1]
+        if text.isdecimal() and int(text) < self._n_stages:
+            return int(text)
+        if pod.uid not in self._odd_pods:
+            self._odd_pods.add(pod.uid)
+            what = f"its index is {text}" if text else "it has no index"
+            log.warning("pod %s is none of the %d stages: %s", pod.name, self._n_stages, what)
+        return None
+
+    def _report(self, trouble: str) -> None:
+        """Logs trouble when it changes; empty when there is none."""
+        if trouble and trouble != self._trouble:
+            log.warning("pods cannot be watched: %s", trouble)
+        elif self._trouble and not trouble:
+            log.info("pods are watched again")
+        self._trouble = trouble
+
+    def _check_refusal(self, trouble: PodsUnavailable | PodsRefused) -> None:
+        if not isinstance(trouble, PodsRefused):
+            self._refused_at = None
+            return
+        now = self._clock()
+        if self._refused_at is None:
+            self._refused_at = now
+        if now - self._refused_at >= self._refused_limit_s:
+            raise PodsForbidden(f"the stages cannot be found: {trouble}") from trouble
+
+    def _pause_s(self, n_short: int) -> float:
+        """None after a watch that lasted; then ever longer, and different in every process."""
+        if n_short == 0:
+            return 0.0
+        longest = min(MAX_PAUSE_S, self._first_pause_s * 2.0 ** min(n_short - 1, 16))
+        return longest * (1 + self._jitter()) / 2
+
+
+def _join_host_port(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

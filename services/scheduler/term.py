@@ -1,0 +1,66 @@
+"""A term: the time during which one scheduler leads, and the epochs that belong to it.
+
+An epoch must be newer than all that the stages have seen, and the epochs of a deposed leader must
+be older than those of its successor, or it could take the stages back. So each term has a range
+of epochs of its own, the later the term the higher. A stage refuses what is not newer than what
+it knows: that is the fence, and no clock is in it.
+"""
+
+from typing import Protocol
+
+EPOCHS_PER_TERM = 2**20
+"""More pipelines than a leader forms in its life: one a second for twelve days."""
+
+
+class Term(Protocol):
+    """Who hands out epochs."""
+
+    async def next_epoch(self, seen: int) -> int:
+        """An epoch newer than `seen`, the newest that any stage has been in.
+
+        Raises:
+            LeadershipLost: it is another's turn.
+        """
+
+
+class Elector(Protocol):
+    """What a term needs of the election."""
+
+    async def advance(self, beyond: int) -> int:
+        """Moves the leader on to a term later than `beyond`, if it is still the leader."""
+
+
+class Unopposed:
+    """The one scheduler there is."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    async def next_epoch(self, seen: int) -> int:
+        """The next number. Stages that have all been restarted have seen none."""
+        self._last = max(seen, self._last) + 1
+        return self._last
+
+
+class ElectedTerm:
+    """The term of an elected leader; its number grows with every change of leaders."""
+
+    def __init__(self, number: int, elector: Elector) -> None:
+        self._number = number
+        self._elector = elector
+        self._last = 0
+
+    async def next_epoch(self, seen: int) -> int:
+        """The next number in the range of this term.
+
+        If the stages have seen an epoch of this term that this leader has not handed out, or one of
+        a later term, there is another leader, or the election began anew while they lived on. The
+        election knows: it moves only a leader on.
+        """
+        own = max(self._last, self._number * EPOCHS_PER_TERM)
+        is_used_up = self._last + 1 == (self._number + 1) * EPOCHS_PER_TERM
+        if seen > own or is_used_up:
+            self._number = await self._elector.advance(max(seen, own) // EPOCHS_PER_TERM)
+            own = self._number * EPOCHS_PER_TERM
+        self._last = own + 1
+        return self._last
