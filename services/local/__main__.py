@@ -43,6 +43,8 @@ class LoadingBar:
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints where clients go, and a command that works."""
     name = settings.model.resolve().name
+    for service, address in endpoints.metrics.items():
+        sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
     sys.stdout.write(
         f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
         f"OpenAI http://{endpoints.http}/v1  gRPC {endpoints.grpc}\n"
@@ -52,10 +54,10 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     sys.stdout.flush()
 
 
-async def serve(settings: LocalSettings) -> int:
+async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
     """Serves until told to stop (0) or until a service dies (1)."""
     stopping = asyncio.create_task(process.stop_event().wait())
-    running = asyncio.create_task(launch(settings))
+    running = asyncio.create_task(launch(settings, launcher_class))
     try:
         await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
         return running.result() if running.done() else 0
@@ -65,10 +67,10 @@ async def serve(settings: LocalSettings) -> int:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def launch(settings: LocalSettings) -> int:
+async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
     """Starts everything and waits for the first service that dies."""
     bar = LoadingBar()
-    async with Launcher(settings) as launcher:
+    async with launcher_class(settings) as launcher:
         starting = asyncio.create_task(launcher.start(bar.update))
         try:
             await asyncio.wait((starting, launcher.death), return_when=asyncio.FIRST_COMPLETED)
@@ -91,13 +93,16 @@ def complain(reason: str) -> int:
     return 1
 
 
-def main() -> int:
-    settings = LocalSettings.load("local", sys.argv[1:])
+def main(
+    settings_class: type[LocalSettings] = LocalSettings, launcher_class: type[Launcher] = Launcher
+) -> int:
+    """Serves a model; benchmarks put another scheduler in."""
+    settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)
     if not (settings.model / "config.json").is_file():
         sys.stderr.write(f"orcinus: model: no config.json in {settings.model}\n")
         return 1
-    return process.run(serve(settings))
+    return process.run(serve(settings, launcher_class))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Child:
         self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader
     ) -> None:
         self.name = name
+        self.said: dict[str, Any] = {}
+        """Everything so far that was read of it."""
         self._process = process
         self._lines = lines
 
@@ -58,7 +60,9 @@ class Child:
             ChildDied: it ended.
         """
         while line := await self._lines.readline():
-            yield json.loads(line)
+            message = json.loads(line)
+            self.said.update(message)
+            yield message
         raise ChildDied(self.name)
 
     async def wait_for(self, key: str) -> Any:

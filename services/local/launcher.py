@@ -6,10 +6,11 @@ and each waits for those it needs.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from services.common.cpus import usable_cpus
 from services.local.child import Child
 from services.local.settings import LocalSettings
 
@@ -22,14 +23,18 @@ OnProgress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where clients find the frontend, as host:port."""
+    """Where the frontend and the metrics are, as host:port."""
 
     http: str
     grpc: str
+    metrics: dict[str, str]
+    """Where services tell their metrics, by their names, if they do."""
 
 
 class Launcher:
     """The process tree of one pipeline on this machine. Leaves none of it behind."""
+
+    scheduler_module = "services.scheduler"  # benchmarks put another one in its place
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -58,15 +63,24 @@ class Launcher:
         addresses = [await worker.wait_for("address") for worker in workers]
         scheduler = await self._start_scheduler(addresses)
         frontend = await self._start_frontend(await scheduler.wait_for("address"))
-        *_, serving = await asyncio.gather(
+        await asyncio.gather(
             *(_follow_loading(worker, i, on_progress) for i, worker in enumerate(workers)),
             scheduler.wait_for("ready"),
-            anext(frontend.messages()),
+            frontend.wait_for("http"),
         )
-        return Endpoints(**serving)
+        metrics = {
+            child.name: child.said["metrics"]
+            for child in (*workers, scheduler, frontend)
+            if child.said["metrics"] is not None
+        }
+        return Endpoints(frontend.said["http"], frontend.said["grpc"], metrics)
 
     async def _start(self, wave: int, name: str, module: str, options: dict[str, object]) -> Child:
-        options = {**options, "log-level": self._settings.log_level}
+        options = {
+            **options,
+            "metrics-address": f"{HOST}:0" if self._settings.metrics else None,
+            "log-level": self._settings.log_level,
+        }
         arguments = [f"--{key}={value}" for key, value in options.items() if value is not None]
         child = await Child.start(name, module, arguments)
         self._waves[wave].append(child)
@@ -80,7 +94,7 @@ class Launcher:
 
     async def _start_worker(self, index: int) -> Child:
         settings = self._settings
-        cores = os.cpu_count() or 1
+        n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
         return await self._start(
             0,
             f"stage {index}",
@@ -94,28 +108,35 @@ class Launcher:
                 "tp-size": settings.tp,
                 "load-format": settings.load_format,
                 "dtype": settings.dtype,
+                "quantization": settings.quantization,
                 "kv-memory": int(settings.kv_memory),
                 "transfer-timeout-s": settings.iteration_limit_s,
-                "n-threads": settings.threads or max(1, cores // (settings.stages * settings.tp)),
+                "profile-dir": settings.profile_dir,
+                "batching": settings.batching,
+                "n-threads": n_threads,
+                "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
             },
         )
 
     async def _start_scheduler(self, stages: list[str]) -> Child:
+        options = self.scheduler_options(stages)
+        return await self._start(1, "scheduler", self.scheduler_module, options)
+
+    def scheduler_options(self, stages: list[str]) -> dict[str, object]:
+        """What the scheduler is told, by option; `stages` are the addresses of the workers."""
         settings = self._settings
-        return await self._start(
-            1,
-            "scheduler",
-            "services.scheduler",
-            {
-                "address": f"{HOST}:0",
-                "stages": ",".join(stages),
-                "max-batch-size": settings.max_batch_size,
-                "pipeline-depth": settings.pipeline_depth,
-                "max-requests": settings.max_requests,
-                "silence-limit-s": settings.iteration_limit_s,
-                "drain-s": DRAIN_S,
-            },
-        )
+        return {
+            "address": f"{HOST}:0",
+            "stages": ",".join(stages),
+            "max-batch-size": settings.max_batch_size,
+            "max-batch-tokens": settings.max_batch_tokens,
+            "policy": settings.policy,
+            "pipeline-depth": settings.pipeline_depth,
+            "max-requests": settings.max_requests,
+            "iteration-limit-s": settings.iteration_limit_s,
+            "traced-iterations-per-s": settings.traced_iterations_per_s,
+            "drain-s": DRAIN_S,
+        }
 
     async def _start_frontend(self, scheduler: str) -> Child:
         settings = self._settings
@@ -131,6 +152,23 @@ class Launcher:
                 "drain-s": DRAIN_S,
             },
         )
+
+
+def share_cpus(
+    settings: LocalSettings, n_usable: int, cpus: Sequence[int]
+) -> tuple[int, list[list[int]]]:
+    """Compute threads of each rank, and the CPUs of each stage's threads.
+
+    Threads get a CPU each only where they use all of them: otherwise another pipeline on this
+    machine would choose the same ones. `n_usable` may be fewer than `cpus`, by a quota.
+    """
+    n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))
+    per_stage = settings.tp * n_threads
+    if not settings.stages * per_stage == n_usable == len(cpus):
+        return n_threads, []
+    return n_threads, [
+        list(cpus[stage * per_stage : (stage + 1) * per_stage]) for stage in range(settings.stages)
+    ]
 
 
 async def _follow_loading(worker: Child, index: int, on_progress: OnProgress) -> None:

@@ -33,11 +33,23 @@ class LocalSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
+    quantization: Literal["none", "int8"] = "none"
+    """Of the matrices of layers; `int8` is for CPUs with VNNI, see the worker's setting."""
+
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most."""
 
     pipeline_depth: int | None = Field(default=None, ge=1)
-    """Batches in flight at most; the number of stages when not set."""
+    """Batches in flight at most; as many as there are stages, and at least two, when not set."""
+
+    policy: Literal["orca", "chunked"] | None = None
+    """How the scheduler fills batches; its own default when not set."""
+
+    max_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one iteration at most (policy `chunked`); the scheduler's default when not set."""
+
+    batching: Literal["selective", "padded"] = "selective"
+    """How ranks put requests together; `padded` is for benchmarks."""
 
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most; more are refused with a retry delay."""
@@ -50,7 +62,17 @@ class LocalSettings(ServiceSettings):
     runs in one iteration. A stage that dies is noticed at once."""
 
     threads: int = Field(default=0, ge=0)
-    """Compute threads of each rank; 0 divides the cores among all ranks."""
+    """Compute threads of each rank; 0 divides the CPUs that may be used among all ranks."""
+
+    metrics: bool = False
+    """Whether each service serves `/metrics`, on a free port of loopback."""
+
+    traced_iterations_per_s: float | None = Field(default=None, ge=0)
+    """Iterations that are recorded per second at most, where `OTEL_EXPORTER_OTLP_ENDPOINT` says
+    that there are traces; the scheduler's own limit when not set."""
+
+    profile_dir: Path | None = None
+    """Directory for profiles that are ordered of stages; without it there are none."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Least severe messages of the services to show."""

@@ -1,7 +1,11 @@
-"""The socket pair between a controller and one of its ranks: frames of a kind and some bytes.
+"""The socket pairs between a controller and one of its ranks: frames of a kind and some bytes.
 
 The rank's end blocks, the controller's end is a protocol on the event loop. What the bytes mean
 is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles.
+
+There are two pairs. One is for work, and the rank's main thread reads it when it gets to it. The
+other is for what must not wait for that: signs of life from the rank, and the order to leave an
+epoch. A thread of its own serves it (`lifeline`).
 """
 
 import asyncio
@@ -35,6 +39,19 @@ class MessageKind(IntEnum):
     """From the rank: an epoch as a decimal number, a space, and why it was not joined, as text."""
     FAILURE = 8
     """From the rank: why it is about to end, as text."""
+    HEARTBEAT = 9
+    """From the rank, on the second pair: nothing but that it runs."""
+    LEAVE = 10
+    """To the rank, on the second pair: an epoch as a decimal number; all before it are over."""
+    TRACE = 11
+    """From the rank: an IterationTrace, of an iteration whose plan has a trace context."""
+    PROFILE = 12
+    """To the rank: a number of iterations, a space, and the file to write their profile to; 0 calls
+    off the profile that is being taken."""
+    PROFILED = 13
+    """From the rank: the profile is written."""
+    NOT_PROFILED = 14
+    """From the rank: why there is no profile, as text."""
 
 
 class ChannelClosed(Exception):

@@ -8,6 +8,7 @@ its activations then come in while the rank computes.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,8 +25,8 @@ class Runner(Protocol):
     def prepare(self, plan: IterationPlan) -> Any:
         """Takes in a plan and builds its batch."""
 
-    def empty_hidden(self, n_tokens: int) -> torch.Tensor:
-        """Room for the previous stage's hidden states."""
+    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
+        """Room for the previous stage's hidden states of a batch with such spans."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
         """Runs the stage's layers."""
@@ -46,6 +47,8 @@ class EpochMember:
         self._is_first = request.stage_index == 0
         self._is_last = request.stage_index + 1 == len(request.members)
         self._announced: deque[_Announced] = deque()
+        self.trace: worker_pb2.IterationTrace | None = None
+        """Of the iteration that was run last, if it is recorded."""
 
     @property
     def n_announced(self) -> int:
@@ -60,7 +63,7 @@ class EpochMember:
         """
         hidden = receipt = None
         if not self._is_first:
-            hidden = self._runner.empty_hidden(sum(message.n_tokens))
+            hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
         self._announced.append(_Announced(message, hidden, receipt))
 
@@ -89,6 +92,10 @@ class EpochMember:
             compute_ns=prepared - started + computed - received,
             send_ns=sent - computed,
         )
+        self.trace = None
+        if message.HasField("trace"):
+            start_unix_ns = time.time_ns() - (time.perf_counter_ns() - started)
+            self.trace = wire.trace_of(message, timing, start_unix_ns=start_unix_ns)
         return timing, token_ids
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 `IterationPlan` is what the engine master asks for, as plain records. `RequestTable` is what a rank
 remembers of the requests it has been told about, by row: their blocks, how much of them is stored,
-how they are sampled. `InputBatch` is one iteration's input, flattened: a token is a token,
-whichever request it belongs to, and what attention and sampling must know beside it is prepared
-here, once.
+how they are sampled, and the token that was sampled last. `InputBatch` is one iteration's input,
+flattened: a token is a token, whichever request it belongs to, and what attention and sampling must
+know beside it is prepared here, once.
 
 Everything is done in columns, for all spans at once. Knows no model and no wire format.
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from kernels import AttentionMetadata, Ops, upload
 from services.worker.sampler import SamplingBatch
 
 Ints = NDArray[np.int64]
+
+_CPU = torch.device("cpu")
 
 # Rows are handed out densely, so one above this is a mistake and not a reason to allocate.
 _MAX_ROWS = 1 << 16
@@ -82,8 +85,9 @@ class Admission:
 class IterationPlan:
     """What one iteration computes: `RunIterationsRequest` without its address.
 
-    Columns `rows` to `n_new_blocks` have one entry per span; `token_ids` and `new_block_ids` hold
-    those of all spans, one after the other.
+    Columns `rows` to `token_on_rank` have one entry per span; `token_ids` and `new_block_ids` hold
+    those of all spans, one after the other. A span with `token_on_rank` is one token, the one that
+    was sampled last for the row, and has no entry in `token_ids`.
     """
 
     iteration: int
@@ -94,27 +98,41 @@ class IterationPlan:
     n_tokens: Sequence[int]
     sample: Sequence[bool]
     n_new_blocks: Sequence[int]
+    token_on_rank: Sequence[bool]
     token_ids: Sequence[int]
     new_block_ids: Sequence[int]
 
 
 class RequestTable:
-    """The requests that a rank knows, one row each; `apply` is the only thing that changes them."""
+    """The requests that a rank knows, one row each; plans change them, and what is sampled.
+
+    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out.
+    """
 
     def __init__(
-        self, *, n_kv_blocks: int, block_size: int, vocab_size: int, max_model_len: int
+        self,
+        *,
+        n_kv_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        max_model_len: int,
+        device: torch.device = _CPU,
+        keeps_tokens: bool = True,
     ) -> None:
+        self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
         self._is_held = np.zeros(0, dtype=np.bool_)  # all columns [n_rows]
         self._n_prompt_tokens = np.zeros(0, dtype=np.int64)
         self._n_stored_tokens = np.zeros(0, dtype=np.int64)
+        self._has_last_token = np.zeros(0, dtype=np.bool_)  # the last span was sampled
         self._n_blocks = np.zeros(0, dtype=np.int64)
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
         self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._keeps_tokens = keeps_tokens
+        self._last_tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]
 
     def apply(self, plan: IterationPlan) -> Spans:
         """Releases, admits, appends blocks and moves on; returns the plan's spans as columns.
@@ -132,11 +150,30 @@ class RequestTable:
         room = self._n_blocks[spans.rows] * self._block_size
         _refuse(spans.rows, room < end_positions, "has too few blocks for its span")
         self._n_stored_tokens[spans.rows] = end_positions
+        self._has_last_token[spans.rows] = spans.sample
         return spans
+
+    def keep_tokens(self, rows: Tensor, token_ids: Tensor) -> None:
+        """Keeps what was sampled for `rows` [n_sampled], for plans that leave it out; both int64,
+        on the table's device, which is not waited for."""
+        if self._keeps_tokens:
+            self._last_tokens.index_copy_(0, rows, token_ids)
+
+    def last_tokens(self, rows: Ints) -> Tensor:
+        """The tokens that were sampled last for `rows`, int64 on the table's device."""
+        return self._last_tokens.index_select(0, upload(rows, self._last_tokens.device))
 
     def block_tables(self, rows: Ints) -> Ints:
         """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
         return self._block_ids[rows, : self._n_blocks[rows].max()]
+
+    def padded_block_tables(self, rows: Ints, n_positions: int, *, scratch: int) -> Ints:
+        """The same for `n_positions` positions of each row, [n_spans, blocks of so many]; those
+        that a row does not have are `scratch`."""
+        self._grow_width(-(-n_positions // self._block_size))
+        column = np.arange(-(-n_positions // self._block_size))
+        blocks = self._block_ids[rows, : len(column)]
+        return np.where(column < self._n_blocks[rows, None], blocks, scratch)
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
         """How to sample the tokens of `rows` that will have `positions`."""
@@ -172,6 +209,7 @@ class RequestTable:
         self._is_held[row] = True
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
         self._n_stored_tokens[row] = 0
+        self._has_last_token[row] = False
         self._n_blocks[row] = 0
         self._sampling[row] = (
             sampling.temperature,
@@ -203,7 +241,10 @@ class RequestTable:
             stored=n_stored,
         )
         end_positions = spans.start_positions + spans.n_tokens
-        _refuse(rows, end_positions > self._max_model_len, "grows longer than the model allows")
+        _refuse(rows, end_positions > self.max_model_len, "grows longer than the model allows")
+        _refuse(rows, spans.token_on_rank & (spans.n_tokens != 1), "leaves out more than a token")
+        is_kept = self._has_last_token[rows] & self._keeps_tokens
+        _refuse(rows, spans.token_on_rank & ~is_kept, "leaves out a token that is not on the rank")
         _refuse_outside("token_ids", spans.token_ids, self._vocab_size)
         _refuse_outside("new_block_ids", spans.new_block_ids, self._n_kv_blocks)
 
@@ -224,6 +265,8 @@ class RequestTable:
         self._is_held = np.pad(self._is_held, (0, n_more))
         self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
         self._n_stored_tokens = np.pad(self._n_stored_tokens, (0, n_more))
+        self._has_last_token = np.pad(self._has_last_token, (0, n_more))
+        self._last_tokens = torch.nn.functional.pad(self._last_tokens, (0, n_more))
         self._n_blocks = np.pad(self._n_blocks, (0, n_more))
         self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
         self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])
@@ -239,12 +282,13 @@ class RequestTable:
 class Spans:
     """A plan's columns as arrays of the right lengths."""
 
-    rows: Ints  # [n_spans], as the next four
+    rows: Ints  # [n_spans], as the next five
     start_positions: Ints
     n_tokens: Ints
     sample: NDArray[np.bool_]
     n_new_blocks: Ints
-    token_ids: Ints  # [n_tokens]
+    token_on_rank: NDArray[np.bool_]
+    token_ids: Ints  # [n_tokens] less those that are on the rank
     new_block_ids: Ints  # [n_new_blocks]
 
     @classmethod
@@ -256,18 +300,23 @@ class Spans:
             n_tokens=_column(plan.n_tokens),
             sample=np.fromiter(plan.sample, np.bool_, len(plan.sample)),
             n_new_blocks=_column(plan.n_new_blocks),
+            token_on_rank=np.fromiter(plan.token_on_rank, np.bool_, len(plan.token_on_rank)),
             token_ids=_column(plan.token_ids),
             new_block_ids=_column(plan.new_block_ids),
         )
         n_spans = len(spans.rows)
         if not n_spans:
             raise PlanError("an iteration without spans")
-        for name in ("start_positions", "n_tokens", "sample", "n_new_blocks"):
+        for name in ("start_positions", "n_tokens", "sample", "n_new_blocks", "token_on_rank"):
             n = len(getattr(spans, name))
             if n != n_spans:
                 raise PlanError(f"{name} has {n} entries for {n_spans} spans")
-        for total, parts in (("token_ids", "n_tokens"), ("new_block_ids", "n_new_blocks")):
-            n, n_promised = len(getattr(spans, total)), int(getattr(spans, parts).sum())
+        n_sent = int(spans.n_tokens.sum()) - int(spans.token_on_rank.sum())
+        for total, parts, n_promised in (
+            ("token_ids", "n_tokens", n_sent),
+            ("new_block_ids", "n_new_blocks", int(spans.n_new_blocks.sum())),
+        ):
+            n = len(getattr(spans, total))
             if n != n_promised:
                 raise PlanError(f"{total} has {n} entries where {parts} adds up to {n_promised}")
         return spans
@@ -283,6 +332,7 @@ class InputBatch:
     slots: Tensor  # [n_tokens] int64, where each token's K and V are stored
     attention: AttentionMetadata
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
+    sampled_rows: Tensor  # [n_sampled] int64, rows of these
     sampling: SamplingBatch  # of these
 
     @classmethod
@@ -294,38 +344,84 @@ class InputBatch:
         ops: Ops,
         key_cache: Tensor,
         windows: Sequence[int | None] = (None,),
+        is_padded: bool = False,
     ) -> InputBatch:
         """Applies `plan` to `table` and lays out its batch on the device of `key_cache`.
 
         `key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim];
         `windows` are those of the stage's layers.
+
+        A batch that `is_padded` is not selective: every span gets the length of the longest, as
+        where all operations want equal shapes, and what is computed for padding is dropped. It
+        stores the keys and values of padding in the last block of the cache, which the table must
+        not have. For benchmarks, to show what selective batching saves.
         """
         spans = table.apply(plan)
         block_size = key_cache.shape[1]
         device = key_cache.device
-        block_tables = table.block_tables(spans.rows)  # [n_spans, most blocks]
-        ends = np.cumsum(spans.n_tokens)
-        span_of_token = np.repeat(np.arange(len(ends)), spans.n_tokens)
-        offsets = spans.start_positions - (ends - spans.n_tokens)
+        next_positions = spans.start_positions + spans.n_tokens
+        if is_padded:
+            widths = np.full_like(spans.n_tokens, spans.n_tokens.max())
+            block_tables = table.padded_block_tables(
+                spans.rows, int((spans.start_positions + widths).max()), scratch=len(key_cache) - 1
+            )
+        else:
+            widths = spans.n_tokens
+            block_tables = table.block_tables(spans.rows)  # [n_spans, most blocks]
+        ends = np.cumsum(widths)
+        span_of_token = np.repeat(np.arange(len(ends)), widths)
+        offsets = spans.start_positions - (ends - widths)
         positions = np.arange(ends[-1]) + offsets[span_of_token]
         blocks = block_tables[span_of_token, positions // block_size]
+        if is_padded:
+            is_padding = positions >= next_positions[span_of_token]
+            blocks[is_padding] = len(key_cache) - 1
         slots = blocks * block_size + positions % block_size
-        next_positions = spans.start_positions + spans.n_tokens
+        starts = ends - widths
+        is_sampled = spans.sample
+        sampled_rows = spans.rows[is_sampled]
         return cls(
             iteration=plan.iteration,
-            token_ids=upload(spans.token_ids, device),
-            positions=upload(positions, device),
+            token_ids=_tokens(spans, table, starts, n_tokens=int(ends[-1]), device=device),
+            positions=upload(np.minimum(positions, table.max_model_len - 1), device),
             slots=upload(slots, device),
             attention=ops.plan_attention(
                 spans.start_positions,
-                spans.n_tokens,
+                widths,
                 block_tables=block_tables,
                 key_cache=key_cache,
                 windows=windows,
             ),
-            sampled_tokens=upload(ends[spans.sample] - 1, device),
-            sampling=table.sampling(spans.rows[spans.sample], next_positions[spans.sample]),
+            sampled_tokens=upload((starts + spans.n_tokens - 1)[is_sampled], device),
+            sampled_rows=upload(sampled_rows, device),
+            sampling=table.sampling(sampled_rows, next_positions[is_sampled]),
         )
+
+
+def n_batch_tokens(n_tokens: Sequence[int], *, is_padded: bool) -> int:
+    """Tokens of a batch of spans that are so long, padding included."""
+    return len(n_tokens) * max(n_tokens) if is_padded else sum(n_tokens)
+
+
+def _tokens(
+    spans: Spans, table: RequestTable, starts: Ints, *, n_tokens: int, device: torch.device
+) -> Tensor:
+    """The tokens of a batch, [n_tokens]; spans begin at `starts`, and padding is token 0."""
+    is_left_out = spans.token_on_rank
+    if len(spans.token_ids) == n_tokens:
+        return upload(spans.token_ids, device)
+    if len(is_left_out) == n_tokens and is_left_out.all():
+        return table.last_tokens(spans.rows)
+    n_sent = np.where(is_left_out, 0, spans.n_tokens)
+    first_of_span = np.cumsum(n_sent) - n_sent
+    places = np.arange(len(spans.token_ids)) + np.repeat(starts - first_of_span, n_sent)
+    flat = np.zeros(n_tokens, dtype=np.int64)
+    flat[places] = spans.token_ids
+    tokens = upload(flat, device)
+    if is_left_out.any():
+        last = table.last_tokens(spans.rows[is_left_out])
+        tokens.index_copy_(0, upload(starts[is_left_out], device), last)
+    return tokens
 
 
 def _column(values: Sequence[int]) -> Ints:

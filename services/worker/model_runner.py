@@ -9,14 +9,17 @@ master are not its business.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from services.worker.input_batch import InputBatch, IterationPlan, RequestTable
+from services.worker.input_batch import InputBatch, IterationPlan, RequestTable, n_batch_tokens
 from services.worker.kv_cache import KVCache
 from services.worker.models import StageModel
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.sampler import sample
+from services.worker.settings import Batching
 
 
 class ModelRunner:
@@ -32,6 +35,7 @@ class ModelRunner:
         n_kv_blocks: int,
         block_size: int,
         tensor_parallel: TensorParallel = SINGLE,
+        batching: Batching = "selective",
     ) -> None:
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
@@ -41,10 +45,11 @@ class ModelRunner:
             )
         self.model = model
         self._ranks = ranks
+        self._is_padded = batching == "padded"
         self._kv_cache = KVCache(
             model.config,
             len(model.layers),
-            n_blocks=n_kv_blocks,
+            n_blocks=n_kv_blocks + self._is_padded,  # one more for what padding stores
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
@@ -55,6 +60,8 @@ class ModelRunner:
             block_size=block_size,
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
+            device=model.device,
+            keeps_tokens=model.is_first and model.is_last,
         )
 
     def prepare(self, plan: IterationPlan) -> InputBatch:
@@ -69,11 +76,16 @@ class ModelRunner:
             ops=self.model.ops,
             key_cache=key_cache,
             windows=self.model.windows,
+            is_padded=self._is_padded,
         )
 
-    def empty_hidden(self, n_tokens: int) -> Tensor:
-        """Room for the previous stage's hidden states, [n_tokens, hidden_size]."""
-        shape = (n_tokens, self.model.hidden_size)
+    def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
+        """Room for the previous stage's hidden states of spans of `n_tokens`.
+
+        [tokens of the batch, hidden_size]
+        """
+        n_rows = n_batch_tokens(n_tokens, is_padded=self._is_padded)
+        shape = (n_rows, self.model.hidden_size)
         return torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
@@ -98,10 +110,15 @@ class ModelRunner:
         `hidden` is what `forward` returned on the last stage. Raises NonFiniteLogits.
         """
         with torch.inference_mode():
-            return sample(self.logits(batch, hidden), batch.sampling)
+            if not len(batch.sampled_tokens):
+                return torch.empty(0, dtype=torch.int64, device=self.model.device)
+            logits = self.logits(batch, hidden)
+            tokens = sample(logits, batch.sampling, greedy=self.model.ops.greedy)
+            self._table.keep_tokens(batch.sampled_rows, tokens)
+            return tokens
 
     def logits(self, batch: InputBatch, hidden: Tensor) -> Tensor:
-        """Float32 logits after the spans that are sampled, [n_sampled, vocab_size]."""
+        """Logits after the spans that are sampled, [n_sampled, vocab_size]; see StageModel."""
         with torch.inference_mode():
             return self.model.logits(hidden.index_select(0, batch.sampled_tokens), self._ranks)
 

@@ -1,19 +1,22 @@
 """A rank: one device's shard of one stage, in a process of its own.
 
-`python -m services.worker.rank FD SETTINGS`, started by the controller. It loads its weights
-once, joins epochs as it is told, and runs one plan after the other. When the transport fails the
-epoch is over: it drops groups and K/V, keeps its weights and waits for the next epoch. Any other
-error ends the process.
+`python -m services.worker.rank FD FD SETTINGS`, started by the controller. It loads its weights
+once, joins epochs as it is told, and runs one plan after the other. When the transport fails, or
+the controller calls the epoch off, the epoch is over: it drops groups and K/V, keeps its weights
+and waits for the next epoch. Any other error ends the process.
 """
 
 import hashlib
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from orcinus.v1 import worker_pb2
@@ -22,20 +25,27 @@ from torch.distributed import TCPStore
 from services.common import process
 from services.common.telemetry import configure_logging
 from services.worker import transport, wire
+from services.worker.build import build_digest
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.epoch_entry import EpochEntry
 from services.worker.epoch_member import EpochMember
 from services.worker.kv_cache import kv_block_bytes
+from services.worker.lifeline import Lifeline
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, checkpoint_digest, load_stage
+from services.worker.profiler import Profiler
 from services.worker.settings import RankSettings
 from services.worker.staging import StagedTransport
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
-"""How often timings are reported, and how often an idle rank gives a sign of life."""
+"""How often timings are reported."""
 
 PROGRESS_INTERVAL_S = 0.1
+
+JOIN_TIMEOUT_S = 40.0
+"""For finding the other ranks and a first exchange; less than the controller's, which hears why."""
 
 
 class Rank:
@@ -48,24 +58,44 @@ class Rank:
         *,
         rendezvous: TCPStore | None,
         report_results: bool,
-        join: Callable[[worker_pb2.JoinPipelineRequest], EpochMember],
+        connect: Callable[[worker_pb2.JoinPipelineRequest], transport.Transport],
+        enter: Callable[[worker_pb2.JoinPipelineRequest, transport.Transport], EpochMember],
     ) -> None:
         self._channel = channel
         self._description = description
         self._rendezvous = rendezvous  # the store lives as long as this object
         self._reports = report_results
-        self._join = join
+        self._connect = connect  # called in a thread of its own
+        self._enter = enter
         self._member: EpochMember | None = None
+        self._entry: EpochEntry | None = None
+        self._first_epoch = 0  # those before it are over
+        self._leaving = threading.Lock()  # for the two above
         self._timings: list[worker_pb2.IterationTiming] = []
         self._reported_at = time.monotonic()
+        self._profiler = Profiler()
 
-    def serve(self) -> None:
-        """Runs until the channel is closed."""
+    def leave(self, before: int | None) -> None:
+        """All epochs before the given one are over, or all if there is none: wherever the rank
+        waits for other ranks, it stops. Called in another thread than `serve`."""
+        with self._leaving:
+            self._first_epoch = max(self._first_epoch, sys.maxsize if before is None else before)
+            entry = self._entry
+        if entry is not None and entry.epoch < self._first_epoch:
+            entry.call_off(f"epoch {entry.epoch} is over")
+
+    def serve(self) -> NoReturn:
+        """Runs until the channel is closed.
+
+        Raises:
+            ChannelClosed: it is.
+        """
         self._channel.send(MessageKind.LOADED, self._description.SerializeToString())
         while True:
             try:
                 self._take_in_messages()
                 self._run_next()
+                self._finish_profile()
             except transport.TransferError as error:
                 self._abandon(str(error))
             if time.monotonic() - self._reported_at >= REPORT_INTERVAL_S:
@@ -83,19 +113,35 @@ class Rank:
         if kind is MessageKind.PLAN:
             self._announce(worker_pb2.RunIterationsRequest.FromString(payload))
         elif kind is MessageKind.JOIN:
-            self._enter(worker_pb2.JoinPipelineRequest.FromString(payload))
+            self._join(worker_pb2.JoinPipelineRequest.FromString(payload))
+        elif kind is MessageKind.PROFILE:
+            n_iterations, _, path = payload.decode().partition(" ")
+            self._profiler.order(int(n_iterations), path)
 
-    def _enter(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        if self._member is not None:
-            self._member.close()
-            self._member = None
+    def _join(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        self._leave()
         self._timings.clear()
         try:
-            self._member = self._join(request)
+            entry = self._open(request)
+            self._member = self._enter(request, entry.wait(JOIN_TIMEOUT_S))
         except transport.TransferError as error:
             self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
+
+    def _open(self, request: worker_pb2.JoinPipelineRequest) -> EpochEntry:
+        with self._leaving:
+            if request.epoch < self._first_epoch:
+                raise transport.TransferError(f"epoch {request.epoch} is over")
+            self._entry = EpochEntry(request.epoch, lambda: self._connect(request))
+            return self._entry
+
+    def _leave(self) -> None:
+        with self._leaving:
+            self._entry = None
+        if self._member is not None:
+            self._member.close()
+            self._member = None
 
     def _announce(self, message: worker_pb2.RunIterationsRequest) -> None:
         member = self._member
@@ -111,32 +157,47 @@ class Rank:
         member = self._member
         if member is None or not member.n_announced:
             return
-        timing, token_ids = member.run_next()
+        with self._profiler:
+            timing, token_ids = member.run_next()
+        if self._entry is not None and self._entry.is_over:
+            raise transport.TransferError("called off")  # NCCL aborts without an error
         if not self._reports:
             return
         if token_ids is None:
             self._timings.append(timing)
         else:
             self._send_report(wire.result_of(member.request, timing, token_ids))
+        if member.trace is not None:
+            self._channel.send(MessageKind.TRACE, member.trace.SerializeToString())
+
+    def _finish_profile(self) -> None:
+        try:
+            path = self._profiler.take()
+        except OSError as error:
+            self._channel.send(MessageKind.NOT_PROFILED, str(error).encode())
+        else:
+            if path is not None:
+                self._channel.send(MessageKind.PROFILED, path.encode())
 
     def _report_timings(self) -> None:
         self._reported_at = time.monotonic()
-        if self._member is not None and self._reports:
+        if self._member is not None and self._timings:
             self._send_report(wire.timings_of(self._member.request, self._timings))
             self._timings.clear()
 
     def _abandon(self, reason: str) -> None:
-        log.error("left the epoch: %s", reason)
-        member = self._member
+        member, entry = self._member, self._entry
+        self._leave()
         if member is None:
             return
-        request = member.request
-        member.close()
-        self._member = None
+        if entry is not None and entry.is_over:
+            log.info("left epoch %d, which is over", member.request.epoch)
+            return
+        log.error("left the epoch: %s", reason)
         self._send_report(
             worker_pb2.WatchStageResponse(
-                pipeline_id=request.pipeline_id,
-                epoch=request.epoch,
+                pipeline_id=member.request.pipeline_id,
+                epoch=member.request.epoch,
                 failure=worker_pb2.StageFailure(reason=reason),
             )
         )
@@ -172,6 +233,7 @@ def load(settings: RankSettings, channel: RankEnd) -> StageModel:
         tp_size=settings.tp_size,
         dtype=settings.dtype,
         load_format=settings.load_format,
+        quantization=settings.quantization,
         device=device_of(settings),
         on_progress=on_progress,
     )
@@ -212,10 +274,12 @@ def describe(
 
 
 def fingerprint(settings: RankSettings, model: StageModel) -> str:
-    """Tells pipelines apart that must not mix: protocol, model, element type, checkpoint."""
+    """Tells pipelines apart that must not mix: build, model, element types, checkpoint."""
     parts = (
-        str(wire.PROTOCOL),
+        build_digest(),
+        torch.__version__,
         model.config.fingerprint(model.dtype),
+        settings.quantization,
         "random" if settings.load_format == "random" else checkpoint_digest(settings.model),
     )
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
@@ -228,13 +292,13 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
     model = load(settings, channel)
 
-    def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
-        peers = join_peers(settings, request)
+    def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         runner = ModelRunner(
             model,
             n_kv_blocks=request.n_kv_blocks,
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
+            batching=settings.batching,
         )
         return EpochMember(request, runner, peers)
 
@@ -243,14 +307,15 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
         describe(settings, model, rendezvous),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
-        join=join,
+        connect=lambda request: join_peers(settings, request),
+        enter=enter,
     )
 
 
 def join_peers(
     settings: RankSettings, request: worker_pb2.JoinPipelineRequest
 ) -> transport.Transport:
-    """Connects to the neighbours of an epoch."""
+    """Meets the other ranks of an epoch."""
     device = device_of(settings)
     is_staged = device.type == "cuda" and settings.data_plane == "gloo"
     peers = transport.join(
@@ -270,21 +335,27 @@ def join_peers(
     return StagedTransport(peers) if is_staged else peers
 
 
-def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> int:
+def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn:
+    channel, lifeline = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
-    settings = RankSettings.model_validate_json(sys.argv[2])
-    configure_logging(f"rank {settings.stage_index}.{settings.tp_rank}", settings.log_level)
-    channel = RankEnd(socket.socket(fileno=int(sys.argv[1])))
+    settings = RankSettings.model_validate_json(sys.argv[3])
+    configure_logging(
+        f"rank {settings.stage_index}.{settings.tp_rank}",
+        settings.log_level,
+        log_format=settings.log_format,
+    )
     try:
-        make_rank(settings, channel).serve()
+        rank = make_rank(settings, channel)
+        Lifeline(lifeline).start(rank.leave)
+        rank.serve()
     except ChannelClosed:
-        return 0
+        # At once: to end the interpreter under threads that are inside torch is fatal.
+        os._exit(0)
     except BaseException as error:
         channel.send(MessageKind.FAILURE, f"{type(error).__name__}: {error}".encode())
         raise
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,13 +1,14 @@
-"""A rank as its controller sees it: a child process and the channel to it.
+"""A rank as its controller sees it: a child process and the two channels to it.
 
 The child is a fresh interpreter, never a fork, so that no gRPC thread is ever copied into it.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.worker.channel import ControllerEnd, MessageKind
@@ -30,31 +31,43 @@ class RankProcess:
     """A running rank."""
 
     def __init__(
-        self, tp_rank: int, process: asyncio.subprocess.Process, channel: ControllerEnd
+        self,
+        tp_rank: int,
+        process: asyncio.subprocess.Process,
+        channel: ControllerEnd,
+        lifeline: ControllerEnd,
     ) -> None:
         self.tp_rank = tp_rank
-        self.send: Callable[[MessageKind, bytes], None] = channel.send
         self._process = process
         self._channel = channel
+        self._lifeline = lifeline
 
     @classmethod
     async def start(
-        cls, settings: RankSettings, listener: RankListener, *, module: str, n_threads: int
+        cls,
+        settings: RankSettings,
+        listener: RankListener,
+        *,
+        module: str,
+        n_threads: int,
+        cpus: Sequence[int] = (),
     ) -> "RankProcess":
-        """Starts `python -m module` for a rank and connects to it."""
-        ours, theirs = socket.socketpair()
+        """Starts `python -m module` for a rank and connects to it.
+
+        Of `cpus`, if there are any, each of its compute threads has one to itself.
+        """
         tp_rank = settings.tp_rank
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                str(theirs.fileno()),
-                settings.model_dump_json(),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=_environment(n_threads),
-            )
+        pairs = [socket.socketpair() for _ in range(2)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *(str(theirs.fileno()) for _, theirs in pairs),
+            settings.model_dump_json(),
+            pass_fds=[theirs.fileno() for _, theirs in pairs],
+            stdin=asyncio.subprocess.DEVNULL,
+            env=_environment(n_threads, cpus),
+        )
         exited = asyncio.create_task(process.wait())
 
         def on_closed() -> None:
@@ -62,26 +75,52 @@ class RankProcess:
                 lambda task: listener.on_exit(tp_rank, f"exited with status {task.result()}")
             )
 
-        _, channel = await asyncio.get_running_loop().create_connection(
-            lambda: ControllerEnd(
-                lambda kind, payload: listener.on_message(tp_rank, kind, payload), on_closed
-            ),
-            sock=ours,
-        )
-        return cls(tp_rank, process, channel)
+        def on_message(kind: MessageKind, payload: bytes) -> None:
+            listener.on_message(tp_rank, kind, payload)
 
-    async def stop(self) -> None:
-        """Ends the rank, by force if it does not end by itself."""
+        ends = []
+        for (ours, theirs), when_closed in zip(pairs, (on_closed, _ignore), strict=True):
+            theirs.close()
+            ends.append(await connect(ours, on_message, when_closed))
+        return cls(tp_rank, process, *ends)
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Queues a frame for the rank, on the channel for its kind; never waits."""
+        channel = self._lifeline if kind is MessageKind.LEAVE else self._channel
+        channel.send(kind, payload)
+
+    async def stop(self, *, by_force: bool = False) -> None:
+        """Ends the rank; it may take its time to end by itself, unless that is known to be
+        hopeless."""
         self._channel.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        self._lifeline.close()
+        if not by_force:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()  # which ends a stopped process, too
+        await self._process.wait()
 
 
-def _environment(n_threads: int) -> dict[str, str]:
-    environment = dict(os.environ)
-    if n_threads:
-        environment["OMP_NUM_THREADS"] = str(n_threads)
+async def connect(
+    ours: socket.socket,
+    on_message: Callable[[MessageKind, bytes], None],
+    on_closed: Callable[[], None],
+) -> ControllerEnd:
+    """The controller's end of a socket pair."""
+    _, end = await asyncio.get_running_loop().create_connection(
+        lambda: ControllerEnd(on_message, on_closed), sock=ours
+    )
+    return end
+
+
+def _ignore() -> None:
+    pass
+
+
+def _environment(n_threads: int, cpus: Sequence[int]) -> dict[str, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
+    if cpus:
+        environment["OMP_PLACES"] = ",".join(f"{{{cpu}}}" for cpu in cpus)
+        environment["OMP_PROC_BIND"] = "true"
     return environment

@@ -15,12 +15,15 @@ Knows no requests: a row is a row of logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.greedy import greedy
 
 # Tokens per block of the two-level cumulative sum: 100 times cheaper than one level in float64 over
 # a vocabulary of 128,000.
@@ -47,14 +50,43 @@ class SamplingBatch:
     position: NDArray[np.int64]  # that the sampled token will have in its sequence
     forbidden: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
 
+    def of_rows(self, rows: NDArray[np.int64]) -> SamplingBatch:
+        """The same of some rows, in that order; all that forbid tokens must be among them."""
+        place = {int(row): i for i, row in enumerate(rows)}
+        return SamplingBatch(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+            position=self.position[rows],
+            forbidden=tuple((place[row], token_ids) for row, token_ids in self.forbidden),
+        )
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """One token id for each row of float32 `logits` [n_rows, vocab_size]; [n_rows] int64.
 
-    Raises NonFiniteLogits if any logit is NaN or infinite.
+def sample(
+    logits: Tensor, batch: SamplingBatch, *, greedy: Callable[[Tensor], Tensor] = greedy
+) -> Tensor:
+    """One token id for each row of `logits` [n_rows, vocab_size]; [n_rows] int64.
+
+    `greedy` is the operation of that name for where the logits are. Only rows that it does not
+    settle are looked at again. Raises NonFiniteLogits if any logit is NaN or infinite.
     """
-    _refuse_non_finite(logits)
-    logits = _without_forbidden(logits, batch)
+    tokens = greedy(logits)
+    _refuse_non_finite(tokens)
+    unsettled = batch.temperature > 0
+    unsettled[[row for row, _ in batch.forbidden]] = True
+    rows = np.flatnonzero(unsettled)
+    if not len(rows):
+        return tokens
+    places = torch.from_numpy(rows).to(logits.device)
+    tokens[places] = _sample_rows(logits[places].float(), batch.of_rows(rows))
+    return tokens
+
+
+def _sample_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """The same for float32 logits, whoever has been settled; they may be written to."""
+    _forbid(logits, batch)
     tokens = logits.argmax(-1)
     drawn = np.flatnonzero(batch.temperature > 0)
     if len(drawn):
@@ -70,7 +102,9 @@ def token_weights(logits: Tensor, batch: SamplingBatch) -> Tensor:
     [n_rows, vocab_size], 0 for what the filters drop; every row's temperature must be above 0.
     """
     rows = np.arange(len(logits))
-    return _weights(_without_forbidden(logits, batch), batch, rows)[:, : logits.shape[1]]
+    logits = logits.clone()
+    _forbid(logits, batch)
+    return _weights(logits, batch, rows)[:, : logits.shape[1]]
 
 
 def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -95,25 +129,20 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _refuse_non_finite(logits: Tensor) -> None:
-    # A sum is finite only if everything in it is, and it needs one pass and no second tensor.
-    is_finite = logits.sum(-1).isfinite()
-    if not is_finite.all():
-        rows = (~is_finite).nonzero().flatten().tolist()
-        raise NonFiniteLogits(f"logits of rows {rows} of {len(logits)} are not finite")
+def _refuse_non_finite(tokens: Tensor) -> None:
+    is_refused = tokens < 0  # as `greedy` says
+    if is_refused.any():
+        rows = is_refused.nonzero().flatten().tolist()
+        raise NonFiniteLogits(f"logits of rows {rows} of {len(tokens)} are not finite")
 
 
-def _without_forbidden(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    if not batch.forbidden:
-        return logits
+def _forbid(logits: Tensor, batch: SamplingBatch) -> None:
     vocab_size = logits.shape[1]
-    logits = logits.clone()
     for row, token_ids in batch.forbidden:
         # The model cannot make an id beyond its vocabulary, so there is nothing to forbid.
         logits[row, token_ids[token_ids < vocab_size]] = -torch.inf
         if logits[row].isneginf().all():
             raise ValueError(f"every token of row {row} is forbidden")
-    return logits
 
 
 def _weights(logits: Tensor, batch: SamplingBatch, rows: NDArray[np.int64]) -> Tensor:

@@ -5,11 +5,21 @@ from typing import Any
 
 from orcinus.v1 import worker_pb2
 
-from services.common import rpc
+from services.common import rpc, tls
 from services.worker.controller import Controller
 
 RAW_METHODS = ("RunIterations", "WatchStage")
 """Methods whose messages the controller moves as bytes."""
+
+CALLERS = {
+    "Describe": {tls.SCHEDULER},
+    "JoinPipeline": {tls.SCHEDULER},
+    "RunIterations": {tls.SCHEDULER, tls.WORKER},
+    "WatchStage": {tls.SCHEDULER},
+    "Profile": {tls.WORKER},
+}
+"""Roles that may call each method: plans come from the scheduler or from the stage before; profiles
+are for people, from inside a worker's pod."""
 
 
 class WorkerService:
@@ -44,3 +54,10 @@ class WorkerService:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for report in reports:
                 yield report
+
+    async def Profile(
+        self, request: worker_pb2.ProfileRequest, context: Any
+    ) -> worker_pb2.ProfileResponse:
+        """Takes a profile of the next iterations."""
+        path = await self._controller.profiles.take(request)
+        return worker_pb2.ProfileResponse(path=str(path))

@@ -1,15 +1,19 @@
 """Settings of a stage: those of its controller, and what it tells each of its ranks."""
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ServerSettings
+from services.common.telemetry import LogFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 DataPlane = Literal["auto", "gloo", "nccl"]
 LoadFormat = Literal["safetensors", "random"]
+Batching = Literal["selective", "padded"]
+Quantization = Literal["none", "int8"]
 
 
 class RankSettings(BaseModel):
@@ -33,9 +37,12 @@ class RankSettings(BaseModel):
     rendezvous_port: int
     transfer_timeout_s: float
     log_level: str
+    log_format: LogFormat = "text"
+    batching: Batching = "selective"
+    quantization: Quantization = "none"
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(ServerSettings):
     """Everything that can be set, from `ORCINUS_*` variables or the command line."""
 
     model: Path
@@ -47,8 +54,11 @@ class WorkerSettings(ServiceSettings):
     address: str = "0.0.0.0:50053"
     """Where the controller listens, host:port; port 0 takes a free one."""
 
-    stage_index: int = Field(default=0, ge=0)
-    """Place in the pipeline, from 0."""
+    stage_index: int | None = Field(default=None, ge=0)
+    """Place in the pipeline, from 0; the number at the end of `pod_name` when not given."""
+
+    pod_name: str = ""
+    """Name of the pod this runs in, such as `orcinus-worker-2`."""
 
     n_stages: int = Field(default=1, ge=1)
     """Stages the model is cut into."""
@@ -58,6 +68,11 @@ class WorkerSettings(ServiceSettings):
 
     dtype: Dtype = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
+
+    quantization: Quantization = "none"
+    """Of the matrices of layers when they are loaded: `int8` takes half of bfloat16's memory and is
+    less exact. It is for CPUs with VNNI; all stages must have the same. Embedding, head, norms and
+    experts stay as they are."""
 
     load_format: LoadFormat = "safetensors"
     """Where weights come from; `random` needs only config.json and is for benchmarks."""
@@ -76,7 +91,16 @@ class WorkerSettings(ServiceSettings):
     """Memory for keys and values on each rank, in bytes or like `512MiB`."""
 
     n_threads: int = Field(default=0, ge=0)
-    """Compute threads of a rank on a CPU; 0 leaves it to torch (one for each core)."""
+    """Compute threads of a rank on a CPU; 0 divides the CPUs that the process may use, by its
+    affinity and its cgroup's quota, among the ranks of the stage."""
+
+    cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
+    """CPUs of this stage's ranks, such as `0,1`: `n_threads` for each rank, one for each thread;
+    when empty, the system decides."""
+
+    batching: Batching = "selective"
+    """How requests are put together: `padded` makes all spans of a batch as long as the longest, as
+    engines do that cannot batch selectively. It is for benchmarks."""
 
     data_host: str = "127.0.0.1"
     """Address of this machine at which other stages' ranks reach its ranks."""
@@ -86,14 +110,26 @@ class WorkerSettings(ServiceSettings):
 
     transfer_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a rank gives up waiting for another's tensor; must exceed the longest
-    iteration."""
+    iteration. A pipeline that forms anew does not wait for that."""
 
-    ready_fd: int | None = None
-    """File descriptor on which a local launcher waits for progress and the address; binds this
-    process's life to the launcher's."""
+    profile_dir: Path | None = None
+    """Directory for profiles of iterations, which `python -m services.worker.profile` orders;
+    without it there are none."""
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """Least severe messages to log."""
+    rank_silence_limit_s: float = Field(default=5.0, ge=2)
+    """Seconds without a sign of life after which a rank that has loaded is lost, and the stage with
+    it. A rank gives two per second from a thread that does nothing else, so only one that is
+    stopped, or gets no share of a processor at all, is silent; a stage then restarts, and its pod
+    is not ready before ten seconds have passed. Only seconds in which the controller itself has run
+    are counted: a machine that stood still is no reason."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.place >= self.n_stages:
+            raise ValueError(
+                f"stage {self.place} is not one of {self.n_stages}, which count from 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_data_plane(self) -> Self:
@@ -101,12 +137,46 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("data_plane nccl moves tensors of GPUs; the device is cpu")
         return self
 
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.device != "cpu" and self.quantization != "none":
+            raise ValueError(
+                f"quantization {self.quantization} is computed on CPUs; the device is {self.device}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_cpus(self) -> Self:
+        n_cpus = len(self.cpus.split(",")) if self.cpus else 0
+        if n_cpus and n_cpus != self.tp_size * self.n_threads:
+            raise ValueError(
+                f"cpus names {n_cpus} for {self.tp_size} ranks of {self.n_threads} threads each"
+            )
+        return self
+
+    def cpus_of(self, tp_rank: int) -> list[int]:
+        """The CPUs of one rank's threads; none where the system decides."""
+        cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
+        return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
+
+    @property
+    def place(self) -> int:
+        """Which stage this is."""
+        if self.stage_index is not None:
+            return self.stage_index
+        if not self.pod_name:
+            return 0
+        ordinal = re.search(r"-(\d+)$", self.pod_name)
+        if ordinal is None:
+            raise ValueError(f"pod_name {self.pod_name} does not end in a stage's number")
+        return int(ordinal[1])
+
     def for_rank(self, tp_rank: int) -> RankSettings:
         """What the rank of that number is told."""
         return RankSettings(
             model=self.model,
             served_model_name=self.served_model_name or self.model.resolve().name,
-            stage_index=self.stage_index,
+            stage_index=self.place,
             n_stages=self.n_stages,
             tp_rank=tp_rank,
             tp_size=self.tp_size,
@@ -120,4 +190,7 @@ class WorkerSettings(ServiceSettings):
             rendezvous_port=self.rendezvous_port,
             transfer_timeout_s=self.transfer_timeout_s,
             log_level=self.log_level,
+            log_format=self.log_format,
+            batching=self.batching,
+            quantization=self.quantization,
         )

@@ -22,6 +22,10 @@ class StagedTransport:
         """See `Transport.tensor_parallel`."""
         return self._tensor_parallel
 
+    def warm_up(self) -> None:
+        """See `Transport.warm_up`."""
+        self._transport.warm_up()
+
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
         """See `Transport.start_receive`; the copy to the device is made by `wait`."""
         staged = torch.empty_like(hidden, device="cpu")
@@ -30,6 +34,10 @@ class StagedTransport:
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         """See `Transport.send`."""
         self._transport.send(hidden.cpu(), iteration)
+
+    def abort(self) -> None:
+        """See `Transport.abort`."""
+        self._transport.abort()
 
     def close(self) -> None:
         """See `Transport.close`."""

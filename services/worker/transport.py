@@ -10,10 +10,14 @@ Nothing here waits that need not. A receive is started as soon as its plan is kn
 before the activations are on their way and may be long before the rank gets to them; a send is
 not waited for. Gloo matches sends with receives by tag, and the tag is the iteration; NCCL
 matches by order, which plans arrive in.
+
+What a vanished or stopped peer leaves waiting is called off from another thread, by `abort`: gloo
+and NCCL notice a peer whose sockets are closed, and no other.
 """
 
 import contextlib
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,11 +30,21 @@ from torch.distributed import PrefixStore, Store, TCPStore, Work
 
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
-MAX_TAG = 2**31
+MAX_TAG = 2**31 - 1
 MAX_PENDING_SENDS = 4
 """Sends that may be under way before the next one waits for the oldest."""
 
-GROUP_TIMEOUT = timedelta(seconds=30)
+JOIN_TIMEOUT = timedelta(seconds=30)
+"""How long the ranks of an epoch wait for each other."""
+
+CONNECT_TIMEOUT = timedelta(seconds=4)
+"""For a connection within a group, once all its ranks have come; gloo waits five times as long."""
+
+ABORT_TAG = MAX_TAG
+"""Of a receive that nobody sends for."""
+
+NO_TIMEOUT = timedelta(0)
+"""To a `wait`: what the group says."""
 
 
 class TransferError(Exception):
@@ -81,6 +95,13 @@ class Transport(Protocol):
     def tensor_parallel(self) -> TensorParallel:
         """The ranks that share this stage's layers; its operations raise TransferError."""
 
+    def warm_up(self) -> None:
+        """Exchanges a first tensor with each neighbour, which opens what connections are missing.
+
+        Raises:
+            TransferError: a neighbour did not answer.
+        """
+
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
         """Starts to fill `hidden` with what the previous stage sends for the iteration.
 
@@ -96,6 +117,10 @@ class Transport(Protocol):
         Raises:
             TransferError: the next stage is gone.
         """
+
+    def abort(self) -> None:
+        """Ends whatever waits and whatever is tried from now on with a TransferError; may be called
+        from any thread."""
 
     def close(self) -> None:
         """Leaves the epoch's groups; what is under way is dropped."""
@@ -122,13 +147,14 @@ class Group(Protocol):
 
 def create_rendezvous(host: str, port: int) -> TCPStore:
     """The store where all ranks meet, listening on `host` only; port 0 takes a free one."""
-    listener = socket.create_server((host, port))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
     return TCPStore(
         host,
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
-        timeout=GROUP_TIMEOUT,
+        timeout=JOIN_TIMEOUT,
         master_listen_fd=listener.detach(),
     )
 
@@ -136,7 +162,7 @@ def create_rendezvous(host: str, port: int) -> TCPStore:
 def join(
     place: Place, *, rendezvous_address: str, data_host: str, device: torch.device, timeout_s: float
 ) -> Transport:
-    """Builds the groups of an epoch and exchanges a first tensor with each neighbour.
+    """Builds the groups of an epoch, when all its ranks are there.
 
     Raises:
         TransferError: the other ranks could not be reached.
@@ -147,17 +173,22 @@ def join(
         store = PrefixStore(
             place.prefix,
             TCPStore(
-                host, int(port), is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
+                host, int(port), is_master=False, wait_for_workers=False, timeout=JOIN_TIMEOUT
             ),
         )
+        _meet(store, place)
         pipeline = _group(store, place.world_rank, place.world_size, device, data_host, timeout)
         stage_store = PrefixStore(f"stage {place.stage_index}", store)
         stage = _group(stage_store, place.tp_rank, place.tp_size, device, data_host, timeout)
     except (RuntimeError, ValueError) as error:
         raise TransferError(f"no process group for epoch {place.epoch}: {error}") from error
-    transport = GroupTransport(place, pipeline, stage)
-    transport.warm_up(device)
-    return transport
+    return GroupTransport(place, pipeline, stage, device, timeout)
+
+
+def _meet(store: Store, place: Place) -> None:
+    # So that groups are only made of ranks that are there, and need no patience of their own.
+    store.set(f"here/{place.world_rank}", "")
+    store.wait([f"here/{rank}" for rank in range(place.world_size)], JOIN_TIMEOUT)
 
 
 def _group(
@@ -179,18 +210,32 @@ def _group(
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=data_host)]
-        options._timeout = timeout
+        options._timeout = CONNECT_TIMEOUT
         group = gloo(store, rank, size, options)
+        group._set_default_timeout(timeout)  # of collectives; transfers are waited for with theirs
     return cast(Group, group)
+
+
+def _abort(group: Group, rank: int, size: int) -> None:
+    if isinstance(group, dist.ProcessGroupGloo):
+        # Gloo has no abort. But a receive that nobody answers in time closes all connections of
+        # its group, and with them ends all other operations; one whose peer is gone does not.
+        for peer in range(size):
+            if peer != rank:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
+    else:
+        group.abort()
 
 
 class _Transfer:
     """A transfer under way, and the tensor that must live as long as it is."""
 
-    def __init__(self, work: Work, tensor: torch.Tensor, what: str) -> None:
+    def __init__(self, work: Work, tensor: torch.Tensor, what: str, timeout: timedelta) -> None:
         self._work = work
         self._tensor = tensor
         self._what = what
+        self._timeout = timeout
 
     @property
     def is_completed(self) -> bool:
@@ -199,16 +244,29 @@ class _Transfer:
     def wait(self) -> None:
         """See `Receipt.wait`."""
         with transfer(self._what):
-            self._work.wait()
+            self._work.wait(self._timeout)
 
 
 class GroupTransport:
     """Point-to-point transfers in the pipeline's group, collectives in the stage's."""
 
-    def __init__(self, place: Place, pipeline: Group, stage: Group) -> None:
+    def __init__(
+        self,
+        place: Place,
+        pipeline: Group,
+        stage: Group,
+        device: torch.device,
+        timeout: timedelta,
+    ) -> None:
         self.place = place
         self.pipeline = pipeline
         self._stage = stage
+        self._device = device
+        # NCCL has it in its options. Given to `wait`, it would hold up the host.
+        is_gloo = isinstance(pipeline, dist.ProcessGroupGloo)
+        self._timeout = timeout if is_gloo else NO_TIMEOUT
+        self._is_open = True
+        self._ending = threading.Lock()
         self._previous = place.world_rank - place.tp_size
         self._next = place.world_rank + place.tp_size
         self._sends: deque[_Transfer] = deque()
@@ -220,45 +278,51 @@ class GroupTransport:
             return SINGLE
         return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
 
-    def warm_up(self, device: torch.device) -> None:
-        """Opens the connections to all neighbours, which happens with the first transfer.
-
-        Raises:
-            TransferError: a neighbour did not answer.
-        """
-        token = torch.zeros(1, device=device)
+    def warm_up(self) -> None:
+        """See `Transport.warm_up`."""
+        token = torch.zeros(1, device=self._device)
         self.tensor_parallel.all_reduce(token)
         if self.place.stage_index > 0:
             self.start_receive(token, 0).wait()
         if self.place.stage_index + 1 < self.place.n_stages:
             self.send(token, 0)
             self._retire(0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
         """See `Transport.start_receive`."""
         what = f"nothing from rank {self._previous}"
         with transfer(what):
             work = self.pipeline.recv([hidden], self._previous, iteration % MAX_TAG)
-        return _Transfer(work, hidden, what)
+        return _Transfer(work, hidden, what, self._timeout)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         """See `Transport.send`."""
         what = f"rank {self._next} takes nothing"
         with transfer(what):
             work = self.pipeline.send([hidden], self._next, iteration % MAX_TAG)
-        self._sends.append(_Transfer(work, hidden, what))
+        self._sends.append(_Transfer(work, hidden, what, self._timeout))
         self._retire(MAX_PENDING_SENDS)
+
+    def abort(self) -> None:
+        """See `Transport.abort`."""
+        place = self.place
+        with self._ending:
+            if self._is_open:
+                _abort(self.pipeline, place.world_rank, place.world_size)
+                _abort(self._stage, place.tp_rank, place.tp_size)
 
     def close(self) -> None:
         """See `Transport.close`."""
-        for group in (self.pipeline, self._stage):
-            with contextlib.suppress(RuntimeError):  # nothing to abort in a group that is broken
-                group.abort()
-        self._sends.clear()
-        # Gloo closes its sockets, and tells its peers, only when the group is gone.
-        del self.pipeline, self._stage, group
+        with self._ending:
+            self._is_open = False
+            for group in (self.pipeline, self._stage):
+                with contextlib.suppress(RuntimeError):  # nothing to abort in a broken group
+                    group.abort()
+            self._sends.clear()
+            # Gloo closes its sockets, and tells its peers, only when the group is gone.
+            del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
         while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):

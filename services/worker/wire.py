@@ -10,9 +10,6 @@ from orcinus.v1 import sampling_pb2, worker_pb2
 
 from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 
-PROTOCOL = 1
-"""Version of worker.proto and of what it means; stages of different versions form no pipeline."""
-
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
     """The plan of one iteration."""
@@ -25,6 +22,7 @@ def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
         n_tokens=message.n_tokens,
         sample=message.sample,
         n_new_blocks=message.n_new_blocks,
+        token_on_rank=message.token_on_rank,
         token_ids=message.token_ids,
         new_block_ids=message.new_block_ids,
     )
@@ -48,11 +46,28 @@ def result_of(
 def timings_of(
     place: worker_pb2.JoinPipelineRequest, timings: Sequence[worker_pb2.IterationTiming]
 ) -> worker_pb2.WatchStageResponse:
-    """A report of timings; empty, it is a sign of life."""
+    """A report of timings."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
         timings=worker_pb2.StageTimings(timings=timings),
+    )
+
+
+def trace_of(
+    plan: worker_pb2.RunIterationsRequest,
+    timing: worker_pb2.IterationTiming,
+    *,
+    start_unix_ns: int,
+) -> worker_pb2.IterationTrace:
+    """What the controller is told of an iteration that is recorded."""
+    return worker_pb2.IterationTrace(
+        parent=plan.trace,
+        epoch=plan.epoch,
+        start_unix_ns=start_unix_ns,
+        timing=timing,
+        n_requests=len(plan.row),
+        n_tokens=sum(plan.n_tokens),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from kernels import ops_for
+from kernels.packed_linear import Quantization, can_compute
 from services.worker.models.config import (
     ModelConfig,
     UnsupportedModel,
@@ -109,17 +110,24 @@ def load_stage(
     device: torch.device,
     on_progress: OnProgress,
     load_format: LoadFormat = "safetensors",
+    quantization: Quantization = "none",
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no others, from a checkpoint.
 
     With `load_format` "random" they are made up, and `config.json` is all that must be there.
-    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). `on_progress` hears
+    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype); matrices of layers
+    are of `quantization`, embedding, head and experts are not. `on_progress` hears
     the share's bytes read so far and in all, first with 0, then again and again. Raises
     UnsupportedModel for what we do not compute and CheckpointError for files that are not as
     promised, both before any weight has been read.
     """
     config = read_config(directory)
     check_rank(tp_rank, tp_size)
+    if not can_compute(quantization, device):
+        raise UnsupportedModel(
+            f"quantization {quantization} needs the native kernels (`python -m kernels.build`) and "
+            "a CPU with AVX-512, BF16 and VNNI"
+        )
     family = _FAMILIES[config.architecture]
     element = config.resolve_dtype(dtype)
     place = StagePlace(
@@ -134,9 +142,20 @@ def load_stage(
     family(config, place, source=wanted, dtype=element, device=device)
     source: TensorSource
     if load_format == "random":
-        source = RandomTensors(wanted, dtype=element, device=device, on_progress=on_progress)
+        source = RandomTensors(
+            wanted,
+            dtype=element,
+            device=device,
+            on_progress=on_progress,
+            quantization=quantization,
+        )
     else:
         source = CheckpointTensors(
-            directory, wanted, dtype=element, device=device, on_progress=on_progress
+            directory,
+            wanted,
+            dtype=element,
+            device=device,
+            on_progress=on_progress,
+            quantization=quantization,
         )
     return family(config, place, source=source, dtype=element, device=device)

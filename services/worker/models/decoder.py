@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm, AttentionMetadata, Ops
+from kernels.packed_linear import Gate
 from services.worker.models.config import ModelConfig, RotaryConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -26,6 +27,7 @@ from services.worker.models.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
+    read_gated,
 )
 from services.worker.models.stage import LayerKV, StageModel, StagePlace
 from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
@@ -61,9 +63,14 @@ class Layer(Protocol):
 
 
 class MLP(Protocol):
-    """What a layer does to every token by itself, [n_tokens, hidden] to the same."""
+    """What a layer does to every token by itself, [n_tokens, hidden] to the same.
 
-    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor: ...
+    A `residual` of the same shape is added to the result.
+    """
+
+    def __call__(
+        self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +137,37 @@ class Attention:
             k_norm,
         )
 
-    def __call__(self, x: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # q, k and v heads
-        v = heads[:, self.n_heads + self.n_kv_heads :]  # [n_tokens, n_kv_heads, head_dim]
-        q, k = self._queries_and_keys(heads[:, : -self.n_kv_heads], batch)
+    def __call__(
+        self, x: Tensor, batch: DecoderBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
         keys, values = kv
-        self.ops.write_kv(k, v, keys, values, batch.slots)
-        attended = self.ops.attention(q, k, v, keys, values, batch.attention, self.form)
-        return self.output(attended.flatten(1), batch.ranks)  # [n_tokens, hidden]
+        q = self._take_in(self.qkv(x), keys, values, batch)
+        attended = self.ops.attention(q, keys, values, batch.attention, self.form)
+        return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
-    def _queries_and_keys(self, heads: Tensor, batch: DecoderBatch) -> tuple[Tensor, Tensor]:
+    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: DecoderBatch) -> Tensor:
+        """Stores keys and values; returns queries [n_tokens, n_heads, head_dim]."""
+        n_heads = self.n_heads
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # q, k and v heads
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(heads[:, : self.n_heads]), self.k_norm(heads[:, self.n_heads :])
-            heads = torch.cat((q, k), 1)
-        if self.rotary is not None:
-            # Queries and keys turn by the same angles, so they turn together.
-            heads = self.ops.rotary(heads, *batch.angles[self.rotary])
-        return heads[:, : self.n_heads], heads[:, self.n_heads :]
+            k, v = heads[:, n_heads : -self.n_kv_heads], heads[:, -self.n_kv_heads :]
+            heads = torch.cat((self.q_norm(heads[:, :n_heads]), self.k_norm(k), v), 1)
+        if self.rotary is None:
+            k, v = heads[:, n_heads : -self.n_kv_heads], heads[:, -self.n_kv_heads :]
+            self.ops.write_kv(k, v, keys, values, batch.slots)
+            return heads[:, :n_heads]
+        cos, sin = batch.angles[self.rotary]
+        return self.ops.rotary_write_kv(
+            heads.flatten(1), cos, sin, keys, values, batch.slots, n_heads
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
     """`down(activation(gate(x)) * up(x))`."""
 
-    gate_up: ColumnParallelLinear
+    inner: Callable[[Tensor], Tensor]  # gated, [n_tokens, hidden] to [n_tokens, size]
     down: RowParallelLinear
-    gate: Callable[[Tensor], Tensor]  # of gate and up side by side
 
     @classmethod
     def read(
@@ -163,17 +175,20 @@ class GatedMLP:
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
+        ops: Ops,
         *,
         size: int,
-        gate: Callable[[Tensor], Tensor],
+        gate: Gate = "silu",
         has_bias: bool = False,
     ) -> Self:
         """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside."""
-        gate_up = ColumnParallelLinear.read(
+        inner = read_gated(
             source,
             [f"{prefix}.gate_proj", f"{prefix}.up_proj"],
             n_in=config.hidden_size,
-            n_out=(size, size),
+            size=size,
+            gate=gate,
+            ops=ops,
             has_bias=has_bias,
         )
         down = RowParallelLinear.read(
@@ -183,10 +198,10 @@ class GatedMLP:
             n_out=config.hidden_size,
             has_bias=has_bias,
         )
-        return cls(gate_up, down, gate)
+        return cls(inner, down)
 
-    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.down(self.gate(self.gate_up(x)), ranks)  # [n_tokens, hidden]
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        return self.down(self.inner(x), ranks, residual)  # [n_tokens, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +212,8 @@ class PlainMLP:
     down: RowParallelLinear
     activation: Callable[[Tensor], Tensor]
 
-    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.down(self.activation(self.up(x)), ranks)  # [n_tokens, hidden]
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        return self.down(self.activation(self.up(x)), ranks, residual)  # [n_tokens, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +245,8 @@ class PreNormLayer:
     mlp: MLP
 
     def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), batch, kv)
-        return hidden + self.mlp(self.mlp_norm(hidden), batch.ranks)  # [n_tokens, hidden]
+        hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
+        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
 
 
 class DecoderStage(StageModel):
@@ -254,7 +269,7 @@ class DecoderStage(StageModel):
         super().__init__(config, place, dtype=dtype, device=device)
         self._embedding: VocabParallelEmbedding | None = None
         if place.is_first:
-            self._embedding = self._read_table(source, self.embedding_name)
+            self._embedding = self._read_embedding_table(source)
             self.read_embedding(source)
         self._decoder_layers = [
             self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers
@@ -262,19 +277,25 @@ class DecoderStage(StageModel):
         self._head: tuple[Norm, VocabParallelHead] | None = None
         if place.is_last:
             norm = self.read_final_norm(source)
-            if not config.tie_word_embeddings:
-                rows = self._read_table(source, self.head_name)
-            elif self._embedding is not None:
-                rows = self._embedding
-            else:
-                rows = self._read_table(source, self.embedding_name)
-            self._head = norm, VocabParallelHead(rows)
+            self._head = norm, self._read_head(source)
 
-    def _read_table(self, source: TensorSource, name: str) -> VocabParallelEmbedding:
-        config = self.config
+    def _read_embedding_table(self, source: TensorSource) -> VocabParallelEmbedding:
+        size, hidden_size = self.config.vocab_size, self.config.hidden_size
         return VocabParallelEmbedding.read(
-            source, name, vocab_size=config.vocab_size, hidden_size=config.hidden_size
+            source,
+            self.embedding_name,
+            vocab_size=size,
+            hidden_size=hidden_size,
+            is_tied=self.is_last and self.config.tie_word_embeddings,
         )
+
+    def _read_head(self, source: TensorSource) -> VocabParallelHead:
+        is_tied = self.config.tie_word_embeddings
+        if is_tied and self._embedding is not None:
+            return VocabParallelHead.tied(self._embedding)
+        name = self.embedding_name if is_tied else self.head_name
+        size, hidden_size = self.config.vocab_size, self.config.hidden_size
+        return VocabParallelHead.read(source, name, vocab_size=size, hidden_size=hidden_size)
 
     @abstractmethod
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
@@ -325,7 +346,7 @@ class DecoderStage(StageModel):
         if self._head is None:
             raise RuntimeError("only the last stage has logits")
         norm, head = self._head
-        return head(norm(hidden), ranks).float()  # [n, vocab_size]
+        return head(norm(hidden), ranks)  # [n, vocab_size]
 
 
 class RotaryStage(DecoderStage):
@@ -368,8 +389,7 @@ class RotaryStage(DecoderStage):
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         """Reads the MLP of layer `index`; here without biases."""
         size = self.config.intermediate_size
-        gate = self.ops.silu_and_mul
-        return GatedMLP.read(source, prefix, self.config, size=size, gate=gate)
+        return GatedMLP.read(source, prefix, self.config, self.ops, size=size)
 
     def read_head_norms(self, source: TensorSource, prefix: str) -> tuple[Norm, Norm]:
         """Reads the norms over single heads of queries and of keys, for families that have them."""

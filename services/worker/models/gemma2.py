@@ -87,7 +87,7 @@ class OnePlusRMSNorm:
     ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x.float(), self.scale, self.eps).to(x.dtype)  # [..., size]
+        return self.ops.rms_norm(x, self.scale, self.eps)  # [..., size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,7 @@ class GemmaStage(RotaryStage):
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size = self.config.intermediate_size
-        gate = self.ops.gelu_and_mul
-        return GatedMLP.read(source, prefix, self.config, size=size, gate=gate)
+        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
 
     def form(self, index: int) -> AttentionForm:
         """What attention computes in layer `index`."""
@@ -150,7 +149,7 @@ class GemmaStage(RotaryStage):
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         logits = super().logits(hidden, ranks)  # [n, vocab_size]
         cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else cap * torch.tanh(logits.float() / cap)
 
 
 class Gemma2Stage(GemmaStage):

@@ -13,7 +13,7 @@ seen inside the attention operation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
+from kernels.packed_linear import Gate, LinearWeight, PlainWeight, TableWeight, pack_gated
 from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -31,7 +32,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class ColumnParallelLinear:
     """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank."""
 
-    weight: Tensor  # [n_out of this rank, n_in]
+    weight: LinearWeight  # [n_out of this rank, n_in]
     bias: Tensor | None  # [n_out of this rank]
 
     @classmethod
@@ -62,10 +63,37 @@ class ColumnParallelLinear:
             shape, dim = ((n_in, size), 1) if is_transposed else ((size, n_in), 0)
             weights.append(Part(f"{name}.weight", shape, Shard(dim, share), is_transposed))
             biases.append(Part(f"{name}.bias", (size,), Shard(0, share)))
-        return cls(source.joined(weights), source.joined(biases) if has_bias else None)
+        return cls(source.weight(weights), source.joined(biases) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)  # [n_tokens, n_out of this rank]
+        return self.weight(x, self.bias)  # [n_tokens, n_out of this rank]
+
+
+def read_gated(
+    source: TensorSource,
+    names: Sequence[str],
+    *,
+    n_in: int,
+    size: int,
+    gate: Gate,
+    ops: Ops,
+    has_bias: bool,
+) -> Callable[[Tensor], Tensor]:
+    """Reads the projections `names`, of a gate and of what it gates, of `size` outputs each.
+
+    The result is this rank's share of the gated outputs, [n_tokens, size of this rank].
+    """
+    op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
+    if has_bias:
+        both = ColumnParallelLinear.read(
+            source, names, n_in=n_in, n_out=(size, size), has_bias=True
+        )
+        return lambda x: op(both(x))
+    parts = []
+    for name in names:
+        share = even_share(size, source.tp_rank, source.tp_size, what=f"outputs of {name}")
+        parts.append(Part(f"{name}.weight", (size, n_in), Shard(0, share)))
+    return pack_gated(source.joined(parts), gate, op, source.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +103,7 @@ class RowParallelLinear:
     Rank 0 alone has the bias, so that the sum over the ranks has it once.
     """
 
-    weight: Tensor  # [n_out, n_in of this rank]
+    weight: LinearWeight  # [n_out, n_in of this rank]
     bias: Tensor | None  # [n_out]
 
     @classmethod
@@ -94,64 +122,87 @@ class RowParallelLinear:
         if share is None:
             share = even_share(n_in, source.tp_rank, source.tp_size, what=f"inputs of {name}")
         shape, dim = ((n_in, n_out), 0) if is_transposed else ((n_out, n_in), 1)
-        weight = source.joined([Part(f"{name}.weight", shape, Shard(dim, share), is_transposed)])
+        weight = source.weight([Part(f"{name}.weight", shape, Shard(dim, share), is_transposed)])
         has_bias = has_bias and source.tp_rank == 0
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
-    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
-        out = F.linear(x, self.weight, self.bias)  # [n_tokens, n_out]
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        """With `residual` [n_tokens, n_out], which is the same on every rank, added."""
+        if ranks.size == 1:
+            return self.weight(x, self.bias, residual)  # [n_tokens, n_out]
+        out = self.weight(x, self.bias)
         ranks.all_reduce(out)
-        return out
+        return out if residual is None else out.add_(residual)
 
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
     """The rows of a table of tokens that this rank has."""
 
-    table: Tensor  # [n_tokens of this rank, hidden]
+    table: TableWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
     vocab_size: int
 
     @classmethod
-    def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
-        """Reads this rank's rows of the table `name`."""
+    def read(
+        cls,
+        source: TensorSource,
+        name: str,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        is_tied: bool = False,
+    ) -> Self:
+        """Reads this rank's rows of the table `name`; `is_tied` says that a head uses it too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
-        table = source.tensor(name, vocab_size, hidden_size, shard=Shard(0, share))
+        part = Part(name, (vocab_size, hidden_size), Shard(0, share))
+        table = source.table(part) if is_tied else PlainWeight(source.joined([part]))
         return cls(table, share, vocab_size)
 
     def __call__(self, token_ids: Tensor, ranks: TensorParallel) -> Tensor:
         if ranks.size == 1:
-            return F.embedding(token_ids, self.table)  # [n_tokens, hidden]
+            return self.table.rows(token_ids)  # [n_tokens, hidden]
         rows = token_ids - self.share.start
         is_elsewhere = (rows < 0) | (rows >= len(self.share))
         if len(self.share):
-            hidden = F.embedding(rows.masked_fill(is_elsewhere, 0), self.table)
+            hidden = self.table.rows(rows.masked_fill(is_elsewhere, 0))
             hidden.masked_fill_(is_elsewhere[:, None], 0)
         else:
-            hidden = self.table.new_zeros(len(token_ids), self.table.shape[1])
+            nothing = self.table.rows(token_ids[:0])  # [0, hidden]
+            hidden = nothing.new_zeros(len(token_ids), nothing.shape[1])
         ranks.all_reduce(hidden)
         return hidden
 
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Scores of all tokens, each computed by the rank that has the token's row.
+    """Scores of all tokens, each computed by the rank that has the token's row."""
 
-    The table may be that of the embedding (tied) or one of its own.
-    """
+    weight: LinearWeight  # [n_tokens of this rank, hidden]
+    share: range  # which tokens these are
+    vocab_size: int
 
-    rows: VocabParallelEmbedding
+    @classmethod
+    def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
+        """Reads this rank's rows of the matrix `name`, for a head that has one of its own."""
+        share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
+        part = Part(name, (vocab_size, hidden_size), Shard(0, share))
+        return cls(source.head(part), share, vocab_size)
+
+    @classmethod
+    def tied(cls, embedding: VocabParallelEmbedding) -> Self:
+        """The head whose matrix is the embedding's table."""
+        return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
         """Of hidden states [n, hidden] the logits [n, vocab_size], on every rank."""
-        logits = F.linear(hidden, self.rows.table)  # [n, n_tokens of this rank]
-        vocab_size, share = self.rows.vocab_size, self.rows.share
+        logits = self.weight(hidden)  # [n, n_tokens of this rank]
         if ranks.size == 1:
             return logits
-        n_missing = -(-vocab_size // ranks.size) - len(share)
+        n_missing = -(-self.vocab_size // ranks.size) - len(self.share)
         if n_missing:  # a gather takes equal parts; see vocab_share
             logits = F.pad(logits, (0, n_missing))
-        return ranks.all_gather(logits)[:, :vocab_size]
+        return ranks.all_gather(logits)[:, : self.vocab_size]
 
 
 @dataclass(frozen=True, slots=True)

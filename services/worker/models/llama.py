@@ -44,7 +44,7 @@ class LlamaStage(RotaryStage):
             source,
             prefix,
             self.config,
+            self.ops,
             size=self.config.intermediate_size,
-            gate=self.ops.silu_and_mul,
             has_bias=self.config.mlp_bias,
         )

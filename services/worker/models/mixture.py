@@ -28,7 +28,7 @@ class ExpertMixture:
     normalises: bool  # the weights of those chosen add up to one
     ops: Ops
 
-    def __call__(self, x: Tensor, ranks: TensorParallel) -> Tensor:
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
         shares = F.linear(x, self.router).float().softmax(-1)  # [n_tokens, n_experts]
         weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
@@ -36,7 +36,7 @@ class ExpertMixture:
             weights = weights / weights.sum(-1, keepdim=True)
         out = self.ops.expert_mlp(x, self.gate_up, self.down, experts, weights)
         ranks.all_reduce(out)
-        return out  # [n_tokens, hidden]
+        return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
 
 
 def read_experts(

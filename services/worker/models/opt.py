@@ -70,8 +70,8 @@ class PostNormLayer:
     mlp_norm: Norm
 
     def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
-        hidden = self.attention_norm(hidden + self.attention(hidden, batch, kv))
-        return self.mlp_norm(hidden + self.mlp(hidden, batch.ranks))  # [n_tokens, hidden]
+        hidden = self.attention_norm(self.attention(hidden, batch, kv, hidden))
+        return self.mlp_norm(self.mlp(hidden, batch.ranks, hidden))  # [n_tokens, hidden]
 
 
 class OPTStage(DecoderStage):

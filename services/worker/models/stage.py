@@ -110,4 +110,7 @@ class StageModel(ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Float32 logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only."""
+        """Logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only.
+
+        In the model's element type, or in float32 where a family computes more than a product.
+        """

@@ -7,8 +7,9 @@ checkpoint is refused before a single weight has been read, with all that is wro
 
 Nothing is in memory that the rank does not keep. Of a tensor that ranks share, each reads its own
 part. What becomes one tensor (query, key and value; all experts) is read into its place, not
-joined afterwards. Files are mapped, and pages that were read would stay resident until the file is
-unmapped, so that is done again and again on the way.
+joined afterwards, and of the matrices that are packed one at a time is there twice. Files are
+mapped, and pages that were read would stay resident until the file is unmapped, so that is done
+again and again on the way.
 
 Knows names, shapes and parts, not what a tensor is for.
 """
@@ -27,6 +28,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from kernels.packed_linear import LinearWeight, Quantization, TableWeight, pack, pack_table
 
 LoadFormat = Literal["safetensors", "random"]
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
@@ -84,11 +87,15 @@ class Part:
 
 
 class TensorSource(ABC):
-    """Where a model takes its tensors from, on behalf of one of the ranks that share them."""
+    """Where a model takes its tensors from, on behalf of one of the ranks that share them.
 
-    def __init__(self, tp_rank: int, tp_size: int) -> None:
+    Matrices of layers are of `quantization`, each rank's share by itself.
+    """
+
+    def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:
         self.tp_rank = tp_rank
         self.tp_size = tp_size
+        self.quantization = quantization
 
     def tensor(self, name: str, *shape: int, shard: Shard | None = None) -> Tensor:
         """The tensor `name`, which must have that shape, or a shard of it."""
@@ -101,6 +108,18 @@ class TensorSource(ABC):
         for part, place in zip(parts, torch.split(out, sizes), strict=True):
             self._read(part, place.t() if part.is_transposed else place)
         return out
+
+    def weight(self, parts: Sequence[Part]) -> LinearWeight:
+        """The same as a layer's matrix; the plain one is gone when it is packed."""
+        return pack(self.joined(parts), self.quantization)
+
+    def head(self, part: Part) -> LinearWeight:
+        """The matrix of the head, which is never quantised."""
+        return pack(self.joined([part]))
+
+    def table(self, part: Part) -> TableWeight:
+        """A matrix to multiply with and to look up in."""
+        return pack_table(self.joined([part]))
 
     @abstractmethod
     def _allocate(self, shape: tuple[int, ...]) -> Tensor:
@@ -136,9 +155,10 @@ class CheckpointTensors(TensorSource):
         dtype: torch.dtype,
         device: torch.device,
         on_progress: OnProgress,
+        quantization: Quantization = "none",
     ) -> None:
         """Checks names and shapes in the files; raises CheckpointError."""
-        super().__init__(wanted.tp_rank, wanted.tp_size)
+        super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
         self._places = _places_of(wanted, _tensor_paths(directory), directory)
@@ -196,8 +216,9 @@ class RandomTensors(TensorSource):
         dtype: torch.dtype,
         device: torch.device,
         on_progress: OnProgress,
+        quantization: Quantization = "none",
     ) -> None:
-        super().__init__(wanted.tp_rank, wanted.tp_size)
+        super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
         longest = max((part.shape[-1] for part in wanted.parts), default=0)

@@ -1,0 +1,38 @@
+"""Which build of Orcinus this is, as far as the stages of a pipeline must agree on it.
+
+Versions are for people, and a pod may run an image that was built between two of them. So what
+counts is the code itself: that of the stages, what it stands on, and the messages between them.
+"""
+
+import hashlib
+from pathlib import Path
+
+from orcinus.v1 import sampling_pb2, trace_pb2, worker_pb2
+
+import kernels
+import services.common
+import services.worker
+
+PACKAGES = (services.common, services.worker, kernels)
+# Native kernels count by their sources: what a compiler makes of them differs between machines.
+SOURCES = frozenset((".py", ".cpp", ".h"))
+MESSAGES = (sampling_pb2, trace_pb2, worker_pb2)
+
+
+def build_digest() -> str:
+    """A digest of the source files and of the generated messages; takes a few milliseconds."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for directory in package.__path__:
+            for path in sorted(Path(directory).rglob("*.*")):
+                if path.suffix in SOURCES:
+                    name = f"{package.__name__}/{path.relative_to(directory)}"
+                    _add(digest, name, path.read_bytes())
+    for module in MESSAGES:
+        _add(digest, module.DESCRIPTOR.name, module.DESCRIPTOR.serialized_pb)
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", name: str, content: bytes) -> None:
+    digest.update(f"{name} {len(content)}\n".encode())
+    digest.update(content)

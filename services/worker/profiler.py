@@ -1,0 +1,59 @@
+"""A torch profile of a rank's next iterations, for whoever asks the controller for one.
+
+It is written in the format of Chrome's tracing, which Perfetto shows too, when the last of the
+iterations has run. To record costs time and memory, so it is for few iterations.
+"""
+
+from types import TracebackType
+
+from torch.profiler import profile
+
+
+class Profiler:
+    """Around each iteration of a rank; does nothing unless a profile was ordered."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._n_left = 0
+        self._profile: profile | None = None
+
+    def order(self, n_iterations: int, path: str) -> None:
+        """Has the next iterations recorded; 0 calls off what is being recorded."""
+        self.call_off()
+        self._n_left, self._path = n_iterations, path
+
+    def call_off(self) -> None:
+        """Throws away what is being recorded."""
+        running, self._profile, self._n_left = self._profile, None, 0
+        if running is not None:
+            running.stop()
+
+    def __enter__(self) -> None:
+        if self._n_left and self._profile is None:
+            self._profile = profile(record_shapes=True)
+            self._profile.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._n_left and error is None:
+            self._n_left -= 1
+
+    def take(self) -> str | None:
+        """The file, if the last iteration has just run; writes it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._profile is None or self._n_left:
+            return None
+        finished, self._profile = self._profile, None
+        finished.stop()
+        try:
+            finished.export_chrome_trace(self._path)
+        except RuntimeError as error:
+            raise OSError(f"cannot write {self._path}: {error}") from error
+        return self._path

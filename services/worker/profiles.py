@@ -1,0 +1,78 @@
+"""Profiles of a stage's ranks as the controller takes them: one at a time, into one directory."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from orcinus.v1 import worker_pb2
+
+from services.common.errors import InvalidRequest, PermissionDenied, Unavailable
+from services.worker.channel import MessageKind
+
+MAX_ITERATIONS = 100
+"""In one profile; each is some megabytes, and the rank stands still while they are written."""
+
+
+class Rank(Protocol):
+    """What profiles need of a rank."""
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Queues a frame for the rank; never waits."""
+
+
+class Profiles:
+    """Profiles in a directory, or none without one."""
+
+    def __init__(self, directory: Path | None, *, stage_index: int = 0) -> None:
+        self._directory = directory
+        self._stage_index = stage_index
+        self._ranks: Sequence[Rank] = ()
+        self._ordered: asyncio.Future[None] | None = None
+
+    def attach(self, ranks: Sequence[Rank]) -> None:
+        """Takes the ranks of the stage, in the order of their tp_rank."""
+        self._ranks = ranks
+
+    async def take(self, request: worker_pb2.ProfileRequest) -> Path:
+        """Has a rank record its next iterations; the file, when it is written.
+
+        Raises:
+            PermissionDenied: there is no directory.
+            InvalidRequest: there is no such rank, or it is asked for too much.
+            Unavailable: another one is being taken, or it could not be written.
+        """
+        if self._directory is None:
+            raise PermissionDenied("no profiles are taken here: profile_dir is not set")
+        if not 1 <= request.n_iterations <= MAX_ITERATIONS:
+            raise InvalidRequest("n_iterations", f"must be from 1 to {MAX_ITERATIONS}")
+        if request.tp_rank >= len(self._ranks):
+            raise InvalidRequest("tp_rank", f"there are {len(self._ranks)} ranks")
+        if self._ordered is not None:
+            raise Unavailable("another profile is being taken")
+        path = self._directory / self._name(request.tp_rank)
+        rank = self._ranks[request.tp_rank]
+        self._ordered = asyncio.get_running_loop().create_future()
+        rank.send(MessageKind.PROFILE, f"{request.n_iterations} {path}".encode())
+        try:
+            await self._ordered
+        except asyncio.CancelledError:
+            rank.send(MessageKind.PROFILE, b"0 ")
+            raise
+        finally:
+            self._ordered = None
+        return path
+
+    def on_message(self, kind: MessageKind, payload: bytes) -> None:
+        """A rank has written a profile, or could not."""
+        if self._ordered is None or self._ordered.done():
+            return
+        if kind is MessageKind.PROFILED:
+            self._ordered.set_result(None)
+        else:
+            self._ordered.set_exception(Unavailable(payload.decode()))
+
+    def _name(self, tp_rank: int) -> str:
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        return f"stage-{self._stage_index}-rank-{tp_rank}-{now}.json.gz"

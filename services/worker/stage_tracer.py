@@ -1,0 +1,68 @@
+"""Spans of what a stage does for iterations that are recorded, from the timings of its rank.
+
+Ranks know no OpenTelemetry: they report, and the controller makes the span, as a child of the
+scheduler's span that the plan came with. It begins when the plan was handed on, so that the time
+for which it lay behind earlier iterations is in it.
+"""
+
+from collections import deque
+
+from opentelemetry.trace import Tracer
+from orcinus.v1 import worker_pb2
+
+from services.common import semconv, tracing
+
+MAX_UNDER_WAY = 64
+"""Plans whose time is remembered: more than a pipeline has under way."""
+
+
+class StageTracer:
+    """The spans of one stage."""
+
+    def __init__(self, tracer: Tracer, stage_index: int) -> None:
+        self._tracer = tracer
+        self._stage_index = stage_index
+        self._epoch = 0
+        self._n_plans = 0
+        self._handed_on: deque[int] = deque(maxlen=MAX_UNDER_WAY)
+
+    def joined(self, epoch: int) -> None:
+        """Iterations count from 1 again."""
+        self._epoch = epoch
+        self._n_plans = 0
+        self._handed_on.clear()
+
+    def handed_on(self, now_ns: int) -> None:
+        """The next plan of the epoch has come; nanoseconds since 1970."""
+        self._n_plans += 1
+        self._handed_on.append(now_ns)
+
+    def record(self, payload: bytes) -> None:
+        """Makes the span of an IterationTrace."""
+        trace = worker_pb2.IterationTrace.FromString(payload)
+        timing = trace.timing
+        began_ns = min(trace.start_unix_ns, self._handed_on_at(trace) or trace.start_unix_ns)
+        spent_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
+        span = self._tracer.start_span(
+            semconv.STAGE,
+            tracing.from_message(trace.parent),
+            attributes={
+                semconv.STAGE_INDEX: self._stage_index,
+                semconv.EPOCH: trace.epoch,
+                semconv.ITERATION_NUMBER: timing.iteration,
+                semconv.N_REQUESTS: trace.n_requests,
+                semconv.BATCH_N_TOKENS: trace.n_tokens,
+                semconv.QUEUE_WAIT: (trace.start_unix_ns - began_ns) / 1e9,
+                semconv.RECEIVE_WAIT: timing.receive_ns / 1e9,
+                semconv.COMPUTE: timing.compute_ns / 1e9,
+                semconv.SEND_WAIT: timing.send_ns / 1e9,
+            },
+            start_time=began_ns,
+        )
+        span.end(trace.start_unix_ns + spent_ns)
+
+    def _handed_on_at(self, trace: worker_pb2.IterationTrace) -> int | None:
+        n_later = self._n_plans - trace.timing.iteration
+        if trace.epoch != self._epoch or not 0 <= n_later < len(self._handed_on):
+            return None
+        return self._handed_on[-1 - n_later]
