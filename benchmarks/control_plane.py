@@ -7,7 +7,12 @@ round trip of one iteration, engine master → controllers → ranks → engine 
 flight, so that nothing overlaps. Budget: p50 of at most 1.0 ms with one stage and 0.25 ms for each
 further one.
 
-The second table sets control ahead of the data (over gRPC, from controller to controller, as Orca
+The second table says what is left of it where stages compute, for `--compute-ms` each: the time
+from one iteration to the next, and what of that the slowest stage did not compute. With one batch
+in flight more than there are stages, the next one is there when a stage has finished the last. With
+one stage, all batches hold the same requests, whose tokens the rank hands over.
+
+The third table sets control ahead of the data (over gRPC, from controller to controller, as Orca
 does it) beside control in band (over the data plane, from rank to rank, before the activations, as
 FasterTransformer did), in turn within one run: the time per iteration when it goes round alone,
 and with as many batches in flight as there are stages, each stage computing for `--compute-ms`.
@@ -35,6 +40,8 @@ from services.scheduler.policies.orca import OrcaPolicy
 from services.scheduler.request import Request, RequestId
 from services.scheduler.request_pool import RequestPool
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.stages import StaticStages
+from services.scheduler.term import Unopposed
 
 GREEDY = SamplingParams(top_p=1.0).SerializeToString()
 FIRST_STAGE_MS = 1.0
@@ -54,6 +61,11 @@ class Case:
     is_in_band: bool = False
 
     @property
+    def n_batches(self) -> int:
+        """Batches of different requests."""
+        return 1 if self.n_stages == 1 else self.depth
+
+    @property
     def environment(self) -> dict[str, str]:
         return {
             ACTIVATIONS: str(int(self.sends_activations)),
@@ -71,10 +83,12 @@ async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
         for index in range(case.n_stages):
             arguments = ["--model=.", "--address=127.0.0.1:0", f"--stage-index={index}"]
             arguments += [f"--n-stages={case.n_stages}", f"--tp-size={case.tp_size}"]
-            arguments += ["--n-threads=1", "--log-level=CRITICAL"]
+            arguments += ["--n-threads=1", "--log-level=ERROR"]
             children.append(await Child.start(f"stage {index}", "benchmarks.null_rank", arguments))
         addresses = [await child.wait_for("address") for child in children]
-        yield await gather(addresses, pipeline_id="bench", timeout_s=120)
+        yield await gather(
+            StaticStages(addresses), term=Unopposed(), pipeline_id="bench", timeout_s=120
+        )
     finally:
         await asyncio.gather(*(child.stop() for child in children))
 
@@ -82,22 +96,46 @@ async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
 def scheduler_for(case: Case, batch_size: int) -> Scheduler:
     """A scheduler whose batches decode for ever."""
     scheduler = Scheduler(
-        RequestPool(max_requests=batch_size * case.depth),
+        RequestPool(max_requests=batch_size * case.n_batches),
         KVManager(n_blocks=10_000, block_size=16),
         policy=OrcaPolicy(max_batch_size=batch_size),
         pipeline_depth=case.depth,
+        token_hand_off=case.n_stages == 1,
     )
-    for index in range(batch_size * case.depth):
+    for index in range(batch_size * case.n_batches):
         scheduler.submit(Request(RequestId(str(index)), [1] * 8, 2_000, sampling=GREEDY))
     return scheduler
 
 
-async def returns(case: Case, n_iterations: int, batch_size: int) -> list[float]:
-    """Milliseconds from one returned iteration to the next, in the steady state."""
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of iterations in the steady state."""
+
+    periods: list[float]
+    """From one that returned to the next."""
+    computes: dict[int, list[float]]
+    """What each stage computed."""
+
+    @property
+    def period(self) -> float:
+        return statistics.mean(self.periods)
+
+    @property
+    def slowest_stage(self) -> float:
+        return max(statistics.mean(times) for times in self.computes.values())
+
+
+async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
+    """Runs so many iterations."""
+    computes: dict[int, list[float]] = {index: [] for index in range(case.n_stages)}
     async with null_stages(case) as pipeline:
         news = asyncio.Event()
         engine = EngineMaster(
-            pipeline, wake=news.set, on_timing=lambda *_: None, silence_limit_s=SILENCE_LIMIT_S
+            pipeline,
+            wake=news.set,
+            on_timing=lambda stage, timing: computes[stage].append(timing.compute_ns / 1e6),
+            silence_limit_s=SILENCE_LIMIT_S,
+            iteration_limit_s=SILENCE_LIMIT_S,
         )
         await engine.start()
         scheduler = scheduler_for(case, batch_size)
@@ -114,7 +152,7 @@ async def returns(case: Case, n_iterations: int, batch_size: int) -> list[float]
                 last = now
                 scheduler.apply(result.iteration, result.token_ids)
         await engine.close()
-    return times[n_iterations // 10 :]
+    return Times(times[n_iterations // 10 :], computes)
 
 
 async def budget_table(arguments: argparse.Namespace) -> None:
@@ -123,7 +161,7 @@ async def budget_table(arguments: argparse.Namespace) -> None:
     print(f"{'stages':>7} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'budget ms':>10}")
     for n_stages in arguments.stages:
         case = Case(n_stages, sends_activations=False)
-        times = await returns(case, arguments.iterations, arguments.batch_size)
+        times = (await returns(case, arguments.iterations, arguments.batch_size)).periods
         p50, percentiles = statistics.median(times), statistics.quantiles(times, n=100)
         budget = FIRST_STAGE_MS + FURTHER_STAGE_MS * (n_stages - 1)
         verdict = "kept" if p50 <= budget else "BROKEN"
@@ -131,6 +169,24 @@ async def budget_table(arguments: argparse.Namespace) -> None:
             f"{n_stages:>7} {p50:>8.3f} {percentiles[89]:>8.3f} {percentiles[98]:>8.3f} "
             f"{budget:>10.2f}  {verdict}"
         )
+
+
+async def overlap_table(arguments: argparse.Namespace) -> None:
+    """What control adds to iterations that compute."""
+    print(
+        f"\nms per iteration, mean, batch {arguments.batch_size}; "
+        f"compute {arguments.compute_ms} ms per stage"
+    )
+    print(f"{'stages':>7} {'in flight':>10} {'period':>8} {'compute':>8} {'rest':>7} {'share':>7}")
+    for n_stages in arguments.stages:
+        for depth in (n_stages, n_stages + 1):
+            case = Case(n_stages, depth=depth, compute_ms=arguments.compute_ms)
+            times = await returns(case, arguments.iterations // 3, arguments.batch_size)
+            rest = times.period - times.slowest_stage
+            print(
+                f"{n_stages:>7} {depth:>10} {times.period:>8.2f} {times.slowest_stage:>8.2f} "
+                f"{rest:>7.2f} {rest / times.period:>7.1%}"
+            )
 
 
 async def comparison_table(arguments: argparse.Namespace) -> None:
@@ -162,7 +218,7 @@ async def compare(
             is_in_band=is_in_band,
         )
         times = await returns(case, arguments.iterations // 3, arguments.batch_size)
-        means[is_in_band].append(statistics.mean(times))
+        means[is_in_band].append(times.period)
     ahead, in_band = statistics.median(means[False]), statistics.median(means[True])
     print(
         f"{n_stages:>7} {tp_size:>3} {depth:>10} {ahead:>8.2f} {in_band:>8.2f} "
@@ -183,6 +239,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(budget_table(arguments))
+        runner.run(overlap_table(arguments))
         runner.run(comparison_table(arguments))
 
 

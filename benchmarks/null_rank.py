@@ -11,6 +11,7 @@ way: over the data plane, from rank to rank, before the activations (see `benchm
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 from orcinus.v1 import worker_pb2
@@ -38,13 +39,13 @@ class NullRunner:
     def prepare(self, plan: IterationPlan) -> IterationPlan:
         return plan
 
-    def empty_hidden(self, n_tokens: int) -> torch.Tensor:
-        return torch.empty(n_tokens, HIDDEN_SIZE)
+    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
+        return torch.empty(sum(n_tokens), HIDDEN_SIZE)
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
         if self._compute_s:
             time.sleep(self._compute_s)
-        return self.empty_hidden(sum(batch.n_tokens)) if hidden is None else hidden
+        return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
 
     def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
@@ -55,6 +56,9 @@ class NullPeers:
 
     tensor_parallel: TensorParallel = SINGLE
 
+    def warm_up(self) -> None:
+        pass
+
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> "NullPeers":
         return self
 
@@ -62,6 +66,9 @@ class NullPeers:
         pass
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
+        pass
+
+    def abort(self) -> None:
         pass
 
     def close(self) -> None:
@@ -76,11 +83,14 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
 
-    def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
+    def connect(request: worker_pb2.JoinPipelineRequest) -> transport.Transport:
         if os.environ.get(ACTIVATIONS) == "0":
-            return EpochMember(request, runner, NullPeers())
+            return NullPeers()
+        return rank.join_peers(settings, request)
+
+    def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         member = InBandMember if is_in_band() else EpochMember
-        return member(request, runner, rank.join_peers(settings, request))
+        return member(request, runner, peers)
 
     return rank.Rank(
         channel,
@@ -100,7 +110,8 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
         ),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
-        join=join,
+        connect=connect,
+        enter=enter,
     )
 
 
@@ -109,7 +120,7 @@ def is_in_band() -> bool:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2 and sys.argv[2].startswith("{"):
-        sys.exit(rank.main(start))
+    if sys.argv[-1].startswith("{"):
+        rank.main(start)
     controller = InBandController if is_in_band() else Controller
     sys.exit(worker.main(rank_module="benchmarks.null_rank", controller_class=controller))

@@ -1,0 +1,7 @@
+"""What iteration-level scheduling is compared with, on the same kernels, ranks and services.
+
+    python -m benchmarks.baselines --model DIR --baseline request_level
+
+Schedulers as they were before Orca (section 3 of the paper), in the place of ours. They exist to be
+measured and are no part of the product.
+"""

@@ -1,0 +1,167 @@
+"""Engines under the same load in turn, and what follows from it: ratios, pair by pair.
+
+A machine is never twice the same: it heats up, its memory fragments, others use it. So engines take
+turns, in the opposite order in every second round, and each is compared with what another did in
+the *same* round; the median of these ratios is the answer. A run during which others used the
+processor is repeated, a few times, and marked if that does not help; its round does not count.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from benchmarks import machine
+from benchmarks.records import RequestRecord, RunRecord, Summary
+from benchmarks.workload import PlannedRequest
+
+
+class Contestant(Protocol):
+    """A running engine with its model loaded."""
+
+    name: str
+    about: dict[str, Any]
+    """Versions and settings, for the result."""
+
+    @property
+    def pid(self) -> int:
+        """The process that it is, with its descendants."""
+
+    async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
+        """Serves these requests, each from when it comes."""
+
+
+class WrongAnswer(Exception):
+    """An engine did not do what it was asked: its time means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One engine's run in one round."""
+
+    round_index: int
+    contestant: Contestant
+
+
+def turns(contestants: Sequence[Contestant], n_rounds: int) -> Iterator[Turn]:
+    """Everybody once a round, forth in one and back in the next."""
+    for round_index in range(n_rounds):
+        for contestant in contestants[:: -1 if round_index % 2 else 1]:
+            yield Turn(round_index, contestant)
+
+
+async def measure(
+    turn: Turn,
+    requests: Sequence[PlannedRequest],
+    *,
+    meta: Mapping[str, Any],
+    n_repeats: int,
+    watch: Callable[[int], machine.Watch] = machine.watch,
+) -> RunRecord:
+    """A run that nothing disturbed; after `n_repeats` more tries, the least disturbed.
+
+    Raises:
+        WrongAnswer: an output has another length than was asked for.
+    """
+    tries: list[RunRecord] = []
+    while len(tries) <= n_repeats:
+        with watch(turn.contestant.pid) as use:
+            done = await turn.contestant.run(requests)
+        check(turn.contestant.name, requests, done)
+        about_run = {
+            "engine": turn.contestant.name,
+            "about": turn.contestant.about,
+            "round": turn.round_index,
+            "n_repeats": len(tries),
+            "own_cpus": round(use.own_cpus, 3),
+            "other_cpus": round(use.other_cpus, 3),
+            "is_disturbed": use.is_disturbed,
+        }
+        # The times of single tokens would be most of the file, and nothing here needs them.
+        records = tuple(dataclasses.replace(record, token_times_s=()) for record in done)
+        tries.append(RunRecord({**meta, **about_run}, records))
+        if not use.is_disturbed:
+            break
+    return min(tries, key=lambda run: float(run.meta["other_cpus"]))
+
+
+def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestRecord]) -> None:
+    """Every request has an output of exactly the length that it asked for.
+
+    Raises:
+        WrongAnswer: one has not.
+    """
+    for index, (request, record) in enumerate(zip(requests, done, strict=True)):
+        if record.error is not None or record.n_output != request.n_output:
+            reason = record.error or f"{record.n_output} tokens instead of {request.n_output}"
+            raise WrongAnswer(f"{name}, request {index}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Something measured in every round: the median, and how far it went."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+Measure = Callable[[Summary], float]
+
+
+def output_rate(summary: Summary) -> float:
+    """Output tokens a second."""
+    return summary.output_tokens_per_s
+
+
+def median_latency(summary: Summary) -> float:
+    """Median normalised latency, in seconds per token."""
+    assert summary.normalised_latency_s is not None
+    return summary.normalised_latency_s.median
+
+
+def p99_latency(summary: Summary) -> float:
+    """99th percentile of normalised latency, in seconds per token."""
+    assert summary.normalised_latency_s is not None
+    return summary.normalised_latency_s.p99
+
+
+def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of those rounds in which nothing disturbed anybody; of all, if there is none such.
+
+    An engine that was held up makes the others look good, so its whole round tells nothing.
+    """
+    disturbed = {run.meta["round"] for run in runs if run.meta["is_disturbed"]}
+    return [run for run in runs if run.meta["round"] not in disturbed] or list(runs)
+
+
+def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
+    """What an engine did, by the number of the round."""
+    return {
+        run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
+    }
+
+
+def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
+    """What the best of some engines did, by the number of the round.
+
+    That is the one whose median over all rounds is best, of rates the highest and of latencies the
+    lowest. To take the best of each round would count the noise of several as their strength.
+    """
+    best_of = max if measured is output_rate else min
+    figures = [by_round(runs, engine, measured) for engine in engines]
+    return best_of(figures, key=lambda figure: statistics.median(figure.values()))
+
+
+def ratio(
+    runs: Sequence[RunRecord], engine: str, others: Sequence[str], measured: Measure
+) -> Range:
+    """The engine's figure through that of the best of the others, round by round."""
+    mine, theirs = by_round(runs, engine, measured), best(runs, others, measured)
+    return Range.of([mine[index] / theirs[index] for index in mine])

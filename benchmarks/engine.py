@@ -1,0 +1,346 @@
+"""One batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in form.
+
+    python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
+
+Prints for each batch the milliseconds of an iteration (median), and the floor beside it: the larger
+of what it takes to read the weights at the measured bandwidth, and of what the linear layers take
+by themselves, one after the other over the same weights. Then where the iteration's time goes:
+linear layers, attention, the other operations (norms, rotary embedding with K/V, gates that are not
+in a linear layer), sampling, and everything outside kernels. With several stages it is the first
+one that is measured, whose layers are the most.
+
+`--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kernels import Ops
+from kernels.native.linear import (
+    NativeGatedWeight,
+    NativeInt8GatedWeight,
+    NativeInt8Weight,
+    NativeWeight,
+)
+from kernels.packed_linear import OneDnnWeight, PlainWeight
+from services.worker.input_batch import Admission, IterationPlan, SamplingParams
+from services.worker.model_runner import ModelRunner
+from services.worker.models import StageModel, load_stage
+
+BLOCK_SIZE = 16
+N_WARM_UPS = 3
+BANDWIDTH_BYTES = 1 << 29
+GREEDY = SamplingParams(
+    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
+)
+WEIGHTS = (
+    NativeWeight,
+    NativeGatedWeight,
+    NativeInt8Weight,
+    NativeInt8GatedWeight,
+    OneDnnWeight,
+    PlainWeight,
+)
+KINDS = {"attention": "attention", "greedy": "sampling"}  # of operations; all else is "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch: requests that decode at a context, and prompt tokens of one more request."""
+
+    name: str
+    n_decodes: int
+    n_prompt_tokens: int
+
+
+CASES = [
+    *(Case(f"decode {n}", n, 0) for n in (1, 8, 16, 32)),
+    *(Case(f"prefill {n}", 0, n) for n in (128, 512)),
+    Case("mixed 480+32", 32, 480),
+]
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    is_inside: bool = False
+
+    def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_inside:
+                return function(*args, **kwargs)
+            self.is_inside = True
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.is_inside = False
+                spent = time.perf_counter() - start
+                self.seconds[kind] = self.seconds.get(kind, 0.0) + spent
+
+        return timed
+
+
+def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
+    """Operations that are timed by their kinds."""
+    names = [f.name for f in dataclasses.fields(ops) if f.name != "plan_attention"]
+    return dataclasses.replace(
+        ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWeight:
+    """A weight whose products are timed."""
+
+    weight: Any
+    call: Callable[..., Tensor]
+
+    def __call__(self, *args: Any) -> Tensor:
+        return self.call(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.weight, name)
+
+
+def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
+    """Times all that the model computes with; returns its weights in the order of their use."""
+    weights: list[Any] = []
+    model.ops = timed_ops(model.ops, watch)
+
+    def visited(value: Any) -> Any:
+        if isinstance(value, WEIGHTS):
+            weights.append(value)
+            return TimedWeight(value, watch.of("linear", value))
+        if isinstance(value, Ops):
+            return model.ops
+        if isinstance(value, (list, tuple)):
+            return type(value)(visited(item) for item in value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for one in dataclasses.fields(value):
+                object.__setattr__(value, one.name, visited(getattr(value, one.name)))
+        return value
+
+    for name in ("_decoder_layers", "_head"):
+        setattr(model, name, visited(getattr(model, name)))
+    return weights
+
+
+class Batch:
+    """One case on a fresh runner, its context filled, to be run as often as one likes."""
+
+    def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
+        self.case = case
+        self._model = model
+        n_positions = max(context + n_iterations, case.n_prompt_tokens)
+        self._n_blocks = -(-n_positions // BLOCK_SIZE)  # of a request
+        n_rows = case.n_decodes + (case.n_prompt_tokens > 0)
+        self._runner = ModelRunner(
+            model, n_kv_blocks=n_rows * self._n_blocks, block_size=BLOCK_SIZE
+        )
+        self._iteration = 0
+        self._position = context
+        for row in range(case.n_decodes):
+            self._run([(row, 0, context)], admitted=[row])
+
+    def run(self) -> None:
+        """One iteration."""
+        spans = [(row, self._position, 1) for row in range(self.case.n_decodes)]
+        self._position += 1
+        if not self.case.n_prompt_tokens:
+            self._run(spans)
+            return
+        row = self.case.n_decodes
+        is_again = self._iteration > self.case.n_decodes
+        self._run(
+            [*spans, (row, 0, self.case.n_prompt_tokens)],
+            admitted=[row],
+            released=[row] if is_again else [],
+        )
+
+    def _run(
+        self,
+        spans: Sequence[tuple[int, int, int]],  # row, start position, tokens
+        *,
+        admitted: Sequence[int] = (),
+        released: Sequence[int] = (),
+    ) -> None:
+        rows, starts, lengths = zip(*spans, strict=True)
+        n_new = [self._n_blocks if row in admitted else 0 for row in rows]
+        plan = IterationPlan(
+            iteration=self._iteration,
+            released_rows=released,
+            admissions=[Admission(row, 1, GREEDY) for row in admitted],
+            rows=rows,
+            start_positions=starts,
+            n_tokens=lengths,
+            sample=[True] * len(spans),
+            n_new_blocks=n_new,
+            token_ids=[1 + i % 1000 for i in range(sum(lengths))],
+            new_block_ids=[
+                block
+                for row in admitted
+                for block in range(row * self._n_blocks, (row + 1) * self._n_blocks)
+            ],
+            token_on_rank=[False] * len(spans),
+        )
+        self._iteration += 1
+        batch = self._runner.prepare(plan)
+        hidden = self._runner.forward(batch, None)
+        if self._model.is_last:
+            self._runner.sample(batch, hidden).tolist()
+
+
+def bandwidth() -> float:
+    """Bytes per second of reading memory, the better of a sum and of a product with one token."""
+    numbers = torch.ones(BANDWIDTH_BYTES // 4)
+    size = 1 << 12
+    matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]
+    x = torch.ones(1, size)
+
+    def multiply() -> None:
+        for matrix in matrices:
+            matrix(x)
+
+    n_bytes = sum(matrix.nbytes for matrix in matrices)
+    return max(numbers.nbytes / best_of(lambda: numbers.sum()), n_bytes / best_of(multiply))
+
+
+def best_of(work: Callable[[], object], n: int = 5) -> float:
+    """Seconds of the fastest of some runs."""
+    times = []
+    for _ in range(n):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> float:
+    """Seconds of all linear layers, one after the other."""
+    n_tokens = case.n_decodes + case.n_prompt_tokens
+    n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
+    *layers, last = weights
+    calls = [(weight, n_tokens) for weight in layers]
+    calls.append((last, n_sampled if model.is_last else n_tokens))
+    inputs = {
+        shape: torch.randn(shape).to(model.dtype)
+        for shape in {(n, weight.shape[1]) for weight, n in calls}
+    }
+
+    def multiply() -> None:
+        for weight, n in calls:
+            weight(inputs[n, weight.shape[1]])
+
+    return best_of(multiply, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was measured of one case; times in milliseconds."""
+
+    case: Case
+    iteration: float
+    floor: float
+    shares: dict[str, float]  # of the iteration, by kind
+
+
+def measure(
+    model: StageModel,
+    weights: Sequence[Any],
+    watch: Stopwatch,
+    case: Case,
+    *,
+    context: int,
+    n_iterations: int,
+    rate: float,
+) -> Line:
+    """Runs one case; `rate` is the bandwidth."""
+    n_bytes = sum(weight.nbytes for weight in weights)
+    floor = max(n_bytes / rate, linears_alone(model, weights, case))
+    batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
+    for _ in range(N_WARM_UPS):
+        batch.run()
+    times = []
+    watch.seconds.clear()
+    for _ in range(n_iterations):
+        start = time.perf_counter()
+        batch.run()
+        times.append(time.perf_counter() - start)
+    shares = {kind: spent / sum(times) for kind, spent in watch.seconds.items()}
+    shares["outside"] = 1 - sum(shares.values())
+    return Line(case, 1e3 * statistics.median(times), 1e3 * floor, shares)
+
+
+def print_table(lines: Sequence[Line]) -> None:
+    """A line for each case."""
+    kinds = ("linear", "attention", "other", "sampling", "outside")
+    print(f"{'batch':<14}{'ms':>8}{'floor':>8}{'ratio':>7}", *(f"{kind:>10}" for kind in kinds))
+    for line in lines:
+        print(
+            f"{line.case.name:<14}{line.iteration:>8.2f}{line.floor:>8.2f}"
+            f"{line.iteration / line.floor:>7.2f}",
+            *(f"{line.shares.get(kind, 0):>10.1%}" for kind in kinds),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
+    parser.add_argument("--quantization", choices=("none", "int8"), default="none")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--iterations", type=int, default=30)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    model = load_stage(
+        arguments.model,
+        stage_index=0,
+        n_stages=arguments.stages,
+        tp_rank=0,
+        tp_size=1,
+        dtype=arguments.dtype,
+        quantization=arguments.quantization,
+        device=torch.device("cpu"),
+        on_progress=lambda n_done, n_total: None,
+    )
+    watch = Stopwatch()
+    weights = instrument(model, watch)
+    rate = bandwidth()
+    print(f"{arguments.threads} threads, reading {rate / 1e9:.1f} GB/s")
+    with torch.inference_mode():
+        lines = [
+            measure(
+                model,
+                weights,
+                watch,
+                case,
+                context=arguments.context,
+                n_iterations=arguments.iterations,
+                rate=rate,
+            )
+            for case in tqdm(CASES, leave=False)
+        ]
+    print_table(lines)
+
+
+if __name__ == "__main__":
+    main()

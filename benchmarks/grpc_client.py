@@ -1,0 +1,74 @@
+"""A client of Orcinus' gRPC API that streams; messages are read when the run is over."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+from orcinus.v1 import inference_pb2
+
+from benchmarks.load import Answer, Reply
+from benchmarks.workload import PlannedRequest
+
+METHOD = "/orcinus.v1.InferenceService/GenerateStream"
+
+
+class GrpcClient:
+    """Streams generations over a channel, which is the caller's to close."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._method: Any = channel.unary_stream(METHOD)  # bytes in, bytes out
+
+    def prepare(self, request: PlannedRequest) -> "Generation":
+        """The call for a request."""
+        message = inference_pb2.GenerateStreamRequest(
+            prompt=inference_pb2.Prompt(
+                token_ids=inference_pb2.TokenIds(ids=request.prompt_token_ids)
+            ),
+            options=inference_pb2.GenerationOptions(
+                max_tokens=request.n_output,
+                min_tokens=request.n_output,
+                temperature=0,
+                ignore_eos=True,
+                return_token_ids=True,
+            ),
+        )
+        return Generation(self._method, message.SerializeToString())
+
+
+class Generation:
+    """One call. Sent once, read afterwards."""
+
+    def __init__(self, method: Any, message: bytes) -> None:
+        self._method = method
+        self._message = message
+        self._pieces: list[tuple[float, bytes]] = []
+
+    async def send(self) -> None:
+        """Sends it and waits until the answer is complete.
+
+        Raises:
+            ConnectionError: the call ended with a status other than OK.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async for piece in self._method(self._message):
+                self._pieces.append((loop.time(), piece))
+        except grpc.aio.AioRpcError as error:
+            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+
+    def read(self) -> Reply:
+        """What the server said, as far as it came."""
+        answers: list[Answer] = []
+        usage: inference_pb2.Usage | None = None
+        for time_s, piece in self._pieces:
+            message = inference_pb2.GenerateStreamResponse.FromString(piece)
+            if message.HasField("usage"):
+                usage = message.usage
+            if message.choice.token_ids:
+                answers.append(Answer(time_s, len(message.choice.token_ids)))
+        return Reply(
+            tuple(answers),
+            n_prompt=None if usage is None else usage.prompt_tokens,
+            n_output=None if usage is None else usage.completion_tokens,
+        )

@@ -1,0 +1,126 @@
+"""Open-loop load: each request is sent when it is due, whether or not those before it have ended.
+
+Clients know a protocol; here it is decided when they send, and records are made of what they saw.
+An answer of another length than was asked for is a failure like any other: such runs would not be
+comparable.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.records import RequestRecord
+from benchmarks.workload import PlannedRequest
+
+LEAD_S = 0.05
+"""Between the decision to start and the first arrival, so that even that one is not late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """New tokens of an answer, and when they came, by the event loop's clock."""
+
+    time_s: float
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Everything that came back for a request; counts are the server's, where it says them."""
+
+    answers: tuple[Answer, ...]
+    n_prompt: int | None = None
+    n_output: int | None = None
+    error: str | None = None
+
+
+class Call(Protocol):
+    """A request that is ready to be sent, once."""
+
+    async def send(self) -> None:
+        """Sends it and waits until it has ended; raises OSError if it does not end well."""
+
+    def read(self) -> Reply:
+        """What has come back."""
+
+
+class Client(Protocol):
+    """Something that speaks a server's protocol."""
+
+    def prepare(self, request: PlannedRequest) -> Call:
+        """Does beforehand what can be done beforehand."""
+
+
+async def run(
+    client: Client,
+    requests: Sequence[PlannedRequest],
+    *,
+    timeout_s: float = 600.0,
+    on_done: Callable[[], object] = lambda: None,
+) -> list[RequestRecord]:
+    """Sends all requests when they are due and waits for all answers.
+
+    Args:
+        timeout_s: how long one request may take before it counts as failed.
+        on_done: called when a request has ended, well or not.
+    """
+    calls = [client.prepare(request) for request in requests]
+    start = asyncio.get_running_loop().time() + LEAD_S
+    sent = await asyncio.gather(
+        *(
+            _send(call, start + request.arrival_s, timeout_s, on_done)
+            for call, request in zip(calls, requests, strict=True)
+        )
+    )
+    return [
+        _record(request, times, call.read(), start)
+        for request, call, times in zip(requests, calls, sent, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When a call was made and when it was over, and why it was if not for its last token."""
+
+    start_s: float
+    end_s: float
+    error: str | None = None
+
+
+async def _send(call: Call, due: float, timeout_s: float, on_done: Callable[[], object]) -> _Times:
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(due - loop.time())
+    start_s, error = loop.time(), None
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.send()
+    except TimeoutError:
+        error = f"no end after {timeout_s:g} s"
+    except OSError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    on_done()
+    return _Times(start_s, loop.time(), error)
+
+
+def _record(request: PlannedRequest, times: _Times, reply: Reply, start: float) -> RequestRecord:
+    token_times = tuple(
+        itertools.chain.from_iterable(
+            itertools.repeat(answer.time_s - start, answer.n_tokens) for answer in reply.answers
+        )
+    )
+    n_output = len(token_times) if reply.n_output is None else reply.n_output
+    error = times.error or reply.error
+    if error is None and n_output != request.n_output:
+        error = f"{n_output} tokens instead of {request.n_output}"
+    return RequestRecord(
+        arrival_s=request.arrival_s,
+        start_s=times.start_s - start,
+        first_token_s=token_times[0] if token_times else None,
+        end_s=token_times[-1] if token_times and error is None else times.end_s - start,
+        n_prompt=request.n_prompt if reply.n_prompt is None else reply.n_prompt,
+        n_output=n_output,
+        token_times_s=token_times if len(token_times) == n_output else (),
+        error=error,
+    )

@@ -1,0 +1,67 @@
+"""A whole local system as a process of its own, as its users start it."""
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+READY = re.compile(r"Orcinus serves (\S+) .* OpenAI (http://\S+)/v1  gRPC (\S+)")
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Where a running system is."""
+
+    model: str
+    http: str
+    """URL of the OpenAI API, without its path."""
+    grpc: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def running(
+    arguments: Sequence[str], *, module: str = "services.local"
+) -> AsyncIterator[System]:
+    """Starts `python -m module` on free ports, and ends it with all its processes.
+
+    Raises:
+        RuntimeError: it ended, or does not serve in time; it has said why on standard error.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, "--http-port=0", "--grpc-port=0", *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield await _wait_ready(process)
+    finally:
+        await _stop(process)
+
+
+async def _wait_ready(process: asyncio.subprocess.Process) -> System:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            async for line in process.stdout:
+                if found := READY.match(line.decode()):
+                    return System(found[1], found[2], found[3], process.pid)
+    except TimeoutError:
+        raise RuntimeError(f"does not serve after {START_TIMEOUT_S:g} s") from None
+    raise RuntimeError(f"ended with status {await process.wait()} before it served")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

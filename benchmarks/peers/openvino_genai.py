@@ -1,0 +1,93 @@
+"""OpenVINO GenAI's continuous batching, stepped in process.
+
+A checkpoint is converted once, into `--converted`, with weights as they are; the precision of the
+computation is chosen when the model is loaded. Batches are mixed (its "dynamic split fuse") with a
+budget of tokens, and prefixes are not cached: the same prompts come again in every round.
+"""
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+from optimum.exporters.openvino import main_export
+from optimum.intel import OVConfig
+
+from benchmarks.peers.protocol import Pipe, TokenIds, adapter_options, serve
+
+PRECISIONS = {"bf16": "bf16", "fp32": "f32"}
+KV_GB = 2
+
+
+class OpenVinoEngine:
+    """OpenVINO's pipeline, and the requests that it has not finished."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        packages = ("openvino", "openvino-genai", "optimum-intel")
+        self.versions = {name: version(name) for name in packages}
+        precision = PRECISIONS[options.dtype]
+        self.settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "INFERENCE_NUM_THREADS": options.threads,
+        }
+        if options.dtype == "fp32":
+            self.settings["KV_CACHE_PRECISION"] = precision
+        scheduling = {
+            "max_num_seqs": options.max_batch_size,
+            "max_num_batched_tokens": options.max_batch_tokens,
+            "dynamic_split_fuse": True,
+            "enable_prefix_caching": False,
+            "cache_size": KV_GB,
+        }
+        scheduler = openvino_genai.SchedulerConfig()
+        for name, value in scheduling.items():
+            setattr(scheduler, name, value)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(converted(options.model, options.converted)), scheduler, "CPU", self.settings
+        )
+        self.settings = self.settings | scheduling
+        self._handles: dict[int, Any] = {}
+
+    def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = n_output
+        config.ignore_eos = True
+        prompt = openvino.Tensor(np.array([prompt_token_ids], dtype=np.int64))
+        self._handles[index] = self._pipeline.add_request(index, prompt, config)
+
+    def step(self) -> dict[int, TokenIds]:
+        self._pipeline.step()
+        news = {}
+        for index, handle in list(self._handles.items()):
+            if handle.can_read():
+                (output,) = handle.read().values()
+                news[index] = output.generated_ids
+            elif handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+                del self._handles[index]
+        return news
+
+
+def converted(model: Path, folder: Path) -> Path:
+    """The model as OpenVINO reads it, made in `folder` unless it is there."""
+    if not (folder / "openvino_model.xml").exists():
+        main_export(
+            str(model),
+            output=folder,
+            task="text-generation-with-past",
+            ov_config=OVConfig(dtype="fp32"),
+        )
+    return folder
+
+
+def main() -> None:
+    parser = adapter_options(__doc__, dtypes=PRECISIONS)
+    parser.add_argument("--max-batch-tokens", type=int, default=512)
+    pipe = Pipe()
+    serve(pipe, OpenVinoEngine(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

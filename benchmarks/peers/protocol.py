@@ -1,0 +1,118 @@
+"""What an adapter and the benchmark say to each other: a line of JSON each, on a pipe.
+
+    adapter    {"ready": {"versions": {...}, "settings": {...}}}          once it has its model
+    benchmark  {"requests": [{"arrival_s", "prompt_token_ids", "n_output"}, ...]}
+    adapter    {"requests": [{"arrival_s", "start_s", "first_token_s", "end_s", "n_prompt",
+                              "n_output"}, ...], "token_ids": [[...], ...]}
+
+Times are seconds since the run's start; `start_s` is when the engine was given the request. An
+adapter brings an `Engine` to `serve`, which hands it requests when they are due and has it step, so
+that all peers are driven by the same loop. Engines that print do so on standard error: `serve`
+keeps the pipe that was standard output for itself.
+
+Runs in a peer's environment: nothing but the standard library.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+TokenIds = Sequence[int]
+
+
+class Engine(Protocol):
+    """A loaded model that generates greedily, whatever the tokens that end a text."""
+
+    versions: dict[str, str]
+    """Of the packages that matter."""
+    settings: dict[str, Any]
+    """How the engine was set up."""
+
+    def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
+        """Takes a request, which `step` calls by its index."""
+
+    def step(self) -> dict[int, TokenIds]:
+        """Computes for as long as it takes until there may be tokens; the new ones by request."""
+
+
+def adapter_options(
+    description: str | None, *, dtypes: Iterable[str], max_batch_size: int = 64
+) -> argparse.ArgumentParser:
+    """The command line that all adapters have; an adapter adds its own options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint of transformers'")
+    parser.add_argument("--converted", type=Path, help="where it lies in the engine's own format")
+    parser.add_argument("--dtype", choices=sorted(dtypes), default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-batch-size", type=int, default=max_batch_size)
+    return parser
+
+
+class Pipe:
+    """The adapter's end of the conversation. Standard output goes to standard error from now on."""
+
+    def __init__(self) -> None:
+        self._reader = sys.stdin
+        self._writer: IO[str] = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def say(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(message) + "\n")
+        self._writer.flush()
+
+    def listen(self) -> dict[str, Any] | None:
+        """The next message; None when there will be no more."""
+        line = self._reader.readline()
+        message: dict[str, Any] | None = json.loads(line) if line else None
+        return message
+
+
+def serve(pipe: Pipe, engine: Engine) -> None:
+    """Says that the engine is ready, and runs what comes until the other end closes."""
+    pipe.say({"ready": {"versions": engine.versions, "settings": engine.settings}})
+    while (message := pipe.listen()) is not None:
+        pipe.say(run(engine, message["requests"]))
+
+
+def run(
+    engine: Engine,
+    requests: Sequence[dict[str, Any]],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Gives the engine each request when it is due, and notes when its tokens are there."""
+    waiting = deque(sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"]))
+    records = [
+        {"arrival_s": each["arrival_s"], "n_prompt": len(each["prompt_token_ids"])}
+        for each in requests
+    ]
+    token_ids: list[list[int]] = [[] for _ in requests]
+    running: set[int] = set()
+    start = clock()
+    while waiting or running:
+        now = clock() - start
+        while waiting and requests[waiting[0]]["arrival_s"] <= now:
+            index = waiting.popleft()
+            running.add(index)
+            records[index]["start_s"] = now
+            engine.submit(index, requests[index]["prompt_token_ids"], requests[index]["n_output"])
+        if not running:
+            sleep(requests[waiting[0]]["arrival_s"] - now)
+            continue
+        news = engine.step()
+        now = clock() - start
+        for index, tokens in news.items():
+            if tokens:
+                records[index].setdefault("first_token_s", now)
+            token_ids[index].extend(tokens)
+            if len(token_ids[index]) >= requests[index]["n_output"]:
+                running.discard(index)
+                records[index] |= {"end_s": now, "n_output": len(token_ids[index])}
+    return {"requests": records, "token_ids": token_ids}

@@ -1,0 +1,44 @@
+"""Figures of measurements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+MARKERS = "os^Dvp*X"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one run has shown."""
+
+    requests_per_s: float
+    median_s: float
+    """Normalised latency."""
+
+
+def draw_latency(
+    path: Path, lines: Mapping[str, Sequence[Point]], *, title: str, bound_s: float | None = None
+) -> None:
+    """Median normalised latency over throughput, as the paper draws it; a line for each name."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for index, (name, points) in enumerate(lines.items()):
+        axes.plot(
+            [point.requests_per_s for point in points],
+            [1e3 * point.median_s for point in points],
+            marker=MARKERS[index % len(MARKERS)],
+            label=name,
+        )
+    if bound_s is not None:
+        axes.axhline(1e3 * bound_s, color="grey", linestyle=":", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("throughput (requests/s)")
+    axes.set_ylabel("median normalised latency (ms/token)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
