@@ -1,0 +1,162 @@
+# The images of Orcinus; `make images` builds them all.
+#
+#   frontend, scheduler    without torch
+#   worker                 with torch for DEVICE, cpu or cuda
+#   demo-model             models/demo, and a command that copies it into a volume
+#
+# Dependencies lie in /venv, in layers that change only with them; our code lies in /app. All run as a
+# user without rights, on a read-only root file system, and write to /tmp and volumes only. The base
+# has no compiler, and only the stage that builds native kernels gets one; and no CUDA: torch's wheels
+# bring their own.
+
+# checkov:skip=CKV_DOCKER_7:the tag of the base is in BASE
+ARG BASE=python:3.11-slim
+
+# --- Building -------------------------------------------------------------------------------------
+
+FROM ${BASE} AS build
+WORKDIR /build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+# A list for each service, so that other edits of pyproject.toml install nothing anew.
+FROM build AS requirements
+COPY pyproject.toml ./
+RUN for service in frontend scheduler worker; do python -c '\
+import sys, tomllib; \
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*project["dependencies"], *project["optional-dependencies"][sys.argv[1]], sep="\n")' \
+    "$service" >"$service.txt" || exit; done
+
+FROM build AS protos
+COPY constraints.txt ./
+RUN pip install -c constraints.txt grpcio-tools
+COPY protos protos
+RUN mkdir gen \
+ && python -m grpc_tools.protoc -Iprotos --python_out=gen --grpc_python_out=gen protos/orcinus/v1/*.proto
+
+# Byte code is not compared with its source again: both stay as they are.
+FROM build AS code
+COPY --from=protos /build/gen /app
+COPY services/__init__.py /app/services/
+COPY services/common /app/services/common
+
+FROM code AS frontend-code
+COPY services/frontend /app/services/frontend
+RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
+
+FROM code AS scheduler-code
+COPY services/scheduler /app/services/scheduler
+RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
+
+# For every instruction set that a node may have; the one that fits is chosen where it runs.
+FROM build AS native-kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY kernels/build.py kernels/
+COPY kernels/native/src kernels/native/src
+RUN python kernels/build.py
+
+FROM code AS worker-code
+COPY kernels /app/kernels
+COPY --from=native-kernels /build/kernels/native/lib /app/kernels/native/lib
+COPY services/worker /app/services/worker
+RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
+
+FROM build AS model
+COPY models/demo /model
+RUN chmod -R a+rX /model
+
+# --- Running --------------------------------------------------------------------------------------
+
+# The virtual environments are made in place, since a layer that is copied has to be compared whole at
+# every build.
+FROM ${BASE} AS service
+WORKDIR /app
+ENV PATH=/venv/bin:$PATH \
+    PYTHONPATH=/app \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    ORCINUS_HEALTH_ADDRESS=0.0.0.0:50060
+EXPOSE 50060
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
+    CMD ["python", "-m", "services.common.healthcheck", "127.0.0.1:50060", "readiness"]
+RUN python -m venv --without-pip /venv
+COPY LICENSE constraints.txt /venv/
+
+FROM service AS frontend
+COPY --from=requirements /build/frontend.txt /venv/requirements.txt
+RUN pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+ENV ORCINUS_HTTP_ADDRESS=0.0.0.0:8000 ORCINUS_GRPC_ADDRESS=0.0.0.0:50051
+EXPOSE 8000 50051
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "services.frontend"]
+ARG VERSION=0.1.0
+ARG REVISION=
+ARG CREATED=
+LABEL org.opencontainers.image.title="orcinus/frontend" \
+      org.opencontainers.image.description="OpenAI-compatible and gRPC front of an Orcinus pipeline" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.created=$CREATED
+COPY --from=frontend-code /app /app
+
+FROM service AS scheduler
+COPY --from=requirements /build/scheduler.txt /venv/requirements.txt
+RUN pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+EXPOSE 50052
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "services.scheduler"]
+ARG VERSION=0.1.0
+ARG REVISION=
+ARG CREATED=
+LABEL org.opencontainers.image.title="orcinus/scheduler" \
+      org.opencontainers.image.description="Iteration-level scheduler of an Orcinus pipeline" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.created=$CREATED
+COPY --from=scheduler-code /app /app
+
+# torch, and nothing else, comes from the index TORCH_INDEX if there is one (PyTorch keeps its wheels
+# without CUDA on one). A wheel that cannot do what DEVICE says fails here and not in a pod.
+FROM service AS worker
+ARG TORCH_INDEX=
+COPY --from=requirements /build/worker.txt /venv/requirements.txt
+RUN if [ -n "$TORCH_INDEX" ]; then \
+    pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt \
+    --no-deps --index-url "$TORCH_INDEX" torch; fi \
+ && pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+ARG DEVICE=cpu
+RUN python -c 'import sys, torch; \
+sys.exit(sys.argv[1] == "cuda" and torch.version.cuda is None and "this torch has no CUDA")' "$DEVICE"
+ENV ORCINUS_DEVICE=$DEVICE
+EXPOSE 50053
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "services.worker"]
+ARG VERSION=0.1.0
+ARG REVISION=
+ARG CREATED=
+LABEL org.opencontainers.image.title="orcinus/worker" \
+      org.opencontainers.image.description="One stage of an Orcinus pipeline, on $DEVICE" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.created=$CREATED
+COPY --from=worker-code /app /app
+
+# An init container: its argument is the directory that gets the checkpoint.
+FROM ${BASE} AS demo-model
+COPY --from=model /model /model
+USER 65532:65532
+HEALTHCHECK NONE
+ENTRYPOINT ["cp", "--recursive", "/model/."]
+ARG VERSION=0.1.0
+ARG REVISION=
+ARG CREATED=
+LABEL org.opencontainers.image.title="orcinus/demo-model" \
+      org.opencontainers.image.description="A small checkpoint to try Orcinus with" \
+      org.opencontainers.image.licenses="PSF-2.0" \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.created=$CREATED
