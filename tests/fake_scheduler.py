@@ -4,6 +4,7 @@
     address = await scheduler.start()
     scheduler.behaviour = says(5, 6, 7)
 
+It leads from the start, unless told to stand by; then its health says so, and it lets nobody in.
 A behaviour is a coroutine function of one request; it runs as a task of its own and is cancelled
 when the request is, or when the frontend goes away. `requests` keeps all that came, in order, and
 `cancellations` the names of all that were cancelled, whether they still ran or not.
@@ -16,7 +17,8 @@ from typing import Any
 import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
-from services.common import rpc
+from services.common import errors, rpc
+from services.common.health import Health
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
@@ -43,6 +45,7 @@ class FakeRequest:
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         """Cancelled, finished, or its frontend is gone."""
+        self.n_tokens = 0
         self._send = send
 
     def accept(self) -> None:
@@ -68,6 +71,7 @@ class FakeRequest:
 
     def tokens(self, *token_ids: int) -> None:
         """An iteration brought tokens."""
+        self.n_tokens += len(token_ids)
         update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=token_ids)
         self._send(scheduler_pb2.ConnectResponse(tokens=[update]))
 
@@ -163,6 +167,7 @@ class FakeScheduler:
         behaviour: Behaviour = echo,
         *,
         pipeline: scheduler_pb2.PipelineDescription | None = PIPELINE,
+        is_leading: bool = True,
     ) -> None:
         self.behaviour = behaviour
         self.pipeline = pipeline
@@ -170,6 +175,9 @@ class FakeScheduler:
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
+        self._is_leading = is_leading
+        self._connections: set[_Connection] = set()
+        self._health = Health(SERVICE.full_name)
         self._arrivals = asyncio.Condition()
         self._drop = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -179,7 +187,10 @@ class FakeScheduler:
         self._server = rpc.create_server()
         handler = rpc.service_handler(SERVICE, self)
         self._server.add_generic_rpc_handlers((handler,))
+        self._health.add_to(self._server)
         bound = rpc.bind(self._server, address)
+        await self._health.start()
+        await self._health.set_serving(self._is_leading)
         await self._server.start()
         return bound
 
@@ -189,6 +200,36 @@ class FakeScheduler:
         if self._server is not None:
             await self._server.stop(None)
             await self._server.wait_for_termination()
+
+    async def lead(self) -> None:
+        """Lets frontends in."""
+        self._is_leading = True
+        await self._health.set_serving(True)
+
+    async def stand_by(self) -> None:
+        """Leads no longer: ends the streams of all frontends and lets nobody in."""
+        self._is_leading = False
+        await self._health.set_serving(False)
+        for connection in list(self._connections):
+            await connection.wait_sent()
+        self.drop_connections()
+
+    def open(self, pipeline: scheduler_pb2.PipelineDescription = PIPELINE) -> None:
+        """Has a pipeline, and tells all frontends."""
+        self.pipeline = pipeline
+        for connection in self._connections:
+            connection.send(scheduler_pb2.ConnectResponse(pipeline=pipeline))
+
+    def close(self) -> None:
+        """Has no pipeline, and tells all frontends; what runs goes on."""
+        self.pipeline = None
+        for connection in self._connections:
+            connection.send(scheduler_pb2.ConnectResponse(is_closed=True))
+
+    async def wait_ended(self) -> None:
+        """Waits until all requests that have come have ended."""
+        for request in self.requests:
+            await request.ended.wait()
 
     def drop_connections(self) -> None:
         """Ends the streams of all frontends; they may come back."""
@@ -208,7 +249,11 @@ class FakeScheduler:
 
     async def Connect(self, context: Any) -> None:
         """One frontend's stream."""
+        if not self._is_leading:
+            raise errors.Unavailable("this scheduler does not lead")
+        await context.send_initial_metadata(())
         connection = _Connection(self)
+        self._connections.add(connection)
         async with self._arrivals:
             self.n_connections += 1
             self._arrivals.notify_all()
@@ -223,6 +268,7 @@ class FakeScheduler:
         finally:
             for task in tasks:
                 task.cancel()
+            self._connections.discard(connection)
             connection.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -262,6 +308,10 @@ class _Connection:
     async def write_all(self, context: Any) -> None:
         while True:
             await context.write(await self._outbox.get())
+            self._outbox.task_done()
+
+    async def wait_sent(self) -> None:
+        await self._outbox.join()
 
     async def read_all(self, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from orcinus.v1 import worker_pb2
 
 from services.common import rpc
+from services.common.protocol import PROTOCOL
 from services.scheduler.batch import Batch
 from services.worker.channel import MessageKind
 from services.worker.controller import SERVICE, Controller
@@ -32,6 +33,7 @@ def describe_stage(
         block_size=4,
         n_kv_blocks=50 - stage_index,
         rendezvous_address="127.0.0.1:1",
+        protocol=PROTOCOL,
     )
 
 

@@ -1,6 +1,7 @@
 """What README and docs say exists does exist, and every place is on the map."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ def tree() -> list[str]:
 
 
 def tracked_folders() -> set[str]:
-    """Folders with code of ours: those of the root, and one level deeper under services."""
-    services = {f"services/{p.name}/" for p in (ROOT / "services").iterdir() if p.is_dir()}
-    roots = {"protos/orcinus/v1/"} | {
-        f"{name}/" for name in ("kernels", "models", "benchmarks", "examples", "tests", "docs")
-    }
-    return {path for path in services | roots if "__" not in path}
+    """Folders of the repository: those of the root, and one level deeper under services."""
+    listing = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
+    paths = [Path(line) for line in listing.splitlines()]
+    roots = {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0][0] != "."}
+    services = {f"services/{path.parts[1]}" for path in paths if path.parts[0] == "services"}
+    folders = roots - {"services", "protos"} | {"protos/orcinus/v1"} | services
+    return {f"{folder}/" for folder in folders if "__" not in folder}
 
 
 def test_the_tree_of_the_readme_is_the_tree() -> None:

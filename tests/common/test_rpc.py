@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,13 +11,16 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from orcinus.v1 import inference_pb2, inference_pb2_grpc
+from orcinus.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2
 
 from services.common import errors, rpc
+from tests.frontend.scheduler_process import hurried, scheduler_process
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 TREE = [
     (errors.InvalidRequest("n", "must be 1"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Unauthenticated("who?"), grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDenied("not you"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.PoolFull("full", retry_after_s=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable("gone"), grpc.StatusCode.UNAVAILABLE),
     (errors.StaleEpoch("old"), grpc.StatusCode.ABORTED),
@@ -51,9 +55,11 @@ class Servicer:
 
 
 @contextlib.asynccontextmanager
-async def served(servicer: Servicer) -> AsyncIterator[grpc.aio.Channel]:
-    server = rpc.create_server()
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, servicer),))
+async def served(
+    servicer: Servicer, options: rpc.Options = (), **handler: Any
+) -> AsyncIterator[grpc.aio.Channel]:
+    server = rpc.create_server(options)
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, servicer, **handler),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.connect(address) as channel:
@@ -105,6 +111,94 @@ async def test_a_request_that_cannot_be_parsed_is_the_clients_mistake(data: byte
         error = await _generate(channel, data)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "GenerateRequest" in (error.details() or "")
+
+
+NOBODY = {method.name: {"nobody"} for method in SERVICE.methods}
+
+
+def refuse(context: Any) -> None:
+    raise errors.Unauthenticated("who?")
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [
+        ({"admit": refuse}, grpc.StatusCode.UNAUTHENTICATED),
+        ({"callers": NOBODY}, grpc.StatusCode.PERMISSION_DENIED),
+        ({"callers": NOBODY, "admit": refuse}, grpc.StatusCode.PERMISSION_DENIED),
+    ],
+    ids=["hook", "role", "role first"],
+)
+@pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
+async def test_a_caller_is_refused_before_his_request_is_received(
+    method: str, handler: dict[str, Any], code: grpc.StatusCode
+) -> None:
+    async with served(Servicer(), **handler) as channel:
+        # On the wire a single request is a stream of one; here nothing of it is ever sent.
+        call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))()
+        error = await asyncio.wait_for(failure(call.read()), 5)
+        assert error.code() is code
+        call = channel.unary_unary(rpc.method_path(SERVICE, method))
+        error = await asyncio.wait_for(failure(call(b"\xff")), 5)
+        assert error.code() is code, "what he sends is not looked at"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_call_without_a_request_is_the_clients_mistake(method: str) -> None:
+    async with served(Servicer()) as channel:
+        call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))()
+        await call.done_writing()
+        error = await asyncio.wait_for(failure(call.read()), 5)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == f"request: the call has no {method}Request"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize("how", ["cancelled", "deadline"])
+async def test_a_call_that_ends_before_its_request_leaves_nothing(
+    method: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_come, has_gone = asyncio.Event(), asyncio.Event()
+
+    def watch(context: Any) -> None:
+        context.add_done_callback(lambda _: has_gone.set())
+        has_come.set()
+
+    async with served(Servicer(), admit=watch) as channel:
+        timeout = 0.3 if how == "deadline" else None
+        call: Any = channel.stream_stream(rpc.method_path(SERVICE, method))(timeout=timeout)
+        async with asyncio.timeout(5):
+            await has_come.wait()
+            if how == "cancelled":
+                call.cancel()
+            await has_gone.wait()
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await stub.Generate(inference_pb2.GenerateRequest(model="m"))).model == "m"
+    assert not caplog.records
+
+
+async def test_options_of_a_server_override_the_limits_of_the_project(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(Servicer(), [("grpc.max_receive_message_length", 1000)]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        caught = await failure(stub.Generate(inference_pb2.GenerateRequest(model="m" * 1000)))
+        assert caught.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await stub.Generate(inference_pb2.GenerateRequest(model="m" * 900))
+    assert not caplog.records
+
+
+async def test_a_peer_that_stands_still_is_noticed() -> None:
+    scheduler = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+    async with (
+        scheduler_process() as (process, address),
+        rpc.connect(address, hurried(rpc.CHANNEL_OPTIONS)) as channel,
+    ):
+        call: Any = channel.stream_stream(rpc.method_path(scheduler, "Connect"))()
+        assert await asyncio.wait_for(call.read(), 5)
+        process.send_signal(signal.SIGSTOP)
+        error = await asyncio.wait_for(failure(call.read()), 10)  # 1.5 s to ping, 0.5 s to wait
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_an_address_in_use_is_an_os_error() -> None:

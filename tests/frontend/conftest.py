@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from orcinus.v1 import inference_pb2
 
-from services.common import rpc
+from services.common import rpc, tracing
+from services.common.tracing import Tracing
 from services.frontend.frontend import Frontend
 from services.frontend.grpc_api import SERVICE
 from services.frontend.scheduler_client import Backoff, SchedulerClient
@@ -38,9 +39,11 @@ async def soon(waiting: Awaitable[Result]) -> Result:
 
 
 @asynccontextmanager
-async def client_of(address: str) -> AsyncIterator[SchedulerClient]:
-    """A client that tries to reach a scheduler."""
-    client = SchedulerClient(address, backoff=EAGER)
+async def client_of(
+    address: str, connect: rpc.Connect = rpc.connect
+) -> AsyncIterator[SchedulerClient]:
+    """A client that tries to reach a scheduler, or the one of several that leads."""
+    client = SchedulerClient(address, connect=connect, backoff=EAGER)
     running = asyncio.ensure_future(client.run())
     try:
         yield client
@@ -53,9 +56,15 @@ async def client_of(address: str) -> AsyncIterator[SchedulerClient]:
 async def connected(scheduler: FakeScheduler) -> AsyncIterator[SchedulerClient]:
     """A client that has reached its scheduler."""
     async with client_of(await scheduler.start()) as client:
-        await soon(client.wait_ready())
+        await soon(client.wait_open())
         yield client
     await scheduler.stop()
+
+
+async def start_all(*schedulers: FakeScheduler) -> str:
+    """Starts schedulers; the address that stands for all of them."""
+    addresses = [await scheduler.start() for scheduler in schedulers]
+    return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
 
 
 class InferenceClient:
@@ -125,36 +134,46 @@ class Site:
 
 
 @asynccontextmanager
-async def running(directory: Path, **settings: Any) -> AsyncIterator[Site]:
-    """A frontend and its scheduler, connected."""
-    tokenizer = checkpoints.write_checkpoint(
-        directory, chat_template=settings.pop("template", checkpoints.CHAT_TEMPLATE)
-    )
-    scheduler = FakeScheduler()
+async def running(
+    directory: Path,
+    *schedulers: FakeScheduler,
+    template: str | None = checkpoints.CHAT_TEMPLATE,
+    is_open: bool = True,
+    traces: Tracing = tracing.OFF,
+    **settings: Any,
+) -> AsyncIterator[Site]:
+    """A frontend and its schedulers, one unless some are given; connected, unless none is open.
+
+    The frontend holds no requests unless told to.
+    """
+    tokenizer = checkpoints.write_checkpoint(directory, chat_template=template)
+    schedulers = schedulers or (FakeScheduler(),)
     frontend = Frontend(
         FrontendSettings(
             model=directory,
-            scheduler=await scheduler.start(),
+            scheduler=await start_all(*schedulers),
             http_address="127.0.0.1:0",
             grpc_address="127.0.0.1:0",
-            max_body_bytes=100_000,
-            **settings,
-        )
+            **{"max_body_bytes": 100_000, "hold_s": 0.0, **settings},
+        ),
+        traces,
     )
+    await frontend.answer_probes()
     stop = asyncio.Event()
     serving = asyncio.ensure_future(frontend.run(stop))
     http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=PATIENCE_S)
     async with http, rpc.connect(frontend.grpc_address) as channel:
-        site = Site(frontend, scheduler, tokenizer, http, InferenceClient(channel), stop)
+        site = Site(frontend, schedulers[0], tokenizer, http, InferenceClient(channel), stop)
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await frontend.wait_ready()
+            if is_open:
+                await soon(frontend.wait_ready())
             yield site
         finally:
             stop.set()
             async with asyncio.timeout(PATIENCE_S):
                 await serving
-            await scheduler.stop()
+            for scheduler in schedulers:
+                await scheduler.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
+from services.frontend.api_keys import ApiKeys
 from services.frontend.generation_service import GenerationService
 from services.frontend.grpc_api import InferenceServicer
 from tests.fake_scheduler import (
@@ -160,7 +161,6 @@ async def test_model_is_described(site: Site) -> None:
         (whole(tokens()), "prompt"),
         (whole(tokens(512)), "prompt"),
         (whole(conversation()), "messages"),
-        (whole(text("x" * 200_000)), "request"),
         (inference_pb2.GenerateRequest(model="gpt-5", prompt=text("x")), "model"),
         (b"\x12\x03\x0a\x01\xff", "request"),
     ],
@@ -171,6 +171,15 @@ async def test_wrong_request_is_refused_by_name(site: Site, request_: Any, field
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     (violation,) = detail(error, error_details_pb2.BadRequest).field_violations
     assert violation.field == field
+    assert not site.scheduler.requests
+
+
+async def test_request_that_is_too_large_is_refused(site: Site) -> None:
+    request = whole(text("x" * 200_000))
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+        error = await failure(site.inference.generate(request, compression=compression))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in error.details()
     assert not site.scheduler.requests
 
 
@@ -234,6 +243,9 @@ class UnreadCall:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     def end(self) -> None:
         for callback in self._callbacks:
             callback(self)
@@ -244,7 +256,7 @@ async def test_call_that_ends_while_nobody_reads_ends_the_request(site: Site) ->
     call: Any = UnreadCall()
     async with connected(scheduler) as client:
         service = GenerationService(site.tokenizer, client)
-        servicer = InferenceServicer(service, max_body_bytes=1000)
+        servicer = InferenceServicer(service, max_body_bytes=1000, api_keys=ApiKeys(None))
         answers: Any = servicer.GenerateStream(streamed(text("x")), call)
         await soon(anext(answers))  # and here the servicer waits until it is asked for more
         (request,) = await soon(scheduler.wait_requests())

@@ -66,7 +66,7 @@ async def ready(directory: Path) -> AsyncIterator[tuple[Any, FakeScheduler, http
         async with asyncio.timeout(START_S):
             line = await asyncio.to_thread(os.read, reading, 4096)
         addresses = json.loads(line)
-        assert addresses.keys() == {"http", "grpc"}
+        assert addresses.keys() == {"http", "grpc", "metrics"}
         url = f"http://{addresses['http']}"
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             yield process, scheduler, http

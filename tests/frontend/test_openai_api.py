@@ -394,14 +394,14 @@ async def test_pipeline_lost_before_the_first_token_is_503(site: Site, stream: b
     site.scheduler.behaviour = loses_pipeline_after()
     response = await post(site, "completions", prompt="x", stream=stream)
     assert response.status_code == 503
-    assert error_of(response)["message"] == "stage 1 was lost"
+    assert error_of(response)["message"] == "stage 1 was lost; try again"
 
 
 async def test_pipeline_lost_later_ends_the_stream_with_an_error(site: Site) -> None:
     site.scheduler.behaviour = loses_pipeline_after(*site.tokens("ab"))
     chunks = await events(site, "completions", prompt="x")
     assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == ["a", "b"]
-    assert chunks[-1]["error"]["message"] == "stage 1 was lost"
+    assert chunks[-1]["error"]["message"] == "stage 1 was lost; try again"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from orcinus.v1 import worker_pb2
 from services.common.errors import Unavailable
 from services.scheduler.engine_master import EngineMaster, PipelineLost
 from services.scheduler.membership import Member, check_agreement, gather
+from services.scheduler.stages import StaticStages
+from services.scheduler.term import Unopposed
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, describe_stage, fake_stages
 from tests.scheduler.workload import Arrival, build, request_for
@@ -17,20 +19,29 @@ from tests.scheduler.workload import Arrival, build, request_for
 class Master:
     """An engine master on fake stages, and what it says."""
 
-    def __init__(self, stages: list[FakeStage], *, silence_limit_s: float = 60) -> None:
+    def __init__(
+        self,
+        stages: list[FakeStage],
+        *,
+        silence_limit_s: float = 60,
+        iteration_limit_s: float = 60,
+    ) -> None:
         self.stages = stages
         self.silence_limit_s = silence_limit_s
+        self.iteration_limit_s = iteration_limit_s
         self.news = asyncio.Event()
         self.timings: list[tuple[int, int]] = []
         self.engine: EngineMaster
 
     async def __aenter__(self) -> "Master":
-        pipeline = await gather([s.address for s in self.stages], pipeline_id="p", timeout_s=5)
+        stages = StaticStages([stage.address for stage in self.stages])
+        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=5)
         self.engine = EngineMaster(
             pipeline,
             wake=self.news.set,
             on_timing=lambda stage, timing: self.timings.append((stage, timing.iteration)),
             silence_limit_s=self.silence_limit_s,
+            iteration_limit_s=self.iteration_limit_s,
         )
         await self.engine.start()
         return self
@@ -45,11 +56,11 @@ class Master:
 
 
 def sign_of_life(master: Master) -> bytes:
-    """What an idle stage reports now and then."""
+    """What a stage reports however busy it is."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=master.engine.pipeline.pipeline_id,
         epoch=master.engine.pipeline.epoch,
-        timings=worker_pb2.StageTimings(),
+        heartbeat=worker_pb2.StageHeartbeat(),
     ).SerializeToString()
 
 
@@ -102,7 +113,7 @@ async def test_a_silent_stage_ends_the_epoch() -> None:
 async def test_an_iteration_that_never_returns_ends_the_epoch_of_lively_stages() -> None:
     scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
     scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
-    async with fake_stages(1) as stages, Master(stages, silence_limit_s=1) as master:
+    async with fake_stages(1) as stages, Master(stages, iteration_limit_s=1) as master:
         batch = scheduler.select()
         assert batch is not None
         await master.engine.run(batch)
@@ -176,12 +187,15 @@ async def test_each_pipeline_formed_of_the_same_stages_has_a_newer_epoch() -> No
 
 async def test_stages_that_never_come_up_are_named() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b"):
-        await gather(["127.0.0.1:1"], pipeline_id="p", timeout_s=0.5)
+        await gather(
+            StaticStages(["127.0.0.1:1"]), term=Unopposed(), pipeline_id="p", timeout_s=0.5
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"protocol": 0}, "protocol"),
         ({"model": "other"}, "model"),
         ({"fingerprint": "other"}, "fingerprint"),
         ({"stage_index": 0}, "stage_index"),

@@ -5,11 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.request import FinishReason, Request, RequestId, RequestState
+from services.scheduler.request import FinishReason, Request, RequestId
 from services.scheduler.scheduler import Scheduler
 from tests.scheduler.algorithm1 import PaperRequest, PaperScheduler
+from tests.scheduler.invariants import (
+    check_batches,
+    check_ends,
+    check_first_come_first_served,
+    check_memory,
+    check_no_request_is_in_two_batches,
+)
 from tests.scheduler.workload import (
     PLAIN_TOKEN,
+    STOP_TOKEN,
     Arrival,
     Driver,
     arrivals,
@@ -63,10 +71,16 @@ def test_batches_are_those_of_algorithm_1(
     assert paper.request_pool == []
 
 
-@given(requests=arrivals(with_cancellations=True), data=st.data(), **MACHINES)
+@given(
+    requests=arrivals(with_cancellations=True),
+    data=st.data(),
+    token_hand_off=st.booleans(),
+    **MACHINES,
+)
 def test_invariants_hold_whatever_arrives_and_is_cancelled(
     requests: list[Arrival],
     data: st.DataObject,
+    token_hand_off: bool,
     max_batch_size: int,
     pipeline_depth: int,
     block_size: int,
@@ -77,6 +91,7 @@ def test_invariants_hold_whatever_arrives_and_is_cancelled(
         n_blocks=n_blocks * 4 // block_size,
         block_size=block_size,
         pipeline_depth=pipeline_depth,
+        token_hand_off=token_hand_off,
     )
     driver = Driver(scheduler, requests)
     n_iterations = dict.fromkeys(range(len(requests)), 0)
@@ -85,60 +100,14 @@ def test_invariants_hold_whatever_arrives_and_is_cancelled(
         batch = driver.select()
         for span in batch.spans if batch else ():
             n_iterations[int(span.request.request_id)] += 1
-        check_memory(scheduler)
+        check_memory(driver)
         check_batches(driver, max_batch_size=max_batch_size)
+        if not token_hand_off:
+            check_no_request_is_in_two_batches(driver)
         check_first_come_first_served(driver, n_iterations)
         if driver.in_flight and (batch is None or data.draw(st.booleans())):
             driver.return_oldest()
-    check_memory(scheduler)
-    assert scheduler.kv_manager.n_reserved_slots == 0
-    assert scheduler.kv_manager.n_allocated_slots == 0
     check_ends(driver)
-
-
-def check_memory(scheduler: Scheduler) -> None:
-    """Reserved <= slots; assigned <= reserved; every block has one owner."""
-    kv_manager = scheduler.kv_manager
-    reservations = [r.reservation for r in scheduler.pool if r.reservation is not None]
-    assert kv_manager.n_reserved_slots <= kv_manager.n_slots
-    assert sum(r.n_reserved_blocks for r in reservations) == kv_manager.n_reserved_blocks
-    assert all(len(r.block_ids) <= r.n_reserved_blocks for r in reservations)
-    owned = [block for r in reservations for block in r.block_ids]
-    assert len(owned) == len(set(owned))
-    assert len(owned) * kv_manager.block_size == kv_manager.n_allocated_slots
-    rows = [r.row for r in reservations]
-    assert len(rows) == len(set(rows))
-
-
-def check_batches(driver: Driver, *, max_batch_size: int) -> None:
-    """Few enough in flight, none too large, no request in two."""
-    assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
-    assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
-    running = [span.request for batch in driver.in_flight for span in batch.spans]
-    assert len(running) == len(set(running))
-    assert all(request.state is RequestState.RUNNING for request in running)
-
-
-def check_first_come_first_served(driver: Driver, n_iterations: dict[int, int]) -> None:
-    """Of two requests that are both in the pool, the earlier has run as often, or more often."""
-    alive = sorted(
-        (index for index, r in driver.requests.items() if r.state is not RequestState.FINISHED),
-        key=lambda index: driver.requests[index].arrival,
-    )
-    counts = [n_iterations[index] for index in alive]
-    assert counts == sorted(counts, reverse=True)
-
-
-def check_ends(driver: Driver) -> None:
-    """Every request ended exactly once, with as many tokens as it was told about."""
-    for index, request in driver.requests.items():
-        mine = [update for update in driver.updates if update.request is request]
-        assert [u.finish_reason for u in mine[:-1]] == [None] * (len(mine) - 1)
-        assert mine[-1].finish_reason is not None
-        tokens = [update.token_id for update in mine if update.token_id is not None]
-        assert tokens == request.generated_token_ids
-        if mine[-1].finish_reason is not FinishReason.CANCELLED:
-            assert len(tokens) == driver.arrivals[index].n_iterations
 
 
 def test_a_request_that_can_never_fit_is_refused_at_the_door() -> None:
@@ -181,7 +150,7 @@ def test_a_late_request_joins_the_next_iteration_and_shares_it_with_a_decode() -
         driver.arrive()
         batch = driver.select()
         assert batch is not None
-        shapes.append([(s.start_position, len(s.token_ids), s.is_admission) for s in batch.spans])
+        shapes.append([(s.start_position, s.n_tokens, s.is_admission) for s in batch.spans])
         driver.return_oldest()
     assert shapes == [
         [(0, 9, True)],
@@ -198,12 +167,83 @@ def test_a_request_cancelled_while_it_runs_ends_when_its_batch_returns() -> None
     scheduler.submit(request)
     batch = scheduler.select()
     assert batch is not None
-    assert scheduler.cancel(request) is None
+    assert scheduler.cancel(request) == []
     assert scheduler.kv_manager.n_reserved_slots > 0
     [update] = scheduler.apply(batch.iteration, [PLAIN_TOKEN])
     assert (update.token_id, update.finish_reason) == (None, FinishReason.CANCELLED)
     assert scheduler.kv_manager.n_reserved_slots == 0
-    assert scheduler.cancel(request) is None, "a second cancellation changes nothing"
+    assert scheduler.cancel(request) == [], "a second cancellation changes nothing"
+
+
+def hand_off(*, max_batch_size: int = 4, pipeline_depth: int = 2) -> Scheduler:
+    """A scheduler of one stage, whose rank hands tokens over."""
+    return build(
+        max_batch_size=max_batch_size,
+        n_blocks=40,
+        block_size=4,
+        pipeline_depth=pipeline_depth,
+        token_hand_off=True,
+    )
+
+
+def test_with_hand_off_the_same_requests_ride_every_iteration_and_late_ones_the_next() -> None:
+    driver = Driver(hand_off(), [Arrival(0, 9, 5, 5), Arrival(0, 3, 5, 5), Arrival(2, 6, 2, 2)])
+    shapes = []
+    while not driver.is_done:
+        driver.arrive()
+        while (batch := driver.select()) is not None:
+            shapes.append([(s.start_position, len(s.token_ids), s.n_tokens) for s in batch.spans])
+        driver.return_oldest()
+    assert shapes == [
+        [(0, 9, 9), (0, 3, 3)],
+        [(9, 0, 1), (3, 0, 1)],  # sent before the first has returned
+        [(10, 0, 1), (4, 0, 1)],
+        [(11, 0, 1), (5, 0, 1), (0, 6, 6)],
+        [(12, 0, 1), (6, 0, 1), (6, 0, 1)],
+    ], "and no iteration is planned for a request whose last token is on its way"
+
+
+def test_with_hand_off_a_token_that_has_come_back_is_sent_along_again() -> None:
+    scheduler = hand_off(pipeline_depth=1)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=2, max_new_tokens=3, n_iterations=3)))
+    first = scheduler.select()
+    assert first is not None
+    scheduler.apply(first.iteration, [5])
+    second = scheduler.select()
+    assert second is not None
+    assert second.spans[0].token_ids == [5]
+
+
+def test_what_a_request_brings_after_its_end_is_thrown_away_and_its_memory_free_then() -> None:
+    scheduler = hand_off()
+    request = request_for(0, Arrival(0, n_prompt=2, max_new_tokens=9, n_iterations=1))
+    scheduler.submit(request)
+    first, second = scheduler.select(), scheduler.select()
+    assert first is not None
+    assert second is not None
+    [update] = scheduler.apply(first.iteration, [STOP_TOKEN])
+    assert update.finish_reason is FinishReason.STOP
+    assert len(scheduler.pool) == 0
+    assert scheduler.select() is None
+    assert scheduler.kv_manager.n_reserved_slots > 0, "a batch in flight still writes there"
+    assert scheduler.apply(second.iteration, [PLAIN_TOKEN]) == []
+    assert scheduler.kv_manager.n_reserved_slots == 0
+    assert request.generated_token_ids == [STOP_TOKEN]
+
+
+def test_a_request_cancelled_while_two_batches_have_it_ends_with_the_first() -> None:
+    scheduler = hand_off()
+    request = request_for(0, Arrival(0, n_prompt=2, max_new_tokens=9, n_iterations=9))
+    scheduler.submit(request)
+    first, second = scheduler.select(), scheduler.select()
+    assert first is not None
+    assert second is not None
+    assert scheduler.cancel(request) == []
+    [update] = scheduler.apply(first.iteration, [PLAIN_TOKEN])
+    assert update.finish_reason is FinishReason.CANCELLED
+    assert scheduler.select() is None
+    assert scheduler.apply(second.iteration, [PLAIN_TOKEN]) == []
+    assert scheduler.kv_manager.n_reserved_slots == 0
 
 
 def test_released_rows_are_told_with_the_next_batch_and_only_then() -> None:

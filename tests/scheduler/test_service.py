@@ -15,6 +15,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_p
 from services.common import rpc
 from services.scheduler.engine_master import PipelineLost
 from services.scheduler.iteration_log import IterationLog
+from services.scheduler.request_observer import RequestObservers
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
@@ -49,10 +50,17 @@ async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator
     description = scheduler_pb2.PipelineDescription(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
-    service = SchedulerService()
+    requests = RequestObservers()
+    service = SchedulerService(requests)
     loop = ServingLoop(
-        scheduler, engine, deliver=service.deliver, iteration_log=log, has_news=has_news
+        scheduler,
+        engine,
+        deliver=service.deliver,
+        iterations=log,
+        requests=requests,
+        has_news=has_news,
     )
+    service.lead()
     service.open(description, loop, log)
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
@@ -129,17 +137,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_without_a_pipeline_a_frontend_is_told_to_come_back() -> None:
+async def test_nobody_watches_iterations_before_there_is_a_pipeline() -> None:
     server = rpc.create_server()
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, SchedulerService()),))
+    server.add_generic_rpc_handlers(
+        (rpc.service_handler(SERVICE, SchedulerService(RequestObservers())),)
+    )
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.connect(address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        for call in (stub.Connect(), stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call.read()
-            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError, match="no pipeline has formed"):
+            await stub.WatchIterations(scheduler_pb2.WatchIterationsRequest()).read()
     await server.stop(grace=0)
 
 
@@ -285,6 +293,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
         await frontend.accepted("a", max_new_tokens=2)
         it.service.close()
         it.loop.drain()
+        assert (await frontend.read()).is_closed
         rejection = await frontend.rejection("b")
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
         for _ in range(2):

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from services.scheduler.batch import Batch
+from services.scheduler.batch import Batch, Span
 from services.scheduler.kv_manager import KVManager
+from services.scheduler.policies import Policy
 from services.scheduler.policies.orca import OrcaPolicy
 from services.scheduler.request import Request, RequestId
 from services.scheduler.request_pool import RequestPool
@@ -49,13 +50,22 @@ def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arriv
     return sorted(result, key=lambda arrival: arrival.turn)
 
 
-def build(*, max_batch_size: int, n_blocks: int, block_size: int, pipeline_depth: int) -> Scheduler:
-    """A scheduler with the policy of the paper."""
+def build(
+    *,
+    max_batch_size: int,
+    n_blocks: int,
+    block_size: int,
+    pipeline_depth: int,
+    token_hand_off: bool = False,
+    policy: Policy | None = None,
+) -> Scheduler:
+    """A scheduler with the policy of the paper, unless told otherwise."""
     return Scheduler(
         RequestPool(max_requests=1000),
         KVManager(n_blocks=n_blocks, block_size=block_size),
-        policy=OrcaPolicy(max_batch_size=max_batch_size),
+        policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
+        token_hand_off=token_hand_off,
     )
 
 
@@ -93,7 +103,7 @@ class Driver:
         for index, request in self.requests.items():
             arrival = self.arrivals[index]
             if arrival.cancelled_after == self.turn - arrival.turn:
-                self._note(self.scheduler.cancel(request))
+                self.updates += self.scheduler.cancel(request)
         self.turn += 1
 
     def select(self) -> Batch | None:
@@ -106,15 +116,10 @@ class Driver:
     def return_oldest(self) -> None:
         """Lets the oldest batch come back with its tokens."""
         batch = self.in_flight.pop(0)
-        tokens = [self._token(span.request) for span in batch.spans if span.is_sampled]
-        for update in self.scheduler.apply(batch.iteration, tokens):
-            self._note(update)
+        tokens = [self._token(span) for span in batch.spans if span.is_sampled]
+        self.updates += self.scheduler.apply(batch.iteration, tokens)
 
-    def _token(self, request: Request) -> int:
-        arrival = self.arrivals[int(request.request_id)]
-        is_last = len(request.generated_token_ids) + 1 == arrival.n_iterations
-        return STOP_TOKEN if is_last else PLAIN_TOKEN
-
-    def _note(self, update: Update | None) -> None:
-        if update is not None:
-            self.updates.append(update)
+    def _token(self, span: Span) -> int:
+        arrival = self.arrivals[int(span.request.request_id)]
+        n_generated = span.start_position + span.n_tokens - arrival.n_prompt + 1
+        return STOP_TOKEN if n_generated == arrival.n_iterations else PLAIN_TOKEN

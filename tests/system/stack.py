@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ import httpx
 import psutil
 from orcinus.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
+from tests.exposition import Samples
+
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Orcinus serves .* OpenAI http://(\S+)/v1  gRPC (\S+)")
+METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
 START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 20
 
@@ -53,6 +56,16 @@ class Stack:
         status = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
         return status
+
+    def metrics(self, service: str) -> Samples:
+        """What a service counts, in a stack with `metrics=True`: `stage 0`, `scheduler`,
+        `frontend`."""
+        return Samples(httpx.get(self.metrics_urls[service]).text)
+
+    @property
+    def metrics_urls(self) -> dict[str, str]:
+        """Where services tell their metrics."""
+        return {match[1]: match[2] for line in self.output if (match := METRICS.match(line))}
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signals the launcher only."""
@@ -104,12 +117,19 @@ class Stack:
             yield IterationRecords(call)
             call.cancel()
 
+    def stage_addresses(self) -> list[str]:
+        """Where the stages' controllers listen, in their order."""
+        return self._option("--stages=").split(",")
+
     def _scheduler_address(self) -> str:
+        return self._option("--scheduler=")
+
+    def _option(self, name: str) -> str:
         for process in self.tree:
             for argument in process.cmdline():
-                if argument.startswith("--scheduler="):
-                    return argument.partition("=")[2]
-        raise AssertionError("no frontend")
+                if argument.startswith(name):
+                    return argument.removeprefix(name)
+        raise AssertionError(f"nobody was told {name}")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -141,16 +161,22 @@ class IterationRecords:
 
 
 @contextlib.contextmanager
-def serving(model: Path, **options: Any) -> Iterator[Stack]:
+def serving(
+    model: Path, *, environment: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[Stack]:
     """Orcinus serving a model on free ports; whatever is left of it afterwards is killed."""
     options = {"http_port": 0, "grpc_port": 0, "kv_memory": "16MiB", "threads": 1, **options}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    arguments = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in options.items()
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "services.local", f"--model={model}", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, **(environment or {})},
     )
     stack = Stack(process)
     try:

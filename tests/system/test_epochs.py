@@ -14,6 +14,8 @@ from services.scheduler.engine_master import EngineMaster, PipelineLost
 from services.scheduler.membership import gather
 from services.scheduler.request import Request, RequestId
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.stages import StaticStages
+from services.scheduler.term import Unopposed
 from tests.checkpoints import Oracle
 from tests.scheduler.workload import build
 
@@ -54,9 +56,15 @@ class Run:
         self.engine: EngineMaster
 
     async def __aenter__(self) -> "Run":
-        pipeline = await gather(self.addresses, pipeline_id="p", timeout_s=60)
+        pipeline = await gather(
+            StaticStages(self.addresses), term=Unopposed(), pipeline_id="p", timeout_s=60
+        )
         self.engine = EngineMaster(
-            pipeline, wake=self.news.set, on_timing=lambda *_: None, silence_limit_s=60
+            pipeline,
+            wake=self.news.set,
+            on_timing=lambda *_: None,
+            silence_limit_s=60,
+            iteration_limit_s=60,
         )
         await self.engine.start()
         return self

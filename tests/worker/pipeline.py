@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels.packed_linear import Quantization
 from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, load_stage
@@ -36,6 +37,7 @@ def load(
     tp_size: int = 1,
     dtype: str = "auto",
     load_format: LoadFormat = "safetensors",
+    quantization: Quantization = "none",
     on_progress: OnProgress = lambda n_done, n_total: None,
 ) -> StageModel:
     """A rank's part of a stage, on the CPU."""
@@ -47,6 +49,7 @@ def load(
         tp_size=tp_size,
         dtype=dtype,
         load_format=load_format,
+        quantization=quantization,
         device=torch.device("cpu"),
         on_progress=on_progress,
     )
@@ -114,6 +117,7 @@ class Stage:
         tp_size: int,
         dtype: str,
         load_format: LoadFormat,
+        quantization: Quantization,
         n_kv_blocks: int,
         block_size: int,
     ) -> None:
@@ -128,6 +132,7 @@ class Stage:
                     tp_size=tp_size,
                     dtype=dtype,
                     load_format=load_format,
+                    quantization=quantization,
                 ),
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
@@ -183,6 +188,7 @@ class Pipeline:
         tp_size: int = 1,
         dtype: str = "auto",
         load_format: LoadFormat = "safetensors",
+        quantization: Quantization = "none",
         n_kv_blocks: int = 64,
         block_size: int = 4,
     ) -> None:
@@ -194,6 +200,7 @@ class Pipeline:
                 tp_size=tp_size,
                 dtype=dtype,
                 load_format=load_format,
+                quantization=quantization,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
             )
@@ -239,6 +246,7 @@ class Pipeline:
             n_tokens=[len(span.token_ids) for span in spans],
             sample=[span.sample for span in spans],
             n_new_blocks=[len(blocks) for blocks in new_blocks],
+            token_on_rank=[False] * len(spans),
             token_ids=[token for span in spans for token in span.token_ids],
             new_block_ids=[block for blocks in new_blocks for block in blocks],
         )

@@ -10,7 +10,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.worker.channel import MessageKind
-from services.worker.controller import MAX_UNREAD_REPORTS
+from services.worker.controller import MAX_UNREAD_REPORTS, Controller
 from tests.fakes import FakeStage, fake_stage, fake_stages
 
 
@@ -157,3 +157,56 @@ async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
             await plans
         assert len(first.rank.plans) == 5
         assert not first.controller.failure.done()
+
+
+async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
+    controller = Controller(tp_size=2)
+    controller.attach([Deaf(), Deaf()])
+
+    def beat(*tp_ranks: int) -> None:
+        for tp_rank in tp_ranks:
+            controller.on_message(tp_rank, MessageKind.HEARTBEAT, b"")
+        controller.check_ranks(silence_limit_s=3)
+
+    with controller.watch(0) as reports:
+        beat()  # both are loading
+        beat(0)
+        beat(0, 1)
+        beat(0)  # nothing from one of them yet
+        beat(0)
+        beat(0, 1)
+        for _ in range(3):
+            assert not controller.failure.done()
+            beat(1)
+        received = [
+            worker_pb2.WatchStageResponse.FromString(await anext(reports)) for _ in range(3)
+        ]
+    assert [report.WhichOneof("report") for report in received] == [
+        "heartbeat",
+        "heartbeat",
+        "failure",
+    ]
+    assert controller.failure.result() == "rank 0 has given no sign of life for 3 s"
+
+
+async def test_a_rank_is_told_to_leave_before_it_is_told_to_join() -> None:
+    rank = Deaf()
+    controller = Controller(tp_size=1)
+    controller.attach([rank])
+    joining = asyncio.create_task(controller.join(worker_pb2.JoinPipelineRequest(epoch=3)))
+    while len(rank.received) < 2:
+        await asyncio.sleep(0)
+    assert rank.received[0] == (MessageKind.LEAVE, b"3")
+    assert rank.received[1][0] is MessageKind.JOIN
+    controller.on_message(0, MessageKind.JOINED, b"3")
+    await asyncio.wait_for(joining, 5)
+
+
+class Deaf:
+    """A rank that only notes what it is told."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[MessageKind, bytes]] = []
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        self.received.append((kind, payload))

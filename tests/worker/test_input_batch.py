@@ -16,6 +16,7 @@ from services.worker.input_batch import (
     PlanError,
     RequestTable,
     SamplingParams,
+    n_batch_tokens,
 )
 from tests.worker.pipeline import GREEDY
 
@@ -23,14 +24,22 @@ BLOCK_SIZE = 4
 KEY_CACHE = torch.zeros(40, BLOCK_SIZE, 1, 2)
 
 
-def make_table() -> RequestTable:
-    return RequestTable(n_kv_blocks=40, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=64)
+def make_table(*, keeps_tokens: bool = True) -> RequestTable:
+    return RequestTable(
+        n_kv_blocks=40,
+        block_size=BLOCK_SIZE,
+        vocab_size=100,
+        max_model_len=64,
+        keeps_tokens=keeps_tokens,
+    )
 
 
 def make_plan(**columns: Any) -> IterationPlan:
     """A plan that does nothing but what is given."""
     names = IterationPlan.__dataclass_fields__
-    return IterationPlan(**{**dict.fromkeys(names, ()), "iteration": 1, **columns})
+    none_left_out = (False,) * len(columns.get("rows", ()))
+    defaults = {**dict.fromkeys(names, ()), "iteration": 1, "token_on_rank": none_left_out}
+    return IterationPlan(**{**defaults, **columns})
 
 
 def admit(row: int, n_prompt_tokens: int = 6, sampling: SamplingParams = GREEDY) -> Admission:
@@ -62,9 +71,9 @@ SECOND = make_plan(
 )
 
 
-def build(plan: IterationPlan, table: RequestTable) -> InputBatch:
+def build(plan: IterationPlan, table: RequestTable, *, is_padded: bool = False) -> InputBatch:
     ops = ops_for(torch.device("cpu"))
-    return InputBatch.build(plan, table, ops=ops, key_cache=KEY_CACHE)
+    return InputBatch.build(plan, table, ops=ops, key_cache=KEY_CACHE, is_padded=is_padded)
 
 
 class TestLayout:
@@ -76,6 +85,7 @@ class TestLayout:
         assert first.positions.tolist() == [0, 1, 2, 3, 4, 5, 0]
         assert first.slots.tolist() == [32, 33, 34, 35, 8, 9, 20]
         assert first.sampled_tokens.tolist() == [5]
+        assert first.sampled_rows.tolist() == [3]
         assert first.sampling.position.tolist() == [6]
         second = build(SECOND, table)
         assert second.token_ids.tolist() == [21, 16, 17, 18]
@@ -142,6 +152,158 @@ class TestLayout:
                 stored[row] += n
             ours = zip(batch.positions.tolist(), batch.slots.tolist(), strict=True)
             assert list(ours) == expected
+
+
+class TestTokensOnTheRank:
+    def test_are_those_that_were_sampled_last_whatever_else_is_in_the_batch(self) -> None:
+        table = make_table()
+        first = build(replace(FIRST, sample=(True, True)), table)
+        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        mixed = make_plan(
+            admissions=(admit(0, 2),),
+            rows=(1, 0, 3),
+            start_positions=(1, 0, 6),
+            n_tokens=(1, 2, 1),
+            sample=(True, True, True),
+            n_new_blocks=(0, 1, 0),
+            token_on_rank=(True, False, True),
+            token_ids=(40, 41),
+            new_block_ids=(9,),
+        )
+        batch = build(mixed, table)
+        assert batch.token_ids.tolist() == [55, 40, 41, 77]
+        table.keep_tokens(batch.sampled_rows, torch.tensor([56, 42, 78]))
+        decode = make_plan(
+            rows=(0, 1, 3),
+            start_positions=(2, 2, 7),
+            n_tokens=(1, 1, 1),
+            sample=(True, True, True),
+            n_new_blocks=(0, 0, 0),
+            token_on_rank=(True, True, True),
+        )
+        assert build(decode, table).token_ids.tolist() == [42, 56, 78]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({}, "row 1 leaves out a token that is not on the rank"),
+            ({"rows": (3,), "start_positions": (6,), "n_tokens": (2,), "token_ids": (1,)},
+             "row 3 leaves out more than a token"),
+            ({"token_ids": (5,)}, "token_ids has 1 entries"),
+            ({"token_on_rank": ()}, "token_on_rank has 0 entries"),
+        ],
+        ids=["not sampled", "longer", "sent as well", "short column"],
+    )  # fmt: skip
+    def test_that_are_not_there_are_refused(self, changes: dict[str, Any], message: str) -> None:
+        table = make_table()
+        build(FIRST, table)
+        decode = make_plan(
+            rows=(1,),
+            start_positions=(1,),
+            n_tokens=(1,),
+            sample=(True,),
+            n_new_blocks=(0,),
+            token_on_rank=(True,),
+        )
+        with pytest.raises(PlanError, match=message):
+            build(replace(decode, **changes), table)
+
+    @pytest.mark.parametrize("keeps_tokens", [True, False])
+    def test_are_kept_by_ranks_that_embed_and_sample(self, keeps_tokens: bool) -> None:
+        table = make_table(keeps_tokens=keeps_tokens)
+        batch = build(FIRST, table)
+        table.keep_tokens(batch.sampled_rows, torch.tensor([77]))
+        decode = make_plan(
+            rows=(3,),
+            start_positions=(6,),
+            n_tokens=(1,),
+            sample=(True,),
+            n_new_blocks=(0,),
+            token_on_rank=(True,),
+        )
+        if keeps_tokens:
+            assert build(decode, table).token_ids.tolist() == [77]
+        else:
+            with pytest.raises(PlanError, match="row 3 leaves out a token"):
+                build(decode, table)
+
+    def test_of_a_row_are_gone_with_its_request(self) -> None:
+        table = make_table()
+        batch = build(FIRST, table)
+        table.keep_tokens(batch.sampled_rows, torch.tensor([77]))
+        again = make_plan(
+            released_rows=(3,),
+            admissions=(admit(3, 1),),
+            rows=(3,),
+            start_positions=(0,),
+            n_tokens=(1,),
+            sample=(True,),
+            n_new_blocks=(1,),
+            token_on_rank=(True,),
+            new_block_ids=(7,),
+        )
+        with pytest.raises(PlanError, match="row 3 leaves out a token"):
+            build(again, table)
+
+
+class TestPadding:
+    def test_gives_every_span_the_length_of_the_longest_and_keeps_off_real_slots(self) -> None:
+        table = make_table()
+        build(FIRST, table)
+        batch = build(SECOND, table, is_padded=True)
+        scratch = 39 * BLOCK_SIZE
+        assert batch.token_ids.tolist() == [21, 0, 0, 16, 17, 18]
+        assert batch.positions.tolist() == [1, 2, 3, 6, 7, 8]
+        assert batch.slots.tolist() == [21, scratch + 2, scratch + 3, 10, 11, 120]
+        assert batch.sampled_tokens.tolist() == [0, 5]
+        assert batch.sampling.position.tolist() == [2, 9]
+
+    def test_takes_tokens_from_the_rank_too(self) -> None:
+        table = make_table()
+        first = build(FIRST, table)
+        table.keep_tokens(first.sampled_rows, torch.tensor([77]))
+        plan = replace(
+            SECOND,
+            rows=(3, 1),
+            start_positions=(6, 1),
+            n_tokens=(1, 2),
+            n_new_blocks=(0, 0),
+            token_on_rank=(True, False),
+            token_ids=(21, 22),
+            new_block_ids=(),
+        )
+        assert build(plan, table, is_padded=True).token_ids.tolist() == [77, 0, 21, 22]
+
+    def test_goes_beyond_the_longest_sequence_without_positions_beyond_it(self) -> None:
+        table = make_table()
+        long = make_plan(
+            admissions=(admit(0, 63),),
+            rows=(0,),
+            start_positions=(0,),
+            n_tokens=(63,),
+            sample=(True,),
+            n_new_blocks=(16,),
+            token_ids=(0,) * 63,
+            new_block_ids=range(16),
+        )
+        build(long, table)
+        both = make_plan(
+            admissions=(admit(1, 3),),
+            rows=(0, 1),
+            start_positions=(63, 0),
+            n_tokens=(1, 3),
+            sample=(True, True),
+            n_new_blocks=(0, 1),
+            token_ids=(9, 1, 2, 3),
+            new_block_ids=(20,),
+        )
+        batch = build(both, table, is_padded=True)
+        assert batch.positions.tolist() == [63, 63, 63, 0, 1, 2]
+        assert batch.slots.tolist() == [63, 156, 157, 80, 81, 82]
+
+    @pytest.mark.parametrize(("is_padded", "n"), [(False, 6), (True, 12)])
+    def test_counts_in_the_tokens_of_a_batch(self, is_padded: bool, n: int) -> None:
+        assert n_batch_tokens([1, 4, 1], is_padded=is_padded) == n
 
 
 class TestSampling:

@@ -37,6 +37,7 @@ def prompt_plan(**changes: object) -> IterationPlan:
         "n_tokens": (3, 2),
         "sample": (True, False),
         "n_new_blocks": (1, 1),
+        "token_on_rank": (False, False),
         "token_ids": (5, 6, 7, 8, 9),
         "new_block_ids": (0, 1),
     }
@@ -96,7 +97,7 @@ class TestStages:
         first, last = stages
         first_batch, last_batch = (stage.prepare(prompt_plan()) for stage in stages)
         hidden = first.forward(first_batch, None)
-        room = last.empty_hidden(5)
+        room = last.empty_hidden((3, 2))
         assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
         room.copy_(hidden)
         hidden = last.forward(last_batch, room)
@@ -116,13 +117,13 @@ class TestStages:
         first, last = stages
         first_batch, last_batch = (stage.prepare(prompt_plan()) for stage in stages)
         with pytest.raises(ValueError, match="first stage takes no hidden"):
-            first.forward(first_batch, first.empty_hidden(5))
+            first.forward(first_batch, first.empty_hidden((3, 2)))
         with pytest.raises(ValueError, match="every other stage does"):
             last.forward(last_batch, None)
         with pytest.raises(ValueError, match=r"hidden states \(4, 48\)"):
-            last.forward(last_batch, last.empty_hidden(4))
+            last.forward(last_batch, last.empty_hidden((2, 2)))
         with pytest.raises(ValueError, match="bfloat16"):
-            last.forward(last_batch, last.empty_hidden(5).bfloat16())
+            last.forward(last_batch, last.empty_hidden((3, 2)).bfloat16())
 
     def test_only_the_last_has_logits_and_only_the_first_embeds(
         self, stages: list[ModelRunner]

@@ -5,7 +5,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from services.worker.epoch_member import EpochMember
 from services.worker.input_batch import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import Rank
-from services.worker.transport import TransferError
+from services.worker.transport import TransferError, Transport
 
 
 class Runner:
@@ -32,8 +32,8 @@ class Runner:
     def prepare(self, plan: IterationPlan) -> IterationPlan:
         return plan
 
-    def empty_hidden(self, n_tokens: int) -> torch.Tensor:
-        return torch.empty(n_tokens, 4)
+    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
+        return torch.empty(sum(n_tokens), 4)
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
         self.is_computing.set()
@@ -47,20 +47,26 @@ class Runner:
 
 @dataclass
 class Receipt:
-    """A receive that comes at once, or never."""
+    """A receive that comes at once, or breaks, or waits for ever."""
 
     is_broken: bool
+    is_silent: bool
+    is_aborted: threading.Event
 
     def wait(self) -> None:
-        if self.is_broken:
+        if self.is_silent:
+            assert self.is_aborted.wait(5)
+        if self.is_broken or self.is_silent:
             raise TransferError("nothing from rank 0")
 
 
 @dataclass
 class Peers:
-    """Neighbours that break on the iterations they are told to."""
+    """Neighbours that break, or fall silent, on the iterations they are told to."""
 
-    broken: set[int] = field(default_factory=set)
+    broken: set[int]
+    silent: set[int]
+    is_aborted: threading.Event = field(default_factory=threading.Event)
     sent: list[int] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     is_closed: bool = False
@@ -69,12 +75,18 @@ class Peers:
     def tensor_parallel(self) -> TensorParallel:
         return SINGLE
 
+    def warm_up(self) -> None:
+        pass
+
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> "Receipt":
         self.started.append(iteration)
-        return Receipt(is_broken=iteration in self.broken)
+        return Receipt(iteration in self.broken, iteration in self.silent, self.is_aborted)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
         self.sent.append(iteration)
+
+    def abort(self) -> None:
+        self.is_aborted.set()
 
     def close(self) -> None:
         self.is_closed = True
@@ -86,9 +98,13 @@ class World:
 
     controller: End
     runner: Runner
-    peers: list[Peers]
-    broken: set[int]
-    unreachable: set[int]
+    rank: Rank
+    peers: list[Peers] = field(default_factory=list)
+    broken: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    unreachable: set[int] = field(default_factory=set)
+    hanging: set[int] = field(default_factory=set)
+    may_connect: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> tuple[MessageKind, bytes]:
         frame = self.controller.receive(5)
@@ -96,13 +112,18 @@ class World:
         return frame
 
     def join(self, epoch: int, *, stage_index: int = 1, n_stages: int = 2) -> MessageKind:
+        """Makes it join, and says whether it has."""
+        self.tell_to_join(epoch, stage_index=stage_index, n_stages=n_stages)
+        while True:
+            kind, payload = self.read()
+            if kind is not MessageKind.REPORT and int(payload.split()[0]) == epoch:
+                return kind
+
+    def tell_to_join(self, epoch: int, *, stage_index: int = 1, n_stages: int = 2) -> None:
         request = worker_pb2.JoinPipelineRequest(
             pipeline_id="p", epoch=epoch, stage_index=stage_index, members=["x"] * n_stages
         )
         self.controller.send(MessageKind.JOIN, request.SerializeToString())
-        while (kind := self.read()[0]) is MessageKind.REPORT:
-            pass  # signs of life of the epoch before
-        return kind
 
     def plan(self, epoch: int, iteration: int) -> None:
         message = worker_pb2.RunIterationsRequest(
@@ -111,33 +132,33 @@ class World:
         self.controller.send(MessageKind.PLAN, message.SerializeToString())
 
     def report(self) -> worker_pb2.WatchStageResponse:
-        """The next report that is more than a sign of life."""
-        while True:
-            kind, payload = self.read()
-            assert kind is MessageKind.REPORT
-            report = worker_pb2.WatchStageResponse.FromString(payload)
-            if not report.HasField("timings") or report.timings.timings:
-                return report
+        """The next frame, which must be a report."""
+        kind, payload = self.read()
+        assert kind is MessageKind.REPORT
+        return worker_pb2.WatchStageResponse.FromString(payload)
 
 
 @contextlib.contextmanager
 def running_rank() -> Iterator[World]:
     ours, theirs = socket.socketpair()
-    world = World(End(ours), Runner(), [], set(), set())
 
-    def join(request: worker_pb2.JoinPipelineRequest) -> EpochMember:
+    def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
         if request.epoch in world.unreachable:
             raise TransferError("no process group")
-        world.peers.append(Peers(world.broken))
-        return EpochMember(request, world.runner, world.peers[-1])
+        if request.epoch in world.hanging:
+            assert world.may_connect.wait(5)
+        world.peers.append(Peers(world.broken, world.silent))
+        return world.peers[-1]
 
     rank = Rank(
         End(theirs),
         worker_pb2.DescribeResponse(model="fake"),
         rendezvous=None,
         report_results=True,
-        join=join,
+        connect=connect,
+        enter=lambda request, peers: EpochMember(request, world.runner, peers),
     )
+    world = World(End(ours), Runner(), rank)
 
     def serve() -> None:
         with contextlib.suppress(ChannelClosed):
@@ -199,13 +220,42 @@ def test_an_epoch_that_cannot_be_joined_is_said_and_survived() -> None:
         assert world.join(2) is MessageKind.JOINED
 
 
-def test_an_idle_rank_gives_signs_of_life() -> None:
+def test_a_rank_that_waits_for_a_silent_neighbour_leaves_when_told_to() -> None:
     with running_rank() as world:
+        world.silent.add(4)
         assert world.join(1) is MessageKind.JOINED
-        for _ in range(2):
-            kind, payload = world.read()
-            assert kind is MessageKind.REPORT
-            assert worker_pb2.WatchStageResponse.FromString(payload).HasField("timings")
+        world.plan(1, 4)
+        world.rank.leave(before=2)
+        assert world.join(2) is MessageKind.JOINED
+        assert world.peers[0].is_closed
+        world.rank.leave(before=2)  # that of the current epoch, once more
+        world.plan(2, 1)
+        assert world.report().result.iteration == 1
+
+
+def test_joining_in_vain_does_not_keep_a_rank_from_the_next_epoch() -> None:
+    with running_rank() as world:
+        world.hanging.add(1)
+        world.tell_to_join(1)
+        while world.rank._entry is None:
+            time.sleep(0.001)
+        world.rank.leave(before=2)
+        assert world.read() == (MessageKind.NOT_JOINED, b"1 epoch 1 is over")
+        assert world.join(2) is MessageKind.JOINED
+        world.may_connect.set()  # too late
+        while len(world.peers) < 2 or not world.peers[1].is_closed:
+            time.sleep(0.001)
+        world.plan(2, 1)
+        assert world.report().result.iteration == 1
+        assert not world.peers[0].is_closed
+
+
+def test_an_epoch_that_is_over_before_it_was_joined_is_not_tried() -> None:
+    with running_rank() as world:
+        world.rank.leave(before=3)
+        assert world.join(2) is MessageKind.NOT_JOINED
+        assert not world.peers
+        assert world.join(3) is MessageKind.JOINED
 
 
 def test_activations_of_later_iterations_are_received_while_one_computes() -> None:

@@ -1,6 +1,8 @@
 """Layers divided among ranks against whole ones, and what each rank reads of a checkpoint."""
 
+import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from kernels.native.linear import NativeGatedWeight, NativeWeight
 from services.worker import transport
 from services.worker.kv_cache import KVCache, kv_block_bytes
 from services.worker.model_runner import ModelRunner
@@ -195,7 +198,7 @@ class TestLayers:
             embedding = VocabParallelEmbedding.read(
                 source, "table", vocab_size=vocab_size, hidden_size=6
             )
-            return embedding(token_ids, rank), VocabParallelHead(embedding)(hidden, rank)
+            return embedding(token_ids, rank), VocabParallelHead.tied(embedding)(hidden, rank)
 
         for embedded, logits in RankGroup(tp_size).run(work):
             assert torch.equal(embedded, table[token_ids])
@@ -376,18 +379,30 @@ class TestRandomWeights:
             load_format="random",
             on_progress=lambda *step: steps.append(step),
         )
-        n_bytes = sum(tensor.nbytes for tensor in tensors_of(model))
+        n_bytes = 4 * n_elements_of(model)
         assert steps[0] == (0, n_bytes)
         assert steps[-1] == (n_bytes, n_bytes)
 
 
 def tensors_of(thing: Any) -> list[Tensor]:
-    """All weights in a stage's layers, embedding and head."""
-    found: dict[int, Tensor] = {}
+    """All weights in a stage's layers, embedding and head, as they are held."""
+    return [tensor for tensor, _ in weights_of(thing)]
+
+
+def n_elements_of(thing: Any) -> int:
+    """How many elements these have, without what packing adds."""
+    return sum(math.prod(shape) for _, shape in weights_of(thing))
+
+
+def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
+    """All weights as they are held, and their shapes as they were read."""
+    found: dict[int, tuple[Tensor, Sequence[int]]] = {}
 
     def visit(value: Any) -> None:
         if isinstance(value, Tensor):
-            found[value.data_ptr()] = value
+            found[value.data_ptr()] = value, value.shape
+        elif isinstance(value, (NativeWeight, NativeGatedWeight)):
+            found[value.packed.data_ptr()] = value.packed, value.shape
         elif isinstance(value, (list, tuple)):
             for item in value:
                 visit(item)

@@ -31,13 +31,17 @@ def rendezvous() -> Iterator[str]:
 def join(
     address: str, stage: int, n_stages: int, *, epoch: int = 1, timeout_s: float = 5
 ) -> Transport:
-    return transport.join(
-        Place("p", epoch, stage, n_stages, tp_rank=0, tp_size=1),
-        rendezvous_address=address,
-        data_host=HOST,
-        device=CPU,
-        timeout_s=timeout_s,
+    return open_transport(
+        Place("p", epoch, stage, n_stages, tp_rank=0, tp_size=1), address, timeout_s
     )
+
+
+def open_transport(place: Place, address: str, timeout_s: float = 5) -> Transport:
+    opened = transport.join(
+        place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=timeout_s
+    )
+    opened.warm_up()
+    return opened
 
 
 @contextlib.contextmanager
@@ -113,9 +117,7 @@ def test_a_receive_started_early_is_filled_while_nobody_waits_for_it() -> None:
 def test_the_ranks_of_a_stage_sum_and_gather_among_themselves() -> None:
     def work(address: str, stage: int, tp_rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=3)
-        transport_ = transport.join(
-            place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=5
-        )
+        transport_ = open_transport(place, address)
         group = transport_.tensor_parallel
         assert (group.rank, group.size) == (tp_rank, 3)
         mine = torch.full((2, 1), float(10 * stage + tp_rank))
@@ -173,9 +175,57 @@ def test_a_receiver_gives_up_on_a_silent_peer() -> None:
         second.start_receive(torch.empty(1, 8), 1).wait()
 
 
+@pytest.mark.parametrize("waits_for", ["receive", "send", "reduce"])
+def test_what_waits_for_a_silent_peer_is_called_off_at_once(waits_for: str) -> None:
+    n_stages, tp_size = (1, 2) if waits_for == "reduce" else (3, 1)
+
+    def work(mine: Transport) -> None:
+        if waits_for == "reduce":
+            mine.tensor_parallel.all_reduce(torch.zeros(8))
+        elif waits_for == "receive":
+            mine.start_receive(torch.empty(8), 1).wait()
+        else:
+            for iteration in range(1, 10):
+                mine.send(torch.empty(1 << 22), iteration)  # more than sockets hold
+
+    with rendezvous() as address, ThreadPoolExecutor(1) as threads:
+        places = [
+            Place("p", 1, stage, n_stages, tp_rank, tp_size)
+            for stage in range(n_stages)
+            for tp_rank in range(tp_size)
+        ]
+        calls = [functools.partial(open_transport, place, address, 60) for place in places]
+        ranks = together(calls)
+        mine = ranks[-1] if waits_for == "receive" else ranks[0]
+        waiting = threads.submit(work, mine)
+        time.sleep(0.2)
+        assert not waiting.done()
+        mine.abort()
+        with pytest.raises(TransferError):
+            waiting.result(timeout=5)
+        with pytest.raises(TransferError):
+            work(mine)
+        mine.close()
+        mine.abort()  # comes too late, and harms nobody
+        for rank in ranks:
+            if rank is not mine:
+                rank.close()
+
+
+def test_an_abort_reaches_all_connections_even_if_one_is_gone_already() -> None:
+    with pipeline(3, timeout_s=60) as stages, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(stages[1].start_receive(torch.empty(8), 1).wait)
+        stages.pop(2).close()
+        time.sleep(0.1)
+        assert not waiting.done()
+        stages[1].abort()
+        with pytest.raises(TransferError):
+            waiting.result(timeout=5)
+
+
 def test_joining_without_a_rendezvous_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta
 
-    monkeypatch.setattr(transport, "GROUP_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(transport, "JOIN_TIMEOUT", timedelta(seconds=1))
     with pytest.raises(TransferError, match="epoch 1"):
         join(f"{HOST}:1", 0, 2)

@@ -1,0 +1,1 @@
+"""Tests on a real Kubernetes cluster: `make test-cluster` with KUBECONFIG set."""

@@ -1,0 +1,64 @@
+"""The port on which Prometheus asks."""
+
+import httpx
+import pytest
+from opentelemetry import context, trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from prometheus_client import Counter, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from services.common.metrics import exemplar, listening, new_registry
+
+OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+
+
+def test_without_an_address_nobody_listens() -> None:
+    with listening(None, new_registry()) as address:
+        assert address is None
+
+
+def test_a_free_port_is_taken_and_given_back() -> None:
+    registry = new_registry()
+    Counter("things_total", "Things.", registry=registry).inc(3)
+    with listening("127.0.0.1:0", registry) as address:
+        response = httpx.get(f"http://{address}/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert "things_total 3.0\n" in response.text
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://{address}/metrics")
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    with (
+        listening("127.0.0.1:0", new_registry()) as address,
+        pytest.raises(OSError, match=f"cannot listen on {address}"),
+        listening(address, new_registry()),
+    ):
+        pass
+
+
+def test_registries_know_nothing_of_one_another() -> None:
+    first, second = new_registry(), new_registry()
+    Counter("things_total", "Things.", registry=first)
+    Counter("things_total", "Other things.", registry=second)
+
+
+@pytest.mark.parametrize("is_sampled", [True, False], ids=["recorded", "not recorded"])
+def test_an_observation_points_to_the_trace_that_is_recorded(is_sampled: bool) -> None:
+    flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
+    span = NonRecordingSpan(SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=flags))
+    registry = new_registry()
+    token = context.attach(trace.set_span_in_context(span))
+    try:
+        Histogram("wait_seconds", "Waits.", registry=registry).observe(0.1, exemplar())
+    finally:
+        context.detach(token)
+    with listening("127.0.0.1:0", registry) as address:
+        text = httpx.get(f"http://{address}/metrics", headers=OPEN_METRICS).text
+    (family,) = (f for f in text_string_to_metric_families(text) if f.name == "wait_seconds")
+    found = [sample.exemplar.labels for sample in family.samples if sample.exemplar]
+    assert found == ([{"trace_id": f"{0xABC:032x}", "span_id": f"{0xDEF:016x}"}] * is_sampled)
+
+
+def test_nothing_is_pointed_to_where_there_is_no_trace() -> None:
+    assert exemplar() is None

@@ -1,0 +1,339 @@
+"""A Kubernetes API on a real socket, of which there is no more than one lease and some pods.
+
+It keeps the rules that matter: every change has a version, a lease is replaced only against its
+newest one, a watch starts at a version and is refused when that has been compacted away. What can
+go wrong is a field or a method: errors, silence, dropped connections.
+"""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+NAMESPACE = "orcinus"
+LEASE = "orcinus-scheduler"
+TOKEN = "first-token"
+
+Object = dict[str, Any]
+
+
+@dataclass
+class FakeKubernetes:
+    """One API server's state, and what it is told to do wrong."""
+
+    token: str = TOKEN
+    """The one token that is accepted."""
+
+    errors: dict[str, int] = field(default_factory=dict)
+    """Statuses to answer requests with, by verb: get, update, list, watch."""
+
+    slow: dict[str, float] = field(default_factory=dict)
+    """Seconds that answers take, by verb; the request has its effect at once."""
+
+    watch_errors: list[int] = field(default_factory=list)
+    """Codes of `ERROR` events that the next watches begin with."""
+
+    requests: list[str] = field(default_factory=list)
+    """The verbs that were asked for, in order."""
+
+    n_sent: int = 0
+    """Events that watches have sent."""
+
+    version: int = 100
+    compacted: int = 0
+    lease: Object | None = None
+    pods: dict[str, Object] = field(default_factory=dict)
+    host: str = ""
+    _events: list[tuple[int, Object]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _watches: set[web.StreamResponse] = field(default_factory=set)
+    _transports: set[asyncio.Transport] = field(default_factory=set)
+    _stopping: bool = False
+
+    @property
+    def n_watches(self) -> int:
+        """Watches that are open."""
+        return len(self._watches)
+
+    def create_lease(self, **spec: Any) -> None:
+        """The lease as the manifests make it, unless told what it says."""
+        self.version += 1
+        metadata = {
+            "name": LEASE,
+            "namespace": NAMESPACE,
+            "uid": f"lease-{self.version}",
+            "resourceVersion": str(self.version),
+            "creationTimestamp": "2026-11-20T10:00:00Z",
+            "annotations": {"made-by": "a manifest"},
+            "managedFields": [
+                {
+                    "manager": "kubectl",
+                    "operation": "Update",
+                    "apiVersion": "coordination.k8s.io/v1",
+                    "time": "2026-11-20T10:00:00Z",
+                    "fieldsType": "FieldsV1",
+                    "fieldsV1": {"f:metadata": {"f:annotations": {".": {}}}},
+                }
+            ],
+        }
+        self.lease = {
+            "kind": "Lease",
+            "apiVersion": "coordination.k8s.io/v1",
+            "metadata": metadata,
+            "spec": spec,
+        }
+
+    def set_pod(self, name: str, **changes: Any) -> None:
+        """Creates or changes a pod; see `pod` for what can be said of it."""
+        kind = "MODIFIED" if name in self.pods else "ADDED"
+        self._publish(kind, pod(name, **changes))
+
+    def delete_pod(self, name: str) -> None:
+        """Removes a pod for good."""
+        self._publish("DELETED", dict(self.pods[name]))
+
+    def bookmark(self) -> None:
+        """Tells watches that versions have moved on."""
+        self.version += 1
+        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
+        self._tell({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
+
+    def send_garbage(self) -> None:
+        """Sends watches a line that nobody understands."""
+        self.version += 1
+        self._tell({"type": "GREETING", "object": {"kind": "Pod", "metadata": {}}})
+
+    def compact(self) -> None:
+        """Forgets how things came to be as they are."""
+        self.version += 1
+        self.compacted = self.version
+        self._events.clear()
+
+    def drop_connections(self) -> None:
+        """Cuts every connection in the middle of whatever it is doing."""
+        for transport in self._transports:
+            transport.abort()
+
+    def end_watches(self) -> None:
+        """Ends all watches in good order, as their time-out does."""
+        self._watches.clear()
+        self._wake()
+
+    def _publish(self, kind: str, item: Object) -> None:
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        name = item["metadata"]["name"]
+        if kind == "DELETED":
+            del self.pods[name]
+        else:
+            self.pods[name] = item
+        self._tell({"type": kind, "object": item})
+
+    def _tell(self, event: Object) -> None:
+        self._events.append((self.version, event))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _begin(self, request: web.Request, verb: str) -> web.Response | None:
+        """What every request goes through; an answer is a refusal."""
+        self.requests.append(verb)
+        if request.transport is not None:
+            self._transports.add(request.transport)
+        if request.headers.get("Authorization", "").lower() != f"bearer {self.token}":
+            return _status(401, "Unauthorized")
+        code = self.errors.get(verb)
+        if code is not None:
+            return _status(code, f"this server cannot {verb} today")
+        return None
+
+    async def get_lease(self, request: web.Request) -> web.Response:
+        """Reads the lease."""
+        answer = await self._begin(request, "get")
+        if answer is None and self.lease is None:
+            answer = _status(404, f'leases.coordination.k8s.io "{LEASE}" not found')
+        answer = answer or web.json_response(self.lease)
+        await asyncio.sleep(self.slow.get("get", 0))
+        return answer
+
+    async def put_lease(self, request: web.Request) -> web.Response:
+        """Replaces the lease, if the caller has seen its newest version."""
+        answer = await self._begin(request, "update")
+        body = await request.json()
+        if answer is None:
+            answer = self._replace_lease(body)
+        await asyncio.sleep(self.slow.get("update", 0))
+        return answer
+
+    def _replace_lease(self, body: Object) -> web.Response:
+        if self.lease is None:
+            return _status(404, f'leases.coordination.k8s.io "{LEASE}" not found')
+        for name in ("acquireTime", "renewTime"):
+            time = body["spec"].get(name)
+            if time is not None and "." not in time:
+                return _status(400, f'parsing time "{time}" as "2006-01-02T15:04:05.000000Z07:00"')
+        known, sent = self.lease["metadata"], body["metadata"]
+        if sent.get("uid", known["uid"]) != known["uid"]:
+            return _status(409, "Precondition failed: UID in precondition")
+        if sent.get("resourceVersion", known["resourceVersion"]) != known["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        self.version += 1
+        self.lease = self.lease | body
+        self.lease["metadata"] = sent | {
+            "uid": known["uid"],
+            "resourceVersion": str(self.version),
+        }
+        return web.json_response(self.lease)
+
+    async def get_pods(self, request: web.Request) -> web.StreamResponse:
+        """Lists or watches pods."""
+        is_watch = request.query.get("watch", "").lower() == "true"
+        verb = "watch" if is_watch else "list"
+        answer = await self._begin(request, verb)
+        await asyncio.sleep(self.slow.get(verb, 0))
+        if answer is not None:
+            return answer
+        if is_watch:
+            return await self._watch(request)
+        items = [item for item in self.pods.values() if _selects(request, item)]
+        return web.json_response(
+            {
+                "kind": "PodList",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": str(self.version)},
+                "items": items or None,
+            }
+        )
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        since = int(request.query["resourceVersion"])
+        if since < self.compacted:
+            return _status(410, "too old resource version")
+        timeout_s = int(request.query["timeoutSeconds"])
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        if self.watch_errors:
+            item = _failure(self.watch_errors.pop(0), "too old resource version")
+            await response.write(_line({"type": "ERROR", "object": item}))
+            return response
+        self._watches.add(response)
+        try:
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                async with asyncio.timeout(timeout_s):
+                    await self._send_events(request, response, since)
+        finally:
+            self._watches.discard(response)
+        return response
+
+    async def _send_events(
+        self, request: web.Request, response: web.StreamResponse, since: int
+    ) -> None:
+        while response in self._watches and not self._stopping:
+            news = self._news
+            for version, event in list(self._events):
+                if version > since and _selects(request, event["object"]):
+                    await response.write(_line(event))
+                    self.n_sent += 1
+                    since = version
+            if news is self._news:
+                await news.wait()
+
+    def stop(self) -> None:
+        """Lets watches end, so that the server can."""
+        self._stopping = True
+        self._wake()
+
+
+def pod(
+    name: str,
+    *,
+    ip: str | None = None,
+    uid: str | None = None,
+    phase: str = "Running",
+    labels: dict[str, str] | None = None,
+    created: str = "2026-11-20T10:00:00Z",
+    deleted: str | None = None,
+) -> Object:
+    """A pod in the API's words."""
+    metadata: Object = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "uid": uid or f"{name}-uid",
+        "creationTimestamp": created,
+        "labels": {"app": "worker"} | (labels or {}),
+    }
+    if deleted:
+        metadata["deletionTimestamp"] = deleted
+    status = {"phase": phase, "inventedByALaterVersion": {"yes": True}}
+    if ip:
+        status["podIP"] = ip
+    return {"metadata": metadata, "spec": {"containers": [{"name": "worker"}]}, "status": status}
+
+
+@contextlib.asynccontextmanager
+async def fake_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeKubernetes]:
+    """Serves an API with an empty lease and no pods on loopback."""
+    api = FakeKubernetes()
+    api.create_lease()
+    app = web.Application()
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}"
+    app.router.add_get(lease, api.get_lease)
+    app.router.add_put(lease, api.put_lease)
+    app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods", api.get_pods)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    port = runner.addresses[0][1]
+    api.host = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+    try:
+        yield api
+    finally:
+        api.stop()
+        await runner.cleanup()
+
+
+def write_kubeconfig(api: FakeKubernetes, directory: Path) -> Path:
+    """Makes a file that leads to the API."""
+    path = directory / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "fake",
+        "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+        "clusters": [{"name": "fake", "cluster": {"server": api.host}}],
+        "users": [{"name": "fake", "user": {"token": api.token}}],
+    }
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return path
+
+
+def _selects(request: web.Request, item: Object) -> bool:
+    labels = item["metadata"].get("labels")
+    if labels is None:
+        return True  # not of a pod
+    wanted = request.query.get("labelSelector", "")
+    return all(
+        labels.get(key) == value
+        for key, _, value in (part.partition("=") for part in wanted.split(",") if part)
+    )
+
+
+def _line(event: Object) -> bytes:
+    return json.dumps(event).encode() + b"\n"
+
+
+def _failure(code: int, message: str) -> Object:
+    return {"kind": "Status", "status": "Failure", "code": code, "message": message}
+
+
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response(_failure(code, message), status=code)

@@ -1,0 +1,54 @@
+"""A fake scheduler in a process of its own, which can be made to stand still as a machine that is
+lost: its connections stay, and nobody answers."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.common import rpc
+
+ROOT = Path(__file__).parents[2]
+
+CODE = """
+import asyncio
+from tests.fake_scheduler import FakeScheduler
+
+async def serve():
+    print(await FakeScheduler().start(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+START_S = 60.0
+"""A process imports much before it says anything."""
+
+
+@asynccontextmanager
+async def scheduler_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process and its address."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "protos/gen")))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CODE,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            address = await process.stdout.readline()
+        yield process, address.decode().strip()
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+def hurried(options: rpc.Options) -> list[tuple[str, str | int]]:
+    """The same options, twenty times as impatient with a peer that does not answer."""
+    times = ("keepalive_time_ms", "keepalive_timeout_ms", "ping_timeout_ms")
+    return [(name, int(value) // 20 if name.endswith(times) else value) for name, value in options]

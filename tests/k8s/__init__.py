@@ -1,0 +1,1 @@
+"""The manifests, rendered; held against schemas, one another and the services' settings."""

@@ -1,0 +1,317 @@
+"""Numbers and names that must agree do: manifests with settings, and with one another."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import ByteSize, TypeAdapter
+
+from services.common.settings import ServerSettings
+from services.frontend.settings import FrontendSettings
+from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings
+from tests.k8s.manifests import K8S, Manifests, Workload, each_composition, rendered
+
+SETTINGS: Mapping[str, type[ServerSettings]] = {
+    "frontend": FrontendSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+FIELDS = {
+    "metadata.name": "orcinus-worker-1",
+    "metadata.namespace": "orcinus",
+    "metadata.uid": "0b8f2a1e-6b0e-4f43-93a5-2f3cf6a5ea5c",
+    "metadata.labels['apps.kubernetes.io/pod-index']": "1",
+    "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']": "1",
+    "metadata.labels['app.kubernetes.io/component']": "worker",
+    "metadata.labels['app.kubernetes.io/version']": "0.1.0",
+    "spec.nodeName": "node-1",
+    "status.podIP": "10.244.1.7",
+}
+"""What the downward API would say."""
+
+EXIT_S = {"frontend": 5, "scheduler": 10}
+"""Seconds beside drain and lingering that a service needs to end."""
+
+
+def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
+    """The variables of a service's container."""
+    container = workload.container
+    found: dict[str, str] = {}
+    for source in container["envFrom"]:
+        found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container["env"]:
+        found[variable["name"]] = _value(manifests, variable)
+    return found
+
+
+def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
+    if "value" in variable:
+        value: str = variable["value"]
+        return value
+    match variable["valueFrom"]:
+        case {"fieldRef": {"fieldPath": path}}:
+            return FIELDS[path]
+        case {"configMapKeyRef": {"name": name, "key": key}}:
+            data: dict[str, str] = manifests.get("ConfigMap", name)["data"]
+            return data[key]
+    raise AssertionError(f"no value for {variable}")
+
+
+def settings(
+    manifests: Manifests, component: str, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What the service makes of its container's variables; it refuses names it does not know."""
+    with monkeypatch.context() as patch:
+        for name, value in environment(manifests, manifests.workload(component)).items():
+            patch.setenv(name, value)
+        loaded = SETTINGS[component].load(component, [])
+    return {name: getattr(loaded, name) for name in SETTINGS[component].model_fields}
+
+
+def port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def in_bytes(quantity: str) -> int:
+    """A Kubernetes quantity of memory."""
+    return int(TypeAdapter(ByteSize).validate_python(re.sub(r"([KMG]i)$", r"\1B", quantity)))
+
+
+@each_composition()
+@pytest.mark.parametrize("component", SETTINGS)
+def test_a_service_takes_its_environment(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = settings(rendered(name), component, monkeypatch)
+    assert loaded["health_address"] == "0.0.0.0:50060"
+
+
+@each_composition()
+@pytest.mark.parametrize("component", SETTINGS)
+def test_variables_are_named_once_and_refer_to_earlier_ones(name: str, component: str) -> None:
+    variables = rendered(name).workload(component).container["env"]
+    names = [variable["name"] for variable in variables]
+    assert len(set(names)) == len(names)
+    for place, variable in enumerate(variables):
+        assert set(re.findall(r"\$\((\w+)\)", variable.get("value", ""))) <= set(names[:place])
+
+
+@each_composition()
+def test_there_are_as_many_worker_pods_as_stages(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    n_pods = manifests.workload("worker").n_stages
+    assert n_pods == int(manifests.config("orcinus-pipeline")["ORCINUS_N_STAGES"])
+    assert n_pods == settings(manifests, "worker", monkeypatch)["n_stages"]
+    assert n_pods == settings(manifests, "scheduler", monkeypatch)["n_stages"]
+
+
+@pytest.mark.parametrize(("name", "n_stages"), [("base", 2), ("3 stages", 3), ("lws, 3 stages", 3)])
+def test_one_number_changes_the_stages_everywhere(name: str, n_stages: int) -> None:
+    assert rendered(name).workload("worker").n_stages == n_stages
+
+
+@each_composition()
+def test_frontend_and_workers_read_the_same_model(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    model = settings(manifests, "worker", monkeypatch)["model"]
+    assert settings(manifests, "frontend", monkeypatch)["model"] == model
+    for component in ("frontend", "worker"):
+        workload = manifests.workload(component)
+        mounts = {mount["name"]: mount for mount in workload.container["volumeMounts"]}
+        assert mounts["model"]["readOnly"] is True
+        assert str(model).startswith(f"{mounts['model']['mountPath']}/")
+        for init in workload.pod.get("initContainers", []):
+            assert init["args"] == [str(model)]
+
+
+@each_composition()
+@pytest.mark.parametrize("component", EXIT_S)
+def test_a_pod_has_the_time_that_its_drain_takes(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    loaded = settings(manifests, component, monkeypatch)
+    needed = loaded.get("linger_s", 0) + loaded["drain_s"] + EXIT_S[component]
+    assert manifests.workload(component).pod["terminationGracePeriodSeconds"] >= needed
+
+
+@each_composition()
+def test_requests_are_held_while_a_leader_drains(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    hold_s = settings(manifests, "frontend", monkeypatch)["hold_s"]
+    drain_s = settings(manifests, "scheduler", monkeypatch)["drain_s"]
+    assert hold_s > drain_s + EXIT_S["scheduler"]
+
+
+@each_composition()
+@pytest.mark.parametrize("component", SETTINGS)
+def test_ports_are_those_of_the_settings(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    loaded = settings(manifests, component, monkeypatch)
+    ports = manifests.workload(component).ports()
+    expected = {
+        "health": port(loaded["health_address"]),
+        "metrics": port(loaded["metrics_address"]),
+    }
+    if component == "frontend":
+        expected |= {"http": port(loaded["http_address"]), "grpc": port(loaded["grpc_address"])}
+    else:
+        expected |= {"grpc": port(loaded["address"])}
+    if component == "worker":
+        expected |= {"rendezvous": loaded["rendezvous_port"]}
+    assert ports == expected
+
+
+@each_composition()
+def test_services_find_one_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = rendered(name)
+    host, _, number = settings(manifests, "frontend", monkeypatch)["scheduler"].rpartition(":")
+    ports = manifests.get("Service", host)["spec"]["ports"]
+    assert [item["port"] for item in ports if item["name"] == "grpc"] == [int(number)]
+    scheduler = settings(manifests, "scheduler", monkeypatch)
+    worker = manifests.workload("worker")
+    assert scheduler["worker_port"] == worker.ports()["grpc"]
+    for pair in scheduler["worker_selector"].split(","):
+        key, _, value = pair.partition("=")
+        assert worker.labels[key] == value
+    assert scheduler["lease_name"] == manifests.of("Lease")[0]["metadata"]["name"]
+
+
+@each_composition()
+@pytest.mark.parametrize("component", SETTINGS)
+def test_probes_ask_the_health_port(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    health = port(settings(manifests, component, monkeypatch)["health_address"])
+    container = manifests.workload(component).container
+    for service in ("startup", "liveness", "readiness"):
+        probe = container[f"{service}Probe"]
+        if "grpc" in probe:
+            assert probe["grpc"] == {"port": health, "service": service}
+        else:
+            *program, address, asked, option, seconds = probe["exec"]["command"]
+            assert program == ["python", "-m", "services.common.healthcheck"]
+            assert (address, asked, option) == (f"127.0.0.1:{health}", service, "--timeout")
+            assert int(seconds) < probe["timeoutSeconds"]
+
+
+@each_composition()
+def test_the_scheduler_and_rollouts_wait_as_long_as_workers_may_load(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    probe = manifests.workload("worker").container["startupProbe"]
+    budget_s = probe["periodSeconds"] * probe["failureThreshold"]
+    assert settings(manifests, "scheduler", monkeypatch)["start_timeout_s"] >= budget_s
+    for component in ("frontend", "scheduler"):  # ready when there is a pipeline
+        assert manifests.workload(component).item["spec"]["progressDeadlineSeconds"] > budget_s
+
+
+@each_composition()
+def test_a_workers_memory_holds_what_it_is_told_to_keep(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    worker = manifests.workload("worker")
+    loaded = settings(manifests, "worker", monkeypatch)
+    limit = in_bytes(worker.container["resources"]["limits"]["memory"])
+    shared = worker.volume("shm")["emptyDir"]
+    assert shared["medium"] == "Memory"
+    keeps = in_bytes(shared["sizeLimit"])
+    if loaded["device"] == "cpu":
+        keeps += loaded["tp_size"] * loaded["kv_memory"]
+    assert limit >= keeps + loaded["tp_size"] * 300 * 2**20  # torch, and a small model's weights
+
+
+@each_composition()
+def test_a_stage_has_a_gpu_for_each_rank_or_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    loaded = settings(manifests, "worker", monkeypatch)
+    worker = manifests.workload("worker")
+    gpus = {amounts.get("nvidia.com/gpu") for amounts in worker.container["resources"].values()}
+    assert gpus == ({str(loaded["tp_size"])} if loaded["device"] == "cuda" else {None})
+    assert worker.container["image"].endswith("-cuda") == (loaded["device"] == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "tp_size"), [("base", 1), ("tensor-parallel", 2), ("tensor-parallel on GPUs", 2)]
+)
+def test_tensor_parallelism_reaches_the_worker(
+    name: str, tp_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings(rendered(name), "worker", monkeypatch)["tp_size"] == tp_size
+
+
+@each_composition()
+def test_images_are_targets_of_the_dockerfile(name: str) -> None:
+    dockerfile = (K8S.parent / "Dockerfile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^FROM .* AS (\S+)$", dockerfile, flags=re.M))
+    for workload in rendered(name).services():
+        for container in workload.all_containers:
+            repository, _, tag = container["image"].rpartition(":")
+            assert tag
+            assert tag != "latest"
+            assert repository.rpartition("/")[2] in targets
+            expected = "demo-model" if container["name"] == "model" else container["name"]
+            assert repository.rpartition("/")[2] == expected
+
+
+@pytest.mark.parametrize("name", ["overlays/demo", "overlays/kind"])
+def test_the_demo_runs_the_images_that_make_builds(name: str) -> None:
+    makefile = (K8S.parent / "Makefile").read_text(encoding="utf-8")
+    prefix, tag = (
+        re.findall(rf"^{variable}\s*\?= (\S+)$", makefile, flags=re.M)[0]
+        for variable in ("IMAGE_PREFIX", "TAG")
+    )
+    for workload in rendered(name).services():
+        for container in workload.all_containers:
+            assert re.fullmatch(rf"{prefix}/[a-z-]+:{tag}", container["image"])
+            assert container["imagePullPolicy"] == "IfNotPresent"
+
+
+@pytest.mark.parametrize("name", ["mtls", "overlays/gpu", "everything", "everything, lws"])
+@pytest.mark.parametrize("component", SETTINGS)
+def test_with_tls_every_service_reads_mounted_secrets(
+    name: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = rendered(name)
+    loaded = settings(manifests, component, monkeypatch)
+    workload = manifests.workload(component)
+    mounts = {mount["mountPath"]: mount["name"] for mount in workload.container["volumeMounts"]}
+    wanted = {str(loaded["tls_dir"]): f"orcinus-{component}-tls"}
+    if component == "frontend":
+        wanted |= {
+            str(loaded["public_tls_dir"]): "orcinus-public-tls",
+            str(loaded["api_keys_file"].parent): "orcinus-api-keys",
+        }
+    secrets = {path: workload.volume(mounts[path])["secret"]["secretName"] for path in wanted}
+    assert secrets == wanted
+
+
+def test_cert_manager_makes_every_certificate() -> None:
+    manifests = rendered("cert-manager")
+    made = {item["spec"]["secretName"]: item["spec"] for item in manifests.of("Certificate")}
+    used = {
+        volume["secret"]["secretName"]
+        for workload in manifests.workloads()
+        for volume in workload.pod["volumes"]
+        if "secret" in volume
+    }
+    assert used - {"orcinus-api-keys"} <= set(made)
+    for role in SETTINGS:
+        certificate = made[f"orcinus-{role}-tls"]
+        assert certificate["dnsNames"] == [f"orcinus-{role}"]
+        assert {"server auth", "client auth"} <= set(certificate["usages"])

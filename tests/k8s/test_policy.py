@@ -1,0 +1,306 @@
+"""Rules of the house for all that is deployed: those of linters, and those that only we know."""
+
+from typing import Any
+
+import pytest
+
+from tests.k8s.manifests import (
+    COMPONENT,
+    Manifests,
+    Workload,
+    each_composition,
+    rendered,
+    selects,
+)
+
+
+def policies_of(manifests: Manifests, workload: Workload, direction: str) -> list[dict[str, Any]]:
+    """The NetworkPolicies for one direction of a workload's pods, but for those of all pods."""
+    return [
+        item["spec"]
+        for item in manifests.of("NetworkPolicy")
+        if direction in item["spec"]["policyTypes"]
+        and item["spec"]["podSelector"]
+        and selects(item["spec"]["podSelector"]["matchLabels"], workload.labels)
+    ]
+
+
+def may_reach(manifests: Manifests, source: Workload, target: Workload, port: int) -> bool:
+    """Whether policies let a pod of one workload connect to another's port, on both sides."""
+
+    def allows(policies: list[dict[str, Any]], rules: str, side: str, peer: Workload) -> bool:
+        return any(
+            _has_port(rule, port) and _has_peer(rule.get(side), peer)
+            for policy in policies
+            for rule in policy.get(rules, [])
+        )
+
+    return allows(policies_of(manifests, source, "Egress"), "egress", "to", target) and allows(
+        policies_of(manifests, target, "Ingress"), "ingress", "from", source
+    )
+
+
+def _has_port(rule: dict[str, Any], port: int) -> bool:
+    return "ports" not in rule or any(item["port"] == port for item in rule["ports"])
+
+
+def _has_peer(peers: list[dict[str, Any]] | None, peer: Workload) -> bool:
+    return peers is None or any(
+        "podSelector" in item
+        and "namespaceSelector" not in item
+        and selects(item["podSelector"]["matchLabels"], peer.labels)
+        for item in peers
+    )
+
+
+@each_composition()
+def test_pods_are_restricted(name: str) -> None:
+    for workload in rendered(name).workloads():
+        pod = workload.pod
+        assert pod["enableServiceLinks"] is False
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] >= 10000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        for container in workload.all_containers:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+@each_composition()
+def test_the_namespace_enforces_the_restricted_profile(name: str) -> None:
+    (namespace,) = rendered(name).of("Namespace")
+    labels = namespace["metadata"]["labels"]
+    for mode in ("enforce", "warn", "audit"):
+        assert labels[f"pod-security.kubernetes.io/{mode}"] == "restricted"
+
+
+@each_composition()
+def test_containers_ask_for_what_they_need_and_no_more(name: str) -> None:
+    for workload in rendered(name).workloads():
+        for container in workload.all_containers:
+            requests, limits = (container["resources"][key] for key in ("requests", "limits"))
+            assert {"cpu", "memory", "ephemeral-storage"} <= set(requests)
+            assert {"memory", "ephemeral-storage"} <= set(limits)
+            assert requests["memory"] == limits["memory"]
+            assert ("cpu" in limits) != (container["name"] == "worker")
+        for volume in workload.pod.get("volumes", []):
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), volume["name"]
+
+
+@each_composition()
+def test_every_mount_has_its_volume_and_every_volume_its_mount(name: str) -> None:
+    for workload in rendered(name).workloads():
+        mounted = {
+            mount["name"]
+            for container in workload.all_containers
+            for mount in container.get("volumeMounts", [])
+        }
+        assert mounted == {volume["name"] for volume in workload.pod.get("volumes", [])}
+
+
+@each_composition()
+def test_service_accounts_exist_and_mount_no_token(name: str) -> None:
+    manifests = rendered(name)
+    accounts = {item["metadata"]["name"]: item for item in manifests.of("ServiceAccount")}
+    used = [workload.pod["serviceAccountName"] for workload in manifests.workloads()]
+    assert sorted(used) == sorted(accounts)  # one each
+    assert not any(item["automountServiceAccountToken"] for item in accounts.values())
+
+
+@each_composition()
+def test_only_the_scheduler_has_a_token_and_rights_of_its_names(name: str) -> None:
+    manifests = rendered(name)
+    with_token = [
+        workload.name
+        for workload in manifests.workloads()
+        if "serviceAccountToken" in str(workload.pod.get("volumes"))
+    ]
+    assert with_token == ["orcinus-scheduler"]
+    assert not manifests.of("ClusterRole", "ClusterRoleBinding")
+    (role,) = manifests.of("Role")
+    (lease,) = manifests.of("Lease")
+    assert lease["spec"] == {}
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [lease["metadata"]["name"]],
+            "verbs": ["get", "update"],
+        },
+    ]
+    (binding,) = manifests.of("RoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == ["orcinus-scheduler"]
+
+
+@each_composition()
+def test_services_select_pods_that_have_their_ports(name: str) -> None:
+    manifests = rendered(name)
+    for service in manifests.of("Service"):
+        (workload,) = (
+            found
+            for found in manifests.workloads()
+            if selects(service["spec"]["selector"], found.labels)
+        )
+        for item in service["spec"]["ports"]:
+            assert workload.ports()[item["targetPort"]] == item["port"]
+            assert "appProtocol" in item or item["name"] == "rendezvous"
+
+
+@each_composition()
+def test_identity_is_for_all_pods_and_clients_see_ready_ones(name: str) -> None:
+    manifests = rendered(name)
+    services = {item["metadata"]["name"]: item["spec"] for item in manifests.of("Service")}
+    frontend = services["orcinus-frontend"]
+    assert "clusterIP" not in frontend
+    assert "publishNotReadyAddresses" not in frontend
+    for identity in {"orcinus-scheduler", "orcinus-worker"} & set(services):
+        assert services[identity]["clusterIP"] == "None"
+        assert services[identity]["publishNotReadyAddresses"] is True
+    for item in manifests.of("StatefulSet"):
+        assert item["spec"]["serviceName"] in services
+
+
+@each_composition()
+def test_probes_differ_and_say_how_long_they_wait(name: str) -> None:
+    for workload in rendered(name).workloads():
+        container = workload.container
+        liveness, readiness = container["livenessProbe"], container["readinessProbe"]
+        assert liveness != readiness
+        assert "timeoutSeconds" in liveness
+        assert "timeoutSeconds" in readiness
+        assert "initialDelaySeconds" not in liveness
+    for workload in rendered(name).services():
+        assert "startupProbe" in workload.container
+
+
+@each_composition()
+def test_every_pod_starts_with_no_connections_at_all(name: str) -> None:
+    manifests = rendered(name)
+    deny = manifests.get("NetworkPolicy", "orcinus-default-deny")["spec"]
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for workload in manifests.workloads():
+        assert policies_of(manifests, workload, "Ingress")
+
+
+@each_composition()
+def test_connections_are_those_of_the_design(name: str) -> None:
+    manifests = rendered(name)
+    pods = {workload.labels[COMPONENT]: workload for workload in manifests.services()}
+    allowed = {
+        (source, target, port)
+        for source in pods
+        for target in pods
+        for port in (8000, 50051, 50052, 50053, 50060, 29500, 41234)
+        if may_reach(manifests, pods[source], pods[target], port)
+    }
+    assert allowed == {
+        ("frontend", "scheduler", 50052),
+        ("scheduler", "worker", 50053),
+        *(("worker", "worker", p) for p in (8000, 50051, 50052, 50053, 50060, 29500, 41234)),
+    }
+
+
+@each_composition()
+def test_clients_reach_the_public_ports_and_no_other(name: str) -> None:
+    manifests = rendered(name)
+    open_to_all = {
+        (workload.name, item["port"])
+        for workload in manifests.workloads()
+        for policy in policies_of(manifests, workload, "Ingress")
+        for rule in policy.get("ingress", [])
+        if "from" not in rule
+        for item in rule["ports"]
+    }
+    assert open_to_all == {("orcinus-frontend", 8000), ("orcinus-frontend", 50051)}
+
+
+@pytest.mark.parametrize("name", ["monitoring", "everything", "everything, lws"])
+def test_prometheus_reaches_the_port_that_it_scrapes(name: str) -> None:
+    manifests = rendered(name)
+    (endpoint,) = manifests.get("PodMonitor", "orcinus")["spec"]["podMetricsEndpoints"]
+    (rule,) = manifests.get("NetworkPolicy", "orcinus-metrics")["spec"]["ingress"]
+    for workload in manifests.services():
+        assert [item["port"] for item in rule["ports"]] == [workload.ports()[endpoint["port"]]]
+
+
+@pytest.mark.parametrize("name", ["tracing", "everything", "everything, lws"])
+def test_traces_reach_jaeger(name: str) -> None:
+    manifests = rendered(name)
+    (collector,) = (w for w in manifests.workloads() if w.name == "otel-collector")
+    (jaeger,) = (w for w in manifests.workloads() if w.name == "jaeger")
+    for workload in manifests.services():
+        assert may_reach(manifests, workload, collector, collector.ports()["otlp"])
+        assert not may_reach(manifests, workload, jaeger, jaeger.ports()["otlp"])
+    assert may_reach(manifests, collector, jaeger, jaeger.ports()["otlp"])
+
+
+@each_composition()
+def test_every_service_has_a_disruption_budget(name: str) -> None:
+    if "1.20" in name:
+        return  # policy/v1 is not there
+    manifests = rendered(name)
+    budgets = manifests.of("PodDisruptionBudget")
+    for workload in manifests.services():
+        (budget,) = (
+            item["spec"]
+            for item in budgets
+            if selects(item["spec"]["selector"]["matchLabels"], workload.labels)
+        )
+        assert budget["maxUnavailable"] == 1
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+@each_composition()
+def test_pods_of_a_kind_prefer_different_nodes(name: str) -> None:
+    for workload in rendered(name).services():
+        (spread,) = workload.pod["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert selects(spread["labelSelector"]["matchLabels"], workload.labels)
+
+
+@each_composition()
+def test_selectors_name_nothing_that_a_new_version_changes(name: str) -> None:
+    for item in rendered(name).of("Deployment", "StatefulSet"):
+        labels = item["spec"]["selector"]["matchLabels"]
+        assert set(labels) <= {"app.kubernetes.io/name", COMPONENT}
+        assert selects(labels, item["spec"]["template"]["metadata"]["labels"])
+
+
+@each_composition()
+def test_rollouts_break_nothing(name: str) -> None:
+    manifests = rendered(name)
+    for component in ("frontend", "scheduler"):
+        spec = manifests.workload(component).item["spec"]
+        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        assert spec["revisionHistoryLimit"] <= 10
+    worker = manifests.workload("worker").item
+    if worker["kind"] == "StatefulSet":
+        assert worker["spec"]["podManagementPolicy"] == "Parallel"
+        assert worker["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    else:
+        assert worker["spec"]["startupPolicy"] == "LeaderCreated"
+        assert worker["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "None"
+
+
+@each_composition()
+def test_only_the_frontend_is_scaled_by_load(name: str) -> None:
+    manifests = rendered(name)
+    for scaler in manifests.of("HorizontalPodAutoscaler"):
+        assert scaler["spec"]["scaleTargetRef"]["name"] == "orcinus-frontend"
+        assert "replicas" not in manifests.workload("frontend").item["spec"]
+
+
+@each_composition()
+def test_what_is_waived_is_explained(name: str) -> None:
+    for item in rendered(name).objects:
+        for key, value in item["metadata"].get("annotations", {}).items():
+            if key.startswith("checkov.io/skip"):
+                check, _, reason = value.partition("=")
+                assert check.startswith("CKV")
+                assert len(reason.split()) >= 4

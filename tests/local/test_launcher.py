@@ -1,0 +1,30 @@
+"""How the launcher divides a machine among the ranks that it starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.launcher import share_cpus
+from services.local.settings import LocalSettings
+
+
+@pytest.mark.parametrize(
+    ("options", "n_usable", "cpus", "expected"),
+    [
+        pytest.param({}, 2, [0, 1], (2, [[0, 1]]), id="one-rank-has-all"),
+        pytest.param({"stages": 2}, 2, [4, 6], (1, [[4], [6]]), id="one-for-each-stage"),
+        pytest.param(
+            {"stages": 2, "tp": 2}, 8, list(range(8)), (2, [[0, 1, 2, 3], [4, 5, 6, 7]]), id="even"
+        ),
+        pytest.param({"stages": 3}, 4, [0, 1, 2, 3], (1, []), id="some-left-over"),
+        pytest.param({"stages": 3}, 2, [0, 1], (1, []), id="more-ranks-than-cpus"),
+        pytest.param({"threads": 1}, 2, [0, 1], (1, []), id="fewer-wanted"),
+        pytest.param({}, 2, [0, 1, 2, 3], (2, []), id="a-quota"),
+    ],
+)
+def test_threads_have_cpus_of_their_own_where_they_use_all(
+    options: dict[str, Any], n_usable: int, cpus: list[int], expected: tuple[int, list[list[int]]]
+) -> None:
+    settings = LocalSettings(model=Path("model"), **options)
+    assert share_cpus(settings, n_usable, cpus) == expected

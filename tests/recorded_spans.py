@@ -1,0 +1,61 @@
+"""Traces that end in a list, for tests of who makes which spans."""
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
+
+from services.common.tracing import Tracing
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+UNSAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-00"
+
+
+class RecordedSpans:
+    """Traces of a process under test."""
+
+    def __init__(self, root: Sampler = ALWAYS_ON) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler=ParentBased(root), shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracing = Tracing(provider, self._exporter)
+        self.tracer = self.tracing.tracer
+
+    def all(self) -> tuple[ReadableSpan, ...]:
+        """Those that have ended, in the order in which they did."""
+        return self._exporter.get_finished_spans()
+
+    def names(self) -> list[str]:
+        """Their names."""
+        return [span.name for span in self.all()]
+
+    def one(self, name: str) -> ReadableSpan:
+        """The only one of a name."""
+        [span] = [span for span in self.all() if span.name == name]
+        return span
+
+    def clear(self) -> None:
+        """Forgets them."""
+        self._exporter.clear()
+
+
+def attributes(span: ReadableSpan) -> dict[str, object]:
+    """Its attributes; never None."""
+    return dict(span.attributes or {})
+
+
+def parent_id(span: ReadableSpan) -> str:
+    """The span that it is a child of, in hexadecimal; empty if it is nobody's."""
+    return "" if span.parent is None else f"{span.parent.span_id:016x}"
+
+
+def span_id(span: ReadableSpan) -> str:
+    """Its own id, in hexadecimal."""
+    return "" if span.context is None else f"{span.context.span_id:016x}"
+
+
+def trace_id(span: ReadableSpan) -> str:
+    """The trace it belongs to, in hexadecimal."""
+    return "" if span.context is None else f"{span.context.trace_id:032x}"

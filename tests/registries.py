@@ -1,0 +1,64 @@
+"""The registry of each service as its process makes it, with every metric touched once, so that
+each shows its labels."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orcinus.v1 import worker_pb2
+from prometheus_client import CollectorRegistry
+
+from services.common.metrics import new_registry
+from services.frontend.api_keys import ApiKeys
+from services.frontend.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.metrics import FrontendMetrics, FrontendState
+from services.frontend.scheduler_events import FinishReason
+from services.scheduler.membership import Member, Pipeline
+from services.scheduler.metrics import SchedulerMetrics
+from services.worker.controller import Controller
+from services.worker.metrics import WorkerMetrics
+from tests.fakes import describe_stage
+from tests.scheduler.workload import build
+
+
+@dataclass
+class Nothing:
+    """A frontend that has nothing to do, and a rank that has loaded nothing."""
+
+    n_in_flight: int = 0
+    n_waiting: int = 0
+    n_resubmitted: int = 0
+    is_open: bool = False
+    n_held: int = 0
+    n_bytes_loaded: int = 0
+    n_bytes: int = 0
+
+
+async def registries() -> Mapping[str, CollectorRegistry]:
+    """Registries by service."""
+    made = {name: new_registry() for name in ("frontend", "scheduler", "worker")}
+    _frontend(made["frontend"])
+    _scheduler(made["scheduler"])
+    made["worker"].register(WorkerMetrics(Controller(tp_size=1), Nothing()))
+    await asyncio.sleep(0)
+    return made
+
+
+def _frontend(registry: CollectorRegistry) -> None:
+    metrics = FrontendMetrics(registry)
+    registry.register(FrontendState(Nothing(), Nothing(), ApiKeys(None).refusals))
+    request = GenerationRequest(prompts=("a",), options=GenerationOptions())
+    with metrics.call(request, model="demo") as call:
+        call.took_tokens(0)
+        call.finished(0, FinishReason.STOP, n_tokens=2)
+    metrics.count_http("/v1/models", 200)
+    with metrics.counted(None)("orcinus.v1.InferenceService/Generate", None):
+        pass
+
+
+def _scheduler(registry: CollectorRegistry) -> None:
+    members = tuple(Member(f"{index}:1", describe_stage(index, 3)) for index in range(3))
+    scheduler = build(max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=2)
+    epoch = SchedulerMetrics(registry).observe(Pipeline("p", 1, members), scheduler)
+    epoch.opened()
+    epoch.timed(1, worker_pb2.IterationTiming(iteration=1))

@@ -1,0 +1,289 @@
+"""A leader on real controllers with fake ranks, and a frontend on a real socket."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import grpc
+import grpc.aio
+import pytest
+from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from services.common import rpc
+from services.common.errors import Unavailable
+from services.scheduler.leader import Leader, build_scheduler
+from services.scheduler.membership import Member, Pipeline
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.request import Request, RequestId
+from services.scheduler.request_observer import RequestObservers
+from services.scheduler.service import SchedulerService
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.term import Unopposed
+from tests.exposition import Samples
+from tests.fakes import describe_stage, fake_stage
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+LIMIT_S = 10
+
+
+class MovingStages:
+    """Stages whose addresses a test changes."""
+
+    def __init__(self, n_stages: int) -> None:
+        self._addresses: list[str | None] = [None] * n_stages
+        self._changed = asyncio.Event()
+
+    def place(self, index: int, address: str | None) -> None:
+        self._addresses[index] = address
+        self._changed.set()
+
+    async def addresses(self) -> list[str]:
+        while not all(self._addresses):
+            self._changed.clear()
+            await self._changed.wait()
+        return [address for address in self._addresses if address]
+
+    @property
+    def missing(self) -> list[int]:
+        return [index for index, address in enumerate(self._addresses) if address is None]
+
+
+class Scene:
+    """A leader, where its stages are, and a frontend."""
+
+    def __init__(
+        self,
+        stages: MovingStages,
+        address: str,
+        stop: asyncio.Event,
+        registry: CollectorRegistry,
+    ) -> None:
+        self.stages = stages
+        self.stop = stop
+        self.registry = registry
+        self._channel = rpc.connect(address)
+        self._stream = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Connect()
+
+    async def read(self) -> scheduler_pb2.ConnectResponse:
+        message: scheduler_pb2.ConnectResponse
+        message = await asyncio.wait_for(self._stream.read(), LIMIT_S)
+        return message
+
+    async def until_open(self) -> None:
+        while not (await self.read()).HasField("pipeline"):
+            pass
+
+    async def until_closed(self) -> list[scheduler_pb2.Completion]:
+        completed: list[scheduler_pb2.Completion] = []
+        while True:
+            message = await self.read()
+            completed += message.completed
+            if message.is_closed:
+                return completed
+
+    async def submit(self, name: str, *, n_tokens: int) -> None:
+        submission = scheduler_pb2.Submission(
+            request_id=name,
+            prompt_token_ids=[1, 2, 3],
+            max_new_tokens=n_tokens,
+            sampling=sampling_pb2.SamplingParams(top_p=1),
+        )
+        await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
+
+    async def outcome(self) -> tuple[int, int]:
+        """Tokens of the one request there is, and how it ended."""
+        n_tokens = 0
+        while True:
+            message = await self.read()
+            n_tokens += sum(len(update.token_ids) for update in message.tokens)
+            if message.completed:
+                return n_tokens, message.completed[0].reason
+
+    async def hang_up(self) -> None:
+        self._stream.cancel()
+        await self._channel.close()
+
+
+@contextlib.asynccontextmanager
+async def scene(n_stages: int, **settings: float) -> AsyncIterator[Scene]:
+    stages, stop = MovingStages(n_stages), asyncio.Event()
+    registry = CollectorRegistry()
+    metrics = SchedulerMetrics(registry)
+    requests = RequestObservers(metrics.requests)
+    service = SchedulerService(requests)
+    options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
+    leader = Leader(options, stages, service, requests=requests, observe=[metrics.observe])
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    leading = asyncio.create_task(leader.lead(Unopposed(), stop))
+    await asyncio.sleep(0)  # it leads from its first step on
+    it = Scene(stages, address, stop, registry)
+    try:
+        yield it
+        stop.set()
+        await asyncio.wait_for(leading, LIMIT_S)
+    finally:
+        leading.cancel()
+        await it.hang_up()
+        await server.stop(grace=0)
+
+
+async def test_a_scheduler_that_does_not_lead_sends_frontends_away() -> None:
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers(
+        (rpc.service_handler(SERVICE, SchedulerService(RequestObservers())),)
+    )
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with rpc.connect(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="not the leader"):
+            await scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect().read()
+    await server.stop(grace=0)
+
+
+async def test_a_frontend_may_come_before_the_pipeline() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("a", n_tokens=3)
+        assert await it.outcome() == (3, scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+
+async def test_stages_are_asked_again_where_they_are_now() -> None:
+    async with scene(2) as it, fake_stage(0, 2) as first, fake_stage(1, 2) as second:
+        it.stages.place(1, second.address)
+        it.stages.place(0, "127.0.0.1:1")  # a pod that went away before it answered
+        await asyncio.sleep(0.3)
+        it.stages.place(0, first.address)
+        await it.until_open()
+
+
+async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> None:
+    async with scene(2) as it, fake_stage(0, 2, answers=True) as survivor:
+        it.stages.place(0, survivor.address)
+        async with fake_stage(1, 2) as lost:  # it never answers
+            it.stages.place(1, lost.address)
+            await it.until_open()
+            await it.submit("a", n_tokens=3)
+            assert (await it.read()).accepted
+            it.stages.place(1, None)
+            lost.controller.on_exit(0, "was killed")
+            [ended] = await it.until_closed()
+            assert ended.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
+            assert ended.message == "the pipeline was lost"
+        async with fake_stage(1, 2, answers=True) as replacement:
+            it.stages.place(1, replacement.address)
+            await it.until_open()
+            await it.submit("b", n_tokens=3)
+            assert await it.outcome() == (3, scheduler_pb2.COMPLETION_REASON_LENGTH)
+            assert survivor.controller.describe().epoch == 2
+            counted = Samples.of(it.registry)
+            assert counted.sum("orcinus_epochs_formed_total") == 2
+            assert counted.sum("orcinus_pipeline_losses_total") == 1
+            assert counted.sum("orcinus_pipeline_up") == 1
+            assert counted.sum("orcinus_requests_accepted_total") == 2
+            assert counted.sum("orcinus_requests_failed_total") == 1
+            assert counted.sum("orcinus_requests_finished_total", reason="length") == 1
+
+
+async def test_a_leader_that_is_told_to_stop_lets_requests_finish_and_takes_no_more() -> None:
+    async with scene(1) as it, fake_stage() as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("a", n_tokens=1)
+        assert (await it.read()).accepted
+        await asyncio.wait_for(stage.rank.has_plan.wait(), LIMIT_S)
+        it.stop.set()
+        assert await it.until_closed() == []
+        await it.submit("b", n_tokens=1)
+        [rejection] = (await it.read()).rejected
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+        stage.rank.answer(stage.rank.plans[0])
+        assert await it.outcome() == (1, scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+
+async def test_requests_that_outlast_the_drain_end_as_unavailable() -> None:
+    async with scene(1, drain_s=0.2) as it, fake_stage() as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("a", n_tokens=1)
+        assert (await it.read()).accepted
+        it.stop.set()
+        while not (completed := (await it.read()).completed):
+            pass
+        assert completed[0].reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
+
+
+async def test_a_leader_without_stages_gives_up_and_names_those_that_are_missing() -> None:
+    stages = MovingStages(3)
+    stages.place(1, "127.0.0.1:1")
+    settings = SchedulerSettings(n_stages=3, start_timeout_s=0.2)
+    requests = RequestObservers()
+    leader = Leader(settings, stages, SchedulerService(requests), requests=requests)
+    with pytest.raises(Unavailable, match="nothing is known of stage 0, 2"):
+        await leader.lead(Unopposed(), asyncio.Event())
+
+
+async def test_a_leader_whose_stages_never_join_gives_up_and_says_why() -> None:
+    stages = MovingStages(1)
+    settings = SchedulerSettings(n_stages=1, start_timeout_s=1)
+    requests = RequestObservers()
+    leader = Leader(settings, stages, SchedulerService(requests), requests=requests)
+    async with fake_stage() as stage:
+        stage.controller.on_exit(0, "was killed")
+        stages.place(0, stage.address)
+        with pytest.raises(Unavailable, match=r"no pipeline within 1 s: .*was killed"):
+            await asyncio.wait_for(leader.lead(Unopposed(), asyncio.Event()), LIMIT_S)
+
+
+async def test_stages_of_two_builds_form_no_pipeline_until_one_is_replaced() -> None:
+    async with scene(2) as it, fake_stage(0, 2) as new, fake_stage(0, 2) as old:
+        it.stages.place(0, new.address)
+        it.stages.place(1, old.address)  # says that it is stage 0, as an old build would say other
+        await asyncio.sleep(0.5)
+        assert new.controller.describe().epoch == 0
+        async with fake_stage(1, 2) as replacement:
+            it.stages.place(1, replacement.address)
+            await it.until_open()
+            it.stop.set()
+            await it.until_closed()
+
+
+def pipeline_of(n_stages: int) -> Pipeline:
+    members = [Member(f"stage-{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
+    return Pipeline("p", 1, tuple(members))
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_every_stage_has_a_batch_and_one_stage_has_the_next_and_hands_tokens_over(
+    n_stages: int,
+) -> None:
+    scheduler = build_scheduler(SchedulerSettings(n_stages=n_stages), pipeline_of(n_stages))
+    assert scheduler.pipeline_depth == max(2, n_stages)
+    scheduler.submit(Request(RequestId("r"), [1, 2], 10))
+    assert scheduler.select() is not None
+    goes_on = scheduler.select()
+    assert (goes_on is not None) == (n_stages == 1)
+
+
+@pytest.mark.parametrize(("policy", "n_tokens"), [("orca", 20), ("chunked", 8)])
+def test_the_policy_is_the_one_that_is_set(
+    policy: Literal["orca", "chunked"], n_tokens: int
+) -> None:
+    settings = SchedulerSettings(n_stages=1, policy=policy, max_batch_size=4, max_batch_tokens=8)
+    scheduler = build_scheduler(settings, pipeline_of(1))
+    scheduler.submit(Request(RequestId("r"), [1] * 20, 10))
+    batch = scheduler.select()
+    assert batch is not None
+    assert [span.n_tokens for span in batch.spans] == [n_tokens]
+
+
+def test_a_budget_that_decodes_alone_would_fill_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_batch_tokens"):
+        SchedulerSettings(n_stages=1, policy="chunked", max_batch_size=9, max_batch_tokens=8)
+    SchedulerSettings(n_stages=1, policy="orca", max_batch_size=9, max_batch_tokens=8)

@@ -1,0 +1,179 @@
+"""The real Prometheus: it takes our rules, fires our alerts, and scrapes a running stack."""
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from services.frontend.http_server import address_of, listen
+from tests.system.stack import Stack, serving
+
+pytestmark = pytest.mark.prometheus
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
+LIMIT_S = 30
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The rules as Prometheus reads them, without what Kubernetes puts around them."""
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(RULES.read_text(encoding="utf-8"))["spec"]))
+    return path
+
+
+def promtool(*arguments: str) -> str:
+    """What promtool prints; it must be content."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules(rules: Path) -> None:
+    n_rules = len(yaml.safe_load(rules.read_text())["groups"][0]["rules"])
+    assert f"SUCCESS: {n_rules} rules found" in promtool("check", "rules", str(rules))
+
+
+CALLS = "gen_ai_server_request_duration_seconds_count"
+CASES: dict[str, tuple[dict[str, str], str]] = {
+    "OrcinusNoPipeline": ({'orcinus_pipeline_up{namespace="n"}': "0x30"}, "10m"),
+    "OrcinusPipelineLost": ({'orcinus_pipeline_losses_total{namespace="n"}': "0+1x30"}, "20m"),
+    "OrcinusErrors": (
+        {
+            f'{CALLS}{{namespace="n", error_type=""}}': "0+90x30",
+            f'{CALLS}{{namespace="n", error_type="Unavailable"}}': "0+10x30",
+        },
+        "20m",
+    ),
+    "OrcinusStalled": (
+        {
+            'orcinus_requests_waiting{namespace="n"}': "3x30",
+            'orcinus_requests_running{namespace="n"}': "0x30",
+        },
+        "5m",
+    ),
+    "OrcinusQueueLong": ({'orcinus_requests_waiting{namespace="n"}': "300x30"}, "15m"),
+    "OrcinusKVCacheFull": (
+        {
+            'orcinus_kv_cache_usage_ratio{namespace="n"}': "0.97x60",
+            'orcinus_requests_waiting{namespace="n"}': "3x60",
+        },
+        "30m",
+    ),
+}
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_fires_when_it_should_and_not_before(
+    alert: str, rules: Path, tmp_path: Path
+) -> None:
+    series, at = CASES[alert]
+    every = yaml.safe_load(rules.read_text())["groups"][0]["rules"]
+    (rule,) = (rule for rule in every if rule["alert"] == alert)
+    expected = {
+        "exp_labels": {"namespace": "n", **rule["labels"]},
+        "exp_annotations": rule["annotations"],
+    }
+    test = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": values} for name, values in series.items()
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "0m", "alertname": alert, "exp_alerts": []},
+                    {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    promtool("test", "rules", str(path))
+
+
+@contextlib.contextmanager
+def prometheus(stack: Stack, directory: Path) -> Iterator[httpx.Client]:
+    """A Prometheus that scrapes all services of a stack every second."""
+    scrapes = [
+        {
+            "targets": [url.removeprefix("http://").removesuffix("/metrics")],
+            "labels": {"service": name, "namespace": "n"},
+        }
+        for name, url in stack.metrics_urls.items()
+    ]
+    configuration = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "orcinus", "static_configs": scrapes}],
+    }
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
+    with listen("127.0.0.1:0") as listener:
+        address = address_of(listener, "127.0.0.1:0")
+    process = subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={directory / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address={address}",
+            "--enable-feature=exemplar-storage",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with httpx.Client(base_url=f"http://{address}") as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
+def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
+    """What an instant query finds, once it finds something."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            response = client.get("/api/v1/query", params={"query": expression})
+            if response.status_code == 200 and (found := response.json()["data"]["result"]):
+                result: list[dict[str, Any]] = found
+                return result
+        time.sleep(0.2)
+    raise AssertionError(f"nothing for {expression}")
+
+
+def panels() -> list[str]:
+    """What the dashboard asks for of our own metrics."""
+    dashboard = json.loads((RULES.parent / "dashboard.json").read_text(encoding="utf-8"))
+    expressions = (target["expr"] for it in dashboard["panels"] for target in it["targets"])
+    own = (it for it in expressions if "kube_" not in it)
+    return [it.replace("$namespace", "n").replace("$__rate_interval", "1m") for it in own]
+
+
+def test_prometheus_scrapes_a_stack_and_the_dashboard_has_data(tmp_path: Path) -> None:
+    with (
+        serving(ROOT / "models" / "demo", stages=2, metrics=True) as stack,
+        prometheus(stack, tmp_path) as client,
+    ):
+        assert len(query(client, "up == 1")) >= 1
+        usage = stack.post("/v1/completions", {"prompt": "If the file", "max_tokens": 7}).json()
+        expected = usage["usage"]["completion_tokens"]
+        [found] = query(client, f"sum(orcinus_generation_tokens_total) >= {expected}")
+        assert float(found["value"][1]) == expected
+        assert len(query(client, "count(up == 1) == 4")) == 1
+        for expression in panels():
+            query(client, expression)
+        kinds = client.get("/api/v1/targets/metadata").json()["data"]
+        by_name = {item["metric"]: item["type"] for item in kinds}
+        assert by_name["orcinus_requests_waiting"] == "gauge"
+        assert by_name["orcinus_iteration_seconds"] == "histogram"

@@ -1,0 +1,146 @@
+"""A real receiver of OTLP over gRPC, that keeps the spans it is sent."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+ERROR = trace_pb2.Status.STATUS_CODE_ERROR
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a span points to."""
+
+    trace_id: str
+    span_id: str
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReceivedSpan:
+    """A span as it came; points in time are nanoseconds since 1970."""
+
+    service: str
+    resource: dict[str, Any]
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]
+    events: list[tuple[str, int]]
+    links: list[Link]
+    is_error: bool
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass
+class TraceReceiver:
+    """What has come so far, by whichever process."""
+
+    address: str = ""
+    spans: list[ReceivedSpan] = field(default_factory=list)
+    _has_more: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that have a process send its spans here, soon."""
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }
+
+    def wait_for(
+        self, is_enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 20
+    ) -> list[ReceivedSpan]:
+        """The spans, when there are enough of them."""
+        with self._has_more:
+            assert self._has_more.wait_for(lambda: is_enough(self.spans), timeout_s), [
+                (span.service, span.name) for span in self.spans
+            ]
+            return list(self.spans)
+
+    def settle(self, quiet_s: float = 1.0) -> list[ReceivedSpan]:
+        """The spans, when no more have come for a while."""
+        n_before = -1
+        while n_before != len(self.spans):
+            n_before = len(self.spans)
+            time.sleep(quiet_s)
+        return list(self.spans)
+
+    def clear(self) -> None:
+        """Forgets what has come."""
+        with self._has_more:
+            self.spans.clear()
+
+    def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        """OTLP's one method."""
+        with self._has_more:
+            for group in request.resource_spans:
+                resource = _attributes(group.resource.attributes)
+                for scope in group.scope_spans:
+                    self.spans.extend(_received(span, resource) for span in scope.spans)
+            self._has_more.notify_all()
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@contextmanager
+def trace_receiver(receiver: TraceReceiver | None = None) -> Iterator[TraceReceiver]:
+    """A receiver, or that one, on a free port of loopback."""
+    receiver = receiver or TraceReceiver()
+    server = grpc.server(ThreadPoolExecutor(4))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
+    receiver.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield receiver
+    finally:
+        server.stop(None).wait()
+
+
+def _received(span: trace_pb2.Span, resource: dict[str, Any]) -> ReceivedSpan:
+    return ReceivedSpan(
+        service=resource["service.name"],
+        resource=resource,
+        name=span.name,
+        kind=span.kind,
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        attributes=_attributes(span.attributes),
+        events=[(event.name, event.time_unix_nano) for event in span.events],
+        links=[
+            Link(link.trace_id.hex(), link.span_id.hex(), _attributes(link.attributes))
+            for link in span.links
+        ],
+        is_error=span.status.code == ERROR,
+    )
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    return getattr(value, kind)

@@ -1,0 +1,1 @@
+"""Tests with tracing backends of others, run as processes of their own."""

@@ -1,0 +1,44 @@
+"""Which stage a worker is, by what its pod says."""
+
+import pytest
+
+from services.worker.settings import WorkerSettings
+
+
+def place(*arguments: str) -> int:
+    return WorkerSettings.load("worker", ["--model=/models/demo", *arguments]).place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], 0),
+        (["--stage-index=1"], 1),
+        (["--pod-name=orcinus-worker-2"], 2),
+        (["--pod-name=orcinus-0-2"], 2),
+        (["--pod-name=orcinus-worker-2", "--stage-index=1"], 1),
+        (["--pod-name=any-name", "--stage-index=1"], 1),
+    ],
+    ids=["nothing", "index", "stateful set", "leader worker set", "both", "other name"],
+)
+def test_the_place_is_what_is_given_or_the_ordinal_of_the_pod(
+    arguments: list[str], expected: int
+) -> None:
+    assert place("--n-stages=3", *arguments) == expected
+
+
+@pytest.mark.parametrize("argument", ["--stage-index=3", "--pod-name=orcinus-worker-3"])
+def test_a_place_beyond_the_last_stage_is_refused(argument: str) -> None:
+    with pytest.raises(SystemExit, match="stage 3 is not one of 3"):
+        place("--n-stages=3", argument)
+
+
+def test_a_pod_without_an_ordinal_must_be_told_its_place() -> None:
+    with pytest.raises(SystemExit, match="orcinus-worker-x does not end in a stage's number"):
+        place("--pod-name=orcinus-worker-x")
+
+
+def test_an_empty_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCINUS_STAGE_INDEX", "")  # from a label that the pod does not have
+    monkeypatch.setenv("ORCINUS_POD_NAME", "orcinus-worker-1")
+    assert place("--n-stages=2") == 1
