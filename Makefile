@@ -4,20 +4,49 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CHECKOV := $(VENV)/checkov/bin/checkov
+PHOENIX := $(VENV)/phoenix/bin/phoenix
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 SOURCES := services kernels benchmarks examples models tests
 
+# Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
+# NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
+IMAGES       := frontend scheduler worker demo-model
+IMAGE_PREFIX ?= localhost/orcinus
+TAG          ?= dev
+DEVICE       ?= cpu
+ENGINE       ?= $(shell docker info >/dev/null 2>&1 && echo docker || echo podman)
+IMAGE_BUILD  ?= $(ENGINE) build $(if $(filter podman,$(notdir $(ENGINE))),--format docker) --tag
+LOAD_IMAGE   ?= kind load docker-image
+TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
+
+# The cluster is the one of kubectl's current context.
+OVERLAY       ?= demo
+NAMESPACE     ?= orcinus
+READY_TIMEOUT ?= 35m
+IN_NAMESPACE  := kubectl --namespace $(NAMESPACE)
+WORKERS       := app.kubernetes.io/name=orcinus,app.kubernetes.io/component=worker
+# Whether there are pods from before what our StatefulSet, if there is one, says now.
+stages_are_old = generation=$$($(IN_NAMESPACE) get statefulset --selector $(WORKERS) -o jsonpath='{.items[*].metadata.generation}') && \
+  [ -n "$$generation" ] && \
+  $(IN_NAMESPACE) wait statefulset/orcinus-worker --timeout=1m --for=jsonpath='{.status.observedGeneration}'="$$generation" >/dev/null && \
+  revision=$$($(IN_NAMESPACE) get statefulset/orcinus-worker -o jsonpath='{.status.updateRevision}') && \
+  [ -n "$$($(IN_NAMESPACE) get pod --selector "$(WORKERS),controller-revision-hash!=$$revision" -o name)" ]
+# The leading scheduler is ready when it has a pipeline, frontends when they have a scheduler that leads.
+wait_serving = $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --timeout=$(READY_TIMEOUT) && \
+  $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-system test-gpu check fmt fmt-check lint types layers bench demo-model clean
+.PHONY: help setup constraints protos run test test-system test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
 
 help:  ## Print this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Using it
 
-setup: $(VENV)/.installed  ## Make the virtual environment in .venv, with everything in it
+setup: $(VENV)/.installed $(VENV)/.native  ## Make the virtual environment in .venv, with everything in it
 
 run: setup  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
 	@exec $(BIN)/python -m services.local --model $(MODEL) $(ARGS)
@@ -33,7 +62,14 @@ test-system: setup  ## Run only the tests of whole processes
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-check: fmt-check lint types layers test  ## What CI runs: format, lint, types, layers, tests
+test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
+	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
+	$(BIN)/python -m pytest -m prometheus $(ARGS)
+
+test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
+	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
+
+check: fmt-check lint types layers manifests test  ## What CI runs: format, lint, types, layers, manifests, tests
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)
@@ -52,12 +88,50 @@ types: setup  ## Check the types, strictly
 layers: setup  ## Check that imports point one way
 	$(BIN)/lint-imports --no-cache
 
+manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make test` holds them to schemas and our own
+	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
+	$(CHECKOV) --directory $(VENV)/manifests --framework kubernetes --skip-download --compact --quiet
+
 bench: setup  ## Measure the control plane and the scheduler against their budgets
 	$(BIN)/python -m benchmarks.scheduler
 	$(BIN)/python -m benchmarks.control_plane
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 	$(BIN)/python models/train_demo.py --out models/demo $(ARGS)
+
+##@ On Kubernetes
+
+images: $(IMAGES:%=image-%)  ## Build the images as IMAGE_PREFIX/…:TAG, for DEVICE (cpu or cuda)
+
+# Dated as the commit and not as the build, so that building again changes nothing.
+$(IMAGES:%=image-%): image-%:
+	$(IMAGE_BUILD) $(IMAGE_PREFIX)/$*:$(TAG) . --target $* $(IMAGE_ARGS) \
+	  --build-arg REVISION=$$(git describe --always --abbrev=40 --exclude '*' --dirty) \
+	  --build-arg CREATED=$$(git log -1 --format=%cI)
+
+image-worker: IMAGE_ARGS = --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=$(TORCH_INDEX)
+
+deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
+	kubectl apply -k k8s/overlays/$(OVERLAY)
+	@if $(stages_are_old); \
+	then echo 'The stages run what was applied before: `make rollout-workers` replaces them all at once.'; \
+	else $(wait_serving); fi
+
+# A pipeline takes only stages of one build, so there is no way from one to the next but through none. Pods of a StatefulSet
+# with the strategy OnDelete come back as it is now.
+rollout-workers:  ## Replace all stages at once by what was last applied
+	$(IN_NAMESPACE) delete pod --selector $(WORKERS) --timeout=2m
+	$(IN_NAMESPACE) wait statefulset/orcinus-worker --timeout=$(READY_TIMEOUT) --for=jsonpath='{.status.readyReplicas}'=$$( \
+	  $(IN_NAMESPACE) get statefulset/orcinus-worker -o jsonpath='{.spec.replicas}')
+	$(wait_serving)
+
+undeploy:  ## Delete everything that OVERLAY has made, its namespace included
+	kubectl delete -k k8s/overlays/$(OVERLAY) --ignore-not-found --timeout=5m
+
+test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
+	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
+	$(LOAD_IMAGE) $(IMAGES:%=$(IMAGE_PREFIX)/%:$(TAG))
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 ##@ Generated
 
@@ -68,7 +142,7 @@ constraints: setup  ## Write what is installed into constraints.txt
 	@mv constraints.new constraints.txt
 
 clean:  ## Remove everything that can be made again
-	rm -rf $(VENV) protos/gen *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
@@ -79,6 +153,21 @@ $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 	rm -rf protos/gen && mkdir -p protos/gen
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos/gen --pyi_out=protos/gen --grpc_python_out=protos/gen $(PROTOS)
 	@touch $@
+
+# Where there is no compiler, PyTorch's operations are used.
+$(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
+	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
+	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
+
+# checkov wants versions that nothing else here can live with.
+$(CHECKOV): | $(BIN)/python
+	$(PYTHON) -m venv $(@D:/bin=)
+	$(@D)/pip install --quiet checkov==3.3.30
+
+# Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
+$(PHOENIX): | $(BIN)/python
+	$(PYTHON) -m venv $(@D:/bin=)
+	$(@D)/pip install --quiet arize-phoenix==20.26.1
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.protos
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
