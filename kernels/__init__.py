@@ -2,8 +2,9 @@
 
 `ops_for(device)` is the public face. Every operation has an obvious version in `kernels.reference`
 that says what it computes; the files beside it hold the versions that run. PyTorch's serve every
-device. On a CPU the native ones (`kernels.native`) take their place where they are built. A kernel
-for another device comes as another `Ops`, and nothing outside this package changes.
+device. On a CPU the native ones (`kernels.native`) take their place where they are built, on a GPU
+Triton's (`kernels.triton`) where it is installed. A kernel for another device comes as another
+`Ops`, and nothing outside this package changes.
 
 Knows tensors only: no requests, no models, no processes.
 """
@@ -23,11 +24,22 @@ from kernels.ops import AttentionMetadata, Ops
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
+from kernels.sample import sample
 from kernels.silu_and_mul import silu_and_mul
+from kernels.triton.operations import triton_ops
 from kernels.upload import upload
 from kernels.write_kv import write_kv
 
-__all__ = ["TORCH", "AttentionForm", "AttentionMetadata", "Ops", "native_ops", "ops_for", "upload"]
+__all__ = [
+    "TORCH",
+    "AttentionForm",
+    "AttentionMetadata",
+    "Ops",
+    "native_ops",
+    "ops_for",
+    "triton_ops",
+    "upload",
+]
 
 TORCH = Ops(
     rms_norm=rms_norm,
@@ -41,6 +53,7 @@ TORCH = Ops(
     plan_attention=plan_attention,
     attention=attention,
     greedy=greedy,
+    sample=sample,
 )
 
 
@@ -49,5 +62,5 @@ def ops_for(device: torch.device) -> Ops:
     if device.type == "cpu":
         return native_ops() or TORCH
     if device.type == "cuda":
-        return TORCH
+        return triton_ops() or TORCH
     raise ValueError(f"no kernels for device type {device.type!r}; have cpu and cuda")

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.upload import upload
+from kernels.upload import Uploads, upload
 
 Ints = NDArray[np.int64]
 
@@ -99,13 +99,21 @@ def plan_attention(
     *,
     block_tables: Ints,
     key_cache: Tensor,
+    n_heads: int,
     windows: Sequence[int | None] = (None,),
+    uploads: Uploads,
+    has_fixed_shape: bool = False,
 ) -> AttentionGroups:
     """Packs the spans of a batch, once for each of the different `windows` of a model's layers.
 
     `start_positions` and `n_tokens` are [n_spans]; `block_tables` [n_spans, any width] holds the
     blocks of each span's sequence in order, the rest being any valid ids; `key_cache` is one
     layer's keys [n_blocks, block_size, n_kv_heads, head_dim], of which only the form matters.
+
+    Other implementations also go by what is not needed here: `n_heads`, the query heads of this
+    rank; `uploads`, which their tensors are added to and which is flushed before `attention` reads
+    them; and `has_fixed_shape`, the promise that every span is one token, for which the shapes of
+    all tensors are to depend on the form of `block_tables` only.
     """
     longest = int((start_positions + n_tokens).max())
 

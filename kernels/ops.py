@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
 from kernels.attention_metadata import AttentionGroups
 from kernels.native.attention import AttentionSpans
+from kernels.sampling_columns import SamplingColumns
+
+if TYPE_CHECKING:  # Triton need not be installed
+    from kernels.triton.attention_plan import AttentionItems
 
 # What `plan_attention` makes of a batch; only the `attention` of the same operations reads it.
-AttentionMetadata = AttentionGroups | AttentionSpans
+AttentionMetadata: TypeAlias = "AttentionGroups | AttentionSpans | AttentionItems"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,4 @@ class Ops:
     plan_attention: Callable[..., AttentionMetadata]
     attention: Callable[..., Tensor]
     greedy: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, SamplingColumns], Tensor]

@@ -4,7 +4,7 @@
 any more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
 as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Where the library is not
 built, or the processor has no instruction for the element type, oneDNN gets the weight in blocks of
-its own choice, once, instead of with every call. Elsewhere it stays as it is.
+its own choice, once, instead of with every call. On a GPU it stays as it is, for cuBLAS.
 
 With `quantization` "int8" a weight is int8 with a scale for each output, inputs become int8 with a
 scale for each token when they are multiplied, and sums are exact: half the memory to read, twice
@@ -37,6 +37,7 @@ from kernels.native.linear import (
 )
 
 __all__ = [
+    "CublasWeight",
     "Gate",
     "GatedWeight",
     "LinearWeight",
@@ -111,6 +112,24 @@ class PlainWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class CublasWeight(PlainWeight):
+    """The matrix as it is, for sums that begin with the residual.
+
+    That takes two launches, as the product and then a sum would: cuBLAS adds in place, so that the
+    residual is copied first, or given its bias on the way.
+    """
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        if residual is None:
+            return F.linear(x, self.weight, bias)  # [n_tokens, n_out]
+        if bias is None:
+            return torch.addmm(residual, x, self.weight.t())
+        return (residual + bias).addmm_(x, self.weight.t())
+
+
+@dataclass(frozen=True, slots=True)
 class OneDnnWeight:
     """The matrix in blocks as oneDNN likes them."""
 
@@ -172,12 +191,12 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
         return NativeInt8Weight.of(weight)
     if can_pack(weight):
         return NativeWeight.of(weight)
-    return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else PlainWeight(weight)
+    return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else _plain(weight)
 
 
 def pack_table(weight: Tensor) -> TableWeight:
     """The same for a matrix that is looked up in as well."""
-    return NativeWeight.of(weight) if can_pack(weight) else PlainWeight(weight)
+    return NativeWeight.of(weight) if can_pack(weight) else _plain(weight)
 
 
 def pack_gated(
@@ -195,6 +214,10 @@ def pack_gated(
     if quantization == "none" and can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
     return _GatedInTwo(pack(weight, quantization), op)
+
+
+def _plain(weight: Tensor) -> PlainWeight:
+    return CublasWeight(weight) if weight.device.type == "cuda" else PlainWeight(weight)
 
 
 def _suits_one_dnn(weight: Tensor) -> bool:

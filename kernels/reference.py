@@ -3,8 +3,13 @@
 Written for reading, one request and one formula at a time; nothing here runs in production.
 """
 
+import itertools
+import math
+
 import torch
 from torch import Tensor
+
+from kernels.sampling_columns import SamplingColumns
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -111,3 +116,39 @@ def expert_mlp(
             inner = silu_and_mul(gate_up[expert].float() @ x[token].float())
             out[token] += weights[token, i].float() * (down[expert].float() @ inner)
     return out.to(x.dtype)
+
+
+def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
+    """Every row by itself, in float64, with all its tokens in order."""
+    pairs = list(zip(columns.forbidden_rows.tolist(), columns.forbidden_ids.tolist(), strict=True))
+    tokens = []
+    for row, values in enumerate(logits.double()):
+        if not values.isfinite().all():
+            tokens.append(-1)
+            continue
+        forbidden = {token for of_row, token in pairs if of_row == row}
+        logit = dict(enumerate(values.tolist()))
+        order = sorted(logit.keys() - forbidden, key=lambda token: (-logit[token], token))
+        temperature = columns.temperature[row].item()
+        if not temperature:
+            tokens.append(order[0])
+            continue
+        weight = {
+            token: math.exp(max((logit[token] - logit[order[0]]) / temperature, -1e3))
+            for token in order
+        }
+        order = order[: int(columns.top_k[row]) or len(order)]
+        top_p, total = columns.top_p[row].item(), math.fsum(weight[token] for token in order)
+        if top_p < 1:
+            ends = itertools.accumulate(weight[token] for token in order)
+            # What comes before a token does not suffice.
+            order = [
+                token
+                for token, end in zip(order, ends, strict=True)
+                if end - weight[token] < top_p * total
+            ]
+        kept = sorted(token for token in order if weight[token] >= columns.min_p[row].item())
+        up_to = list(itertools.accumulate(weight[token] for token in kept))
+        target = columns.uniform[row].item() * up_to[-1]
+        tokens.append(next(token for token, end in zip(kept, up_to, strict=True) if end > target))
+    return torch.tensor(tokens)

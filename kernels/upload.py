@@ -1,19 +1,170 @@
-"""Copies what the host has prepared to the device, without waiting for the device."""
+"""Copies what the host has prepared to the device, without waiting for the device.
 
+An iteration needs a dozen small arrays there. `Uploads` hands out their places at once, gathers
+their values in one piece of pinned memory, and copies that in one call. From pageable memory a copy
+would make the host wait until the device has done all that was queued before it; from pinned
+memory it takes its place in the queue, and many copies would cost the host more than the values.
+
+On a CPU nothing is copied: a tensor is the array's own memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_ALIGNMENT = 16  # bytes; the widest load of a kernel
+
+# What an iteration of a few hundred spans needs; what needs more, gets more.
+_FIRST_SIZE = 1 << 18
+
+# Pieces of pinned memory in turn: one is filled while copies from the others are queued.
+_N_STAGINGS = 3
+
+
+class Uploads:
+    """Arrays on their way to a device; this one is for a CPU, where they have arrived already."""
+
+    def add(self, values: NDArray[Any]) -> Tensor:
+        """A tensor on the device like `values`, which it holds as soon as `flush` has run.
+
+        Its address is a multiple of 16 on a device. It is not to be read or written before `flush`,
+        and neither is `values` to be written.
+        """
+        return torch.from_numpy(values)
+
+    def flush(self) -> None:
+        """Copies all that was added, in the order of what is queued on the current stream."""
+
+    def aim(self, buffer: Tensor) -> None:
+        """What is added up to the next `flush` goes into `buffer`, [bytes] uint8 on the device.
+
+        The same shapes and types in the same order then have the same addresses, as a recorded
+        graph wants them. What does not fit goes to new memory.
+        """
+
+    @property
+    def n_bytes(self) -> int:
+        """Room that a buffer needs for what the last `flush` has copied."""
+        return 0
+
+
+class StagedUploads(Uploads):
+    """Uploads that are gathered and copied; for a GPU, and in tests for a CPU.
+
+    What belongs together is gathered in one piece, for which there are a piece of pinned memory and
+    one of the device's. When it is full it is copied as it is, for its places have been handed out,
+    and the next flush finds larger ones.
+    """
+
+    def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
+        """`size` is the room in bytes that there is at first."""
+        self._device = device
+        self._size = size
+        self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled
+        self._staging: _Staging | None = None  # the same on the host
+        self._idle: deque[_Staging] = deque()  # the one that was copied from first comes first
+        self._n_filled = 0
+        self._n_copied = 0  # since the last flush
+        self._n_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """See `Uploads.n_bytes`."""
+        return self._n_bytes
+
+    def add(self, values: NDArray[Any]) -> Tensor:
+        """See `Uploads.add`."""
+        buffer, staging = self._room_for(values.nbytes)
+        start, end = self._n_filled, self._n_filled + values.nbytes
+        self._n_filled = -(-end // _ALIGNMENT) * _ALIGNMENT
+        staging.array[start:end].view(values.dtype).reshape(values.shape)[...] = values
+        return buffer[start:end].view(_DTYPES[values.dtype]).view(values.shape)
+
+    def flush(self) -> None:
+        """See `Uploads.flush`."""
+        self._copy()
+        self._n_bytes, self._n_copied = self._n_copied, 0
+        self._size = max(self._size, _power_of_two(self._n_bytes))
+
+    def aim(self, buffer: Tensor) -> None:
+        """See `Uploads.aim`."""
+        if self._n_filled:
+            raise ValueError("what has been added must be flushed first")
+        self._buffer = buffer
+
+    def _room_for(self, n_bytes: int) -> tuple[Tensor, _Staging]:
+        if self._buffer is not None and self._n_filled + n_bytes > len(self._buffer):
+            self._copy()
+        if self._buffer is None:
+            size = max(self._size, _power_of_two(n_bytes))
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        if self._staging is None:
+            self._staging = self._next_staging(len(self._buffer))
+        return self._buffer, self._staging
+
+    def _next_staging(self, size: int) -> _Staging:
+        if len(self._idle) == _N_STAGINGS:
+            staging = self._idle.popleft()
+            if len(staging.array) >= size:
+                staging.wait()
+                return staging
+        return _Staging(max(size, self._size), self._device)
+
+    def _copy(self) -> None:
+        if self._staging is not None and self._buffer is not None:
+            self._staging.copy_to(self._buffer, min(self._n_filled, len(self._buffer)))
+            self._idle.append(self._staging)
+        self._n_copied += self._n_filled
+        self._n_filled = 0
+        self._buffer = self._staging = None
+
+
+class _Staging:
+    """A piece of memory that a device copies from; pinned, if the device is a GPU."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
+        self.array: NDArray[np.uint8] = self._bytes.numpy()
+        cuda: Any = torch.cuda  # whose events have no types
+        self._copied = cuda.Event() if is_cuda else None
+
+    def copy_to(self, buffer: Tensor, n_bytes: int) -> None:
+        buffer[:n_bytes].copy_(self._bytes[:n_bytes], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Waits until the last copy from here has been made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+_DTYPES = {
+    np.dtype(kind): torch.from_numpy(np.zeros(0, kind)).dtype
+    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64)
+}
+
+
+def uploads_for(device: torch.device) -> Uploads:
+    """Uploads to `device`, empty."""
+    return StagedUploads(device) if device.type == "cuda" else Uploads()
+
 
 def upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """`values` on `device`; on a CPU it is the same memory.
-
-    From pageable memory the copy would make the host wait until the device has done all that was
-    queued before it; from pinned memory it takes its place in the queue.
-    """
+    """`values` on `device`, by themselves; on a CPU it is the same memory."""
     tensor = torch.from_numpy(values)
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << math.ceil(math.log2(max(n, 1)))

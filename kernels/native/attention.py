@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.attention import attention
 from kernels.attention_metadata import AttentionForm, AttentionGroups, Ints, plan_attention
 from kernels.native.call import ELEMENT, declare, dense_heads
+from kernels.upload import Uploads
 
 _PLAIN = AttentionForm()
 
@@ -37,7 +38,10 @@ def plan_spans(
     *,
     block_tables: Ints,
     key_cache: Tensor,
+    n_heads: int,
     windows: Sequence[int | None] = (None,),
+    uploads: Uploads,
+    has_fixed_shape: bool = False,
 ) -> AttentionGroups | AttentionSpans:
     """The same as `kernels.attention_metadata.plan_attention`; all windows can be attended with.
 
@@ -49,7 +53,10 @@ def plan_spans(
             n_tokens,
             block_tables=block_tables,
             key_cache=key_cache,
+            n_heads=n_heads,
             windows=windows,
+            uploads=uploads,
+            has_fixed_shape=has_fixed_shape,
         )
     columns = tuple(
         np.ascontiguousarray(column, np.int64)

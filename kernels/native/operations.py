@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 
 from kernels.expert_mlp import expert_mlp
 from kernels.native.attention import Attention, plan_spans
@@ -13,6 +13,7 @@ from kernels.native.library import library
 from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
 from kernels.ops import Ops
+from kernels.sample import sample
 
 
 @cache
@@ -25,6 +26,7 @@ def native_ops() -> Ops | None:
 def ops_of(library: ctypes.CDLL) -> Ops:
     """The operations of one build."""
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
+    greedy = Greedy(library).greedy
     return Ops(
         rms_norm=norms.rms_norm,
         layer_norm=norms.layer_norm,
@@ -36,5 +38,6 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         rotary_write_kv=rotary.rotary_write_kv,
         plan_attention=plan_spans,
         attention=Attention(library).attention,
-        greedy=Greedy(library).greedy,
+        greedy=greedy,
+        sample=partial(sample, greedy=greedy),
     )

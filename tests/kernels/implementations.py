@@ -1,15 +1,25 @@
-"""Every implementation of the operations that this machine can run."""
+"""Every implementation of the operations that this machine can run.
 
+Where there is no CUDA device, Triton's kernels are interpreted: the same code, one element of a
+block after the other in NumPy, on tensors in the host's memory. Triton decides it when it is
+imported, so whoever imports a kernel imports this file first.
+"""
+
+import os
+import sys
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
 
-from kernels import TORCH, Ops
+from kernels import TORCH, Ops, triton_ops
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,18 @@ class Implementation:
     device: torch.device = CPU
 
 
+IS_INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
+
+
+def _triton() -> Ops | None:
+    if IS_INTERPRETED:
+        # PyTorch's compiler imports Triton, too; what was made before could not be interpreted.
+        assert "triton" not in sys.modules or "TRITON_INTERPRET" in os.environ
+        os.environ["TRITON_INTERPRET"] = "1"
+        import_module("tests.kernels.interpreter").correct_bfloat16()
+    return triton_ops()
+
+
 ON_TORCH = Implementation(TORCH)
 
 NATIVE = [
@@ -27,11 +49,20 @@ NATIVE = [
     for name in runnable()
 ]
 
+_TRITON = _triton()
+
 # For `pytest.mark.parametrize`.
-IMPLEMENTATIONS = [
+COMPILED = [
     pytest.param(ON_TORCH, id="torch-cpu"),
-    pytest.param(
-        Implementation(TORCH, torch.device("cuda")), id="torch-cuda", marks=pytest.mark.gpu
-    ),
+    pytest.param(Implementation(TORCH, CUDA), id="torch-cuda", marks=pytest.mark.gpu),
     *NATIVE,
 ]
+INTERPRETED = []
+if _TRITON is not None and IS_INTERPRETED:
+    INTERPRETED.append(pytest.param(Implementation(_TRITON), id="triton-interpreted"))
+elif _TRITON is not None:
+    on_cuda = Implementation(_TRITON, CUDA)
+    COMPILED.append(pytest.param(on_cuda, id="triton-cuda", marks=pytest.mark.gpu))
+
+# All. An interpreted program takes milliseconds: tests of very many cases leave these out.
+IMPLEMENTATIONS = [*COMPILED, *INTERPRETED]

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from kernels import AttentionForm, AttentionMetadata, reference
 from kernels.attention_metadata import AttentionGroups
-from tests.kernels.implementations import IMPLEMENTATIONS, NATIVE, ON_TORCH, Implementation
+from kernels.upload import uploads_for
+from tests.kernels.implementations import (
+    COMPILED,
+    IMPLEMENTATIONS,
+    INTERPRETED,
+    NATIVE,
+    ON_TORCH,
+    Implementation,
+)
 
 
 class PagedBatch:
@@ -73,13 +81,18 @@ class PagedBatch:
         padded = np.zeros((len(self.tables), width), dtype=np.int64)
         for row, table in zip(padded, self.tables, strict=True):
             row[: len(table)] = table
-        return self.on.ops.plan_attention(
+        uploads = uploads_for(self.on.device)
+        plan = self.on.ops.plan_attention(
             np.array(self.starts),
             np.array(self.n_tokens),
             block_tables=padded,
             key_cache=self.key_cache.to(self.on.device),
+            n_heads=self.q.shape[1],
             windows=self.windows,
+            uploads=uploads,
         )
+        uploads.flush()
+        return plan
 
     def attention(self) -> Tensor:
         tensors = (self.q, self.key_cache, self.value_cache)
@@ -144,7 +157,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("on", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -157,7 +170,7 @@ def test_forms_of_attention(
     assert_as_reference(PagedBatch(spans, dtype=dtype, on=on, form=form))
 
 
-@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("on", COMPILED)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("spans", [[(0, 1100)], [(700, 900), (0, 5)]], ids=["prompt", "chunk"])
 def test_long_spans_are_capped_a_part_at_a_time(
@@ -176,11 +189,20 @@ def test_a_form_changes_what_is_computed(form: AttentionForm, on: Implementation
     other = PagedBatch(MIXES["everything"], on=on, form=form)
     is_same = form == FORMS["window beyond all"]
     assert torch.equal(plain.attention(), other.attention()) == is_same
+    assert_as_reference(other)
 
 
-@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+# Implementations with sizes of blocks; of these one is enough where it takes long.
+ON_BLOCKS = [
+    pytest.param(*on.values, size, id=f"{on.id}-{size}", marks=on.marks)
+    for implementations, sizes in ((COMPILED, (1, 3, 16)), (INTERPRETED, (3,)))
+    for on in implementations
+    for size in sizes
+]
+
+
+@pytest.mark.parametrize(("on", "block_size"), ON_BLOCKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize(
     ("n_heads", "n_kv_heads", "head_dim"),
     [
@@ -215,7 +237,7 @@ def test_forms_of_heads_and_blocks(
     assert_as_reference(batch)
 
 
-@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("on", COMPILED)
 @given(
     spans=st.lists(
         st.tuples(
@@ -230,7 +252,7 @@ def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]]) -> N
     assert_as_reference(PagedBatch(spans, on=on))
 
 
-@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("on", COMPILED)
 @given(
     spans=st.lists(
         st.tuples(st.integers(0, 60), st.one_of(st.just(1), st.integers(1, 40))),

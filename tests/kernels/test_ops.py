@@ -64,6 +64,20 @@ def test_rotary(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype) -> N
     assert not torch.equal(turned, x)
 
 
+def test_heads_that_do_not_lie_side_by_side(ops: Ops) -> None:
+    x = torch.randn(5, 4, 12)[:, 1:, 4:]
+    cos, sin = torch.randn(2, 5, 1, 8)
+    cos[..., :4], sin[..., :4] = cos[..., 4:], -sin[..., 4:]
+    assert_close(ops.rotary(x, cos, sin), reference.rotary(x, cos, sin))
+    k, v = x[:, :2], torch.randn(5, 2, 8)
+    ours = torch.randn(2, 3, 5, 2, 8)
+    expected = ours.clone()
+    slots = torch.tensor([14, 0, 7, 3, 1])
+    ops.write_kv(k, v, ours[0], ours[1], slots)
+    reference.write_kv(k, v, expected[0], expected[1], slots)
+    assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_tokens", SIZES)
 def test_silu_and_mul(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
@@ -110,6 +124,49 @@ def test_expert_mlp(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("n_tokens", "n_experts", "n_chosen", "hidden", "size"),
+    [(90, 4, 2, 64, 128), (130, 2, 1, 128, 36), (300, 3, 2, 20, 64)],
+    ids=["some of each", "many of each", "many and more"],
+)
+def test_expert_mlp_of_many_tokens(
+    ops: Ops,
+    n_tokens: int,
+    n_experts: int,
+    n_chosen: int,
+    hidden: int,
+    size: int,
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(n_tokens, hidden, dtype=dtype)
+    gate_up = torch.randn(n_experts, 2 * size, hidden, dtype=dtype) / hidden**0.5
+    down = torch.randn(n_experts, hidden, size, dtype=dtype) / size**0.5
+    weights, experts = torch.rand(n_tokens, n_experts).topk(n_chosen)
+    ours = ops.expert_mlp(x, gate_up, down, experts, weights)
+    assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 16, 17, 270])
+@pytest.mark.parametrize("chosen", [0, 6])
+def test_all_tokens_choose_the_same_expert(ops: Ops, n_tokens: int, chosen: int) -> None:
+    x = torch.randn(n_tokens, 16)
+    gate_up, down = torch.randn(7, 2 * 8, 16) / 4, torch.randn(7, 16, 8) / 4
+    experts = torch.full((n_tokens, 1), chosen)
+    weights = torch.rand(n_tokens, 1)
+    ours = ops.expert_mlp(x, gate_up, down, experts, weights)
+    assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights))
+
+
+def test_a_token_that_is_not_a_number_spoils_no_other(ops: Ops) -> None:
+    x = torch.randn(20, 16)
+    x[3] = torch.nan
+    gate_up, down = torch.randn(3, 2 * 8, 16), torch.randn(3, 16, 8)
+    weights, experts = torch.rand(20, 3).topk(2)
+    is_spoiled = ops.expert_mlp(x, gate_up, down, experts, weights).isnan().any(1)
+    assert is_spoiled.nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_tokens", SIZES)
 def test_write_kv(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
     rows = torch.randn(n_tokens, 7, 6, dtype=dtype)
@@ -120,6 +177,29 @@ def test_write_kv(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
     ops.write_kv(k, v, ours[0], ours[1], slots)
     reference.write_kv(k, v, expected[0], expected[1], slots)
     assert torch.equal(ours, expected)
+
+
+def test_slots_lie_beyond_what_32_bits_can_count(ops: Ops) -> None:
+    n_heads, n_kv_heads, head_dim, block_size = 3, 2, 64, 16
+    block = block_size * n_kv_heads * head_dim
+    n_blocks = (2**31 + 2**20) // block
+    # Never touched but at its end, so it takes no memory; values are a block behind the keys.
+    storage = torch.empty((n_blocks + 1) * block, dtype=torch.bfloat16)
+    keys, values = (
+        storage[first : first + n_blocks * block].view(-1, block_size, n_kv_heads, head_dim)
+        for first in (0, block)
+    )
+    slots = torch.tensor([n_blocks * block_size - 3, n_blocks * block_size - 2])
+    k, v = torch.randn(2, 2, n_kv_heads, head_dim).bfloat16()
+    ops.write_kv(k, v, keys, values, slots)
+    assert torch.equal(keys[-1, -3:-1], k)
+    assert torch.equal(values[-1, -3:-1], v)
+    qkv = torch.randn(2, (n_heads + 2 * n_kv_heads) * head_dim).bfloat16()
+    k, v = qkv.view(2, -1, head_dim)[:, n_heads:].clone().chunk(2, 1)
+    cos, sin = torch.ones(2, 1, head_dim).bfloat16(), torch.zeros(2, 1, head_dim).bfloat16()
+    ops.rotary_write_kv(qkv, cos, sin, keys, values, slots, n_heads)
+    assert torch.equal(keys[-1, -3:-1], k)
+    assert torch.equal(values[-1, -3:-1], v)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -145,9 +225,36 @@ def test_rotary_write_kv(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_norm_of_heads_that_are_cut_out_of_rows(ops: Ops, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(5, 7, 20, dtype=dtype)[:, 2:5], torch.randn(20, dtype=dtype)
+@pytest.mark.parametrize(
+    "form", ["heads cut out of rows", "parts of heads", "columns", "one row", "rows of rows"]
+)
+def test_norms_of_what_lies_otherwise_in_memory(ops: Ops, form: str, dtype: torch.dtype) -> None:
+    x = {
+        "heads cut out of rows": torch.randn(5, 7, 20, dtype=dtype)[:, 2:5],
+        "parts of heads": torch.randn(5, 7, 24, dtype=dtype)[:, 2:5, 4:],
+        "columns": torch.randn(20, 6, dtype=dtype).t(),
+        "one row": torch.randn(20, dtype=dtype),
+        "rows of rows": torch.randn(2, 3, 4, 20, dtype=dtype)[:, 1:],
+    }[form]
+    weight, bias = torch.randn(2, 20, dtype=dtype)
     assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    expected = reference.layer_norm(x, weight, bias, 1e-5)
+    assert_close(ops.layer_norm(x, weight, bias, 1e-5), expected)
+
+
+def test_layer_norm_of_what_lies_far_from_zero(ops: Ops) -> None:
+    x = 1000 + torch.randn(3, 64)
+    ours = ops.layer_norm(x, torch.ones(64), torch.zeros(64), 1e-5)
+    exact = torch.nn.functional.layer_norm(x.double(), (64,))
+    torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_of_what_is_cut_out_of_rows(ops: Ops, dtype: torch.dtype) -> None:
+    gate_up = torch.randn(6, 60, dtype=dtype)[:, 12:44]
+    assert_close(ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+    assert_close(ops.gelu_and_mul(gate_up), reference.gelu_and_mul(gate_up))
+    assert_close(ops.silu_and_mul(gate_up.t()), reference.silu_and_mul(gate_up.t()))
 
 
 def test_rms_norm_with_a_weight_of_float32(ops: Ops) -> None:
@@ -161,12 +268,29 @@ def test_rms_norm_with_a_weight_of_float32(ops: Ops) -> None:
 @pytest.mark.parametrize("vocab_size", [1, 5, 16, 1000, 32003])
 def test_greedy_is_the_first_of_the_largest(ops: Ops, vocab_size: int, dtype: torch.dtype) -> None:
     # In bfloat16 many are equal. Rows are cut out of wider ones.
-    logits = torch.randn(33, vocab_size + 3, dtype=dtype)[:, :vocab_size]
+    logits = torch.randn(9, vocab_size + 3, dtype=dtype)[:, :vocab_size]
     logits[0] = -1e30
     tokens = ops.greedy(logits)
     assert tokens.dtype == torch.int64
     expected = [row.index(max(row)) for row in logits.tolist()]
     assert tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_greedy_of_many_rows(ops: Ops, dtype: torch.dtype) -> None:
+    logits = torch.randn(70, 8200, dtype=dtype)
+    logits[5, 8199], logits[69, 4100] = torch.nan, torch.inf
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    expected[5] = expected[69] = -1
+    assert ops.greedy(logits).tolist() == expected
+    assert ops.greedy(logits[:4].t().contiguous().t()).tolist() == expected[:4]
+
+
+@pytest.mark.parametrize("place", [0, 9000, 19999])
+def test_greedy_refuses_long_rows_with_numbers_that_are_none(ops: Ops, place: int) -> None:
+    logits = torch.randn(2, 20000)
+    logits[1, place] = -torch.inf
+    assert ops.greedy(logits).tolist() == [logits[0].argmax().item(), -1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -200,3 +324,10 @@ def test_nothing_of_no_tokens(ops: Ops, dtype: torch.dtype) -> None:
     assert ops.silu_and_mul(torch.empty(0, 8, dtype=dtype)).shape == (0, 4)
     assert ops.rms_norm(torch.empty(0, 8, dtype=dtype), torch.ones(8, dtype=dtype), 0).numel() == 0
     assert ops.greedy(torch.empty(0, 8, dtype=dtype)).shape == (0,)
+
+
+def test_experts_of_no_tokens(ops: Ops) -> None:
+    gate_up, down = torch.ones(4, 2 * 8, 16), torch.ones(4, 16, 8)
+    experts = torch.empty(0, 2, dtype=torch.int64)
+    out = ops.expert_mlp(torch.empty(0, 16), gate_up, down, experts, torch.empty(0, 2))
+    assert out.shape == (0, 16)

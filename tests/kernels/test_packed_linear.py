@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeGatedWeight, NativeWeight, can_gate, can_pack
 from kernels.packed_linear import (
+    CublasWeight,
     Gate,
     LinearWeight,
     OneDnnWeight,
@@ -28,6 +29,7 @@ TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-7, 1e-2)}
 DTYPES = st.sampled_from(list(TOLERANCES))
 FORMS: dict[str, Callable[[Tensor], LinearWeight]] = {
     "plain": PlainWeight,
+    "cublas": CublasWeight,
     "onednn": OneDnnWeight.of,
     "native": NativeWeight.of,
     "packed": pack,

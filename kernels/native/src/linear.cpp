@@ -173,16 +173,27 @@ constexpr Multiply<Dot, Element> multiply_of(int count, std::integer_sequence<in
 template <class Element>
 void arrange(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* out) {
   constexpr int kInputs = 4 / sizeof(Element);
-  for (int token = 0; token < n; ++token) {
-    const Element* row = x + token * n_in;
-    const int64_t n_whole = n_in / kInputs;
-    for (int64_t step = 0; step < n_whole; ++step) {
-      std::memcpy(&out[step * n + token], row + step * kInputs, 4);
+  const int64_t n_whole = n_in / kInputs;
+  int64_t step = 0;
+  if constexpr (kTokens <= kLanes) {  // a square at a time
+    // A row is stored whole, and what is too much of it overwritten by the next one; the last rows
+    // are left to what follows, since behind the block is another.
+    for (; step + 2 * kLanes <= n_whole; step += kLanes) {
+      Words rows[kLanes] = {};
+      for (int token = 0; token < n; ++token) {
+        rows[token] = load_words(x + token * n_in + step * kInputs);
+      }
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store_words(out + (step + i) * n, rows[i]);
     }
-    if (n_whole < n_steps) {
-      uint32_t last = 0;
-      std::memcpy(&last, row + n_whole * kInputs, (n_in - n_whole * kInputs) * sizeof(Element));
-      out[n_whole * n + token] = last;
+  }
+  for (; step < n_steps; ++step) {
+    for (int token = 0; token < n; ++token) {
+      const int64_t n_left = std::min<int64_t>(kInputs, n_in - step * kInputs);
+      uint32_t word = 0;
+      std::memcpy(&word, x + token * n_in + step * kInputs, n_left * sizeof(Element));
+      out[step * n + token] = word;
     }
   }
 }

@@ -1,0 +1,402 @@
+"""Attention of a mixed batch over paged keys and values, in one launch.
+
+Prompts, chunks and decodes are cut into items by `kernels.triton.attention_plan`: a tile of
+queries of one span and the keys that it attends to, or a part of these. A program takes one item
+and one K/V head. Rows of its tile are the query heads that share the K/V head, side by side for
+each token, so that a decode of a model with grouped queries fills the matrix unit's 16 rows. It
+walks over the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles
+come in two sizes, for decodes and for longer spans; a batch that has both has both in its launch,
+so that neither waits for the other.
+
+Bytes: a token of context is read once per tile, 2 * n_kv_heads * head_dim elements; a decode is
+bound by that. FLOPs: 4 * n_heads * head_dim per query and key; prompts are bound by these.
+
+Keys lie in blocks anywhere: a step loads the block ids of its keys and gathers whole rows of a
+head. Only keys that a query of the tile sees are touched, so unused storage may hold anything.
+Masks of large tiles are computed where the causal line, the window's edge or the end crosses a
+step, and nowhere else.
+
+Where an item is a part of a tile's keys, it writes its float32 result and the log of its sum, and a
+second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionForm
+from kernels.triton.attention_plan import (
+    N_COLUMNS,
+    N_DIVIDED_COLUMNS,
+    AttentionItems,
+    Column,
+    DividedColumn,
+)
+
+_PLAIN = AttentionForm()
+
+# The tables' columns, as kernels can know them.
+_ROW = tl.constexpr(Column.ROW.value)
+_N_QUERIES = tl.constexpr(Column.N_QUERIES.value)
+_POSITION = tl.constexpr(Column.POSITION.value)
+_KEY_BEGIN = tl.constexpr(Column.KEY_BEGIN.value)
+_KEY_END = tl.constexpr(Column.KEY_END.value)
+_SPAN = tl.constexpr(Column.SPAN.value)
+_PART = tl.constexpr(Column.PART.value)
+_ITEM_STRIDE = tl.constexpr(N_COLUMNS)
+_DIVIDED_ROW = tl.constexpr(DividedColumn.ROW.value)
+_DIVIDED_PART = tl.constexpr(DividedColumn.PART.value)
+_DIVIDED_STEP = tl.constexpr(DividedColumn.STEP.value)
+_DIVIDED_N_PARTS = tl.constexpr(DividedColumn.N_PARTS.value)
+_DIVIDED_STRIDE = tl.constexpr(N_DIVIDED_COLUMNS)
+
+# Less than any score, and finite: a row that has seen nothing yet can be subtracted from itself.
+_NO_PEAK = tl.constexpr(-1e30)
+
+# Parts of a token that are combined at once.
+_N_PARTS = 16
+
+
+@triton.jit
+def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
+    """Scores [ROWS, KEYS] without those of keys that a row does not see."""
+    is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
+    if HAS_WINDOW:
+        is_seen &= keys[None, :] > (positions - window)[:, None]
+    return tl.where(is_seen, scores, float("-inf"))
+
+
+@triton.jit
+def _walk(
+    totals,
+    sums,
+    peaks,
+    q,
+    positions,
+    begin,
+    end,
+    inner_begin,
+    inner_end,
+    last_key,
+    keys_of_head,
+    values_of_head,
+    table,
+    window,
+    scale,
+    soft_cap,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_INNER: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attends to the keys [begin, end), of which last_key is the last that may be touched.
+
+    Steps within [inner_begin, inner_end), which all rows see, are not masked. They are steps of the
+    same loop: a loop of their own would make ptxas wait for each matrix instruction (wgmma).
+    """
+    dims = tl.arange(0, DIMS)
+    is_dim = (dims < HEAD_DIM)[None, :]
+    some_keys = keys_of_head + dims[None, :]
+    some_values = values_of_head + dims[None, :]
+    # What is past the end is the last key again, and gets no weight. Block ids are loaded a step
+    # ahead, so that the loads of keys and values wait for nothing.
+    stored = tl.minimum(begin + tl.arange(0, KEYS), last_key).to(tl.uint32)
+    blocks = tl.load(table + stored // BLOCK_SIZE)
+    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+        keys = first + tl.arange(0, KEYS)
+        in_block = (stored % BLOCK_SIZE).to(tl.int32) * TOKEN_STRIDE
+        places = (blocks.to(tl.int64) * (BLOCK_SIZE * TOKEN_STRIDE) + in_block)[:, None]
+        stored = tl.minimum(keys + KEYS, last_key).to(tl.uint32)
+        blocks = tl.load(table + stored // BLOCK_SIZE)
+        if HEAD_DIM == DIMS:
+            k = tl.load(some_keys + places)  # [KEYS, DIMS]
+        else:
+            k = tl.load(some_keys + places, mask=is_dim, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, KEYS]
+        if HAS_SOFT_CAP:
+            # tanh(x) is 1 - 2 / (exp(2 x) + 1); `scale` and `soft_cap` hold the factors.
+            scores = soft_cap - 2.0 * soft_cap / (tl.exp2(scores * scale) + 1.0)
+        else:
+            scores *= scale
+        if HAS_INNER:
+            if (first < inner_begin) | (first + KEYS > inner_end):
+                scores = _masked(scores, keys, positions, last_key, window, HAS_WINDOW)
+        else:
+            scores = _masked(scores, keys, positions, last_key, window, HAS_WINDOW)
+        new_peaks = tl.maximum(peaks, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peaks[:, None])
+        shrink = tl.exp2(peaks - new_peaks)
+        peaks = new_peaks
+        sums = sums * shrink + tl.sum(weights, 1)
+        totals *= shrink[:, None]
+        if HEAD_DIM == DIMS:
+            v = tl.load(some_values + places)
+        else:
+            v = tl.load(some_values + places, mask=is_dim, other=0.0)
+        totals = tl.dot(weights.to(v.dtype), v, totals, input_precision="ieee")
+    return totals, sums, peaks
+
+
+@triton.jit
+def _attend(
+    out,
+    parts,
+    log_sums,
+    q,
+    keys_of_head,
+    values_of_head,
+    item,
+    block_tables,
+    head,
+    q_stride,
+    table_stride,
+    window,
+    scale,
+    soft_cap,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_LARGE: tl.constexpr,
+):
+    """Computes one item for one K/V head."""
+    first_row = tl.load(item + _ROW)
+    n_queries = tl.load(item + _N_QUERIES)
+    position = tl.load(item + _POSITION)
+    begin = tl.load(item + _KEY_BEGIN)
+    end = tl.load(item + _KEY_END)
+    table = block_tables + tl.load(item + _SPAN).to(tl.int64) * table_stride
+    part = tl.load(item + _PART)
+
+    rows = tl.arange(0, ROWS)
+    tokens = rows // GROUP_SIZE
+    heads = head * GROUP_SIZE + rows % GROUP_SIZE
+    dims = tl.arange(0, DIMS)
+    is_query = tokens < n_queries
+    is_element = is_query[:, None] & (dims < HEAD_DIM)[None, :]
+    q_places = (first_row + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
+    tile = tl.load(q + q_places[:, None] + dims[None, :], mask=is_element, other=0.0)
+
+    positions = position + tokens
+    last_key = tl.maximum(end - 1, 0)
+    totals = tl.zeros((ROWS, DIMS), tl.float32)
+    sums = tl.zeros((ROWS,), tl.float32)
+    peaks = tl.full((ROWS,), _NO_PEAK, tl.float32)
+    if HAS_WINDOW:
+        begin = tl.maximum(begin, position - window + 1)
+    # The keys that all rows see need no mask.
+    inner_begin = begin
+    inner_end = tl.minimum(position + 1, end)
+    if HAS_WINDOW:
+        inner_begin = position + n_queries - window
+    # fmt: off
+    totals, sums, peaks = _walk(
+        totals, sums, peaks, tile, positions, begin, end, inner_begin, inner_end, last_key,
+        keys_of_head, values_of_head, table, window, scale, soft_cap,
+        HAS_WINDOW, HAS_SOFT_CAP, IS_LARGE,
+        BLOCK_SIZE, N_KV_HEADS * HEAD_DIM, HEAD_DIM, DIMS, KEYS, STAGES,
+    )
+    # fmt: on
+
+    safe_sums = tl.where(sums == 0.0, 1.0, sums)  # of a part that its row does not see, or no query
+    totals /= safe_sums[:, None]
+    row = tl.where(part < 0, first_row, part)
+    places = ((row + tokens) * (N_KV_HEADS * GROUP_SIZE) + heads).to(tl.int64)
+    if part < 0:
+        where = out + places[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(where, totals.to(out.dtype.element_ty), mask=is_element)
+    else:
+        tl.store(parts + places[:, None] * HEAD_DIM + dims[None, :], totals, mask=is_element)
+        logs = tl.where(sums == 0.0, float("-inf"), peaks + tl.log2(safe_sums))
+        tl.store(log_sums + places, logs, mask=is_query)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def _attention_kernel(
+    out,
+    parts,
+    log_sums,
+    q,
+    key_cache,
+    value_cache,
+    items,
+    block_tables,
+    q_stride,
+    table_stride,
+    window,
+    scale,
+    soft_cap,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SMALL_ROWS: tl.constexpr,
+    SMALL_KEYS: tl.constexpr,
+    SMALL_STAGES: tl.constexpr,
+    LARGE_ROWS: tl.constexpr,
+    LARGE_KEYS: tl.constexpr,
+    LARGE_STAGES: tl.constexpr,
+):
+    """A program is an item and a K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
+    program = tl.program_id(0)
+    head = program % N_KV_HEADS
+    item = items + (program // N_KV_HEADS) * _ITEM_STRIDE
+    keys_of_head = key_cache + head * HEAD_DIM
+    values_of_head = value_cache + head * HEAD_DIM
+    n_rows = tl.load(item + _N_QUERIES) * GROUP_SIZE
+    # fmt: off
+    if LARGE_ROWS > 0:
+        if n_rows > SMALL_ROWS:
+            _attend(
+                out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
+                q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+                N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+                LARGE_ROWS, LARGE_KEYS, LARGE_STAGES, True,
+            )
+        else:
+            _attend(
+                out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
+                q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+                N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+                SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
+            )
+    else:
+        _attend(
+            out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
+            q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+            N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+            SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
+        )
+    # fmt: on
+
+
+@triton.jit
+def _combine_kernel(
+    out,
+    parts,
+    log_sums,
+    divided,
+    N_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """A program is one head of one divided token."""
+    program = tl.program_id(0)
+    head = program % N_HEADS
+    token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
+    row = tl.load(token + _DIVIDED_ROW).to(tl.int64)
+    first_part = tl.load(token + _DIVIDED_PART).to(tl.int64)
+    step = tl.load(token + _DIVIDED_STEP)
+    n_parts = tl.load(token + _DIVIDED_N_PARTS)
+    dims = tl.arange(0, DIMS)
+    is_dim = dims < HEAD_DIM
+    total = tl.zeros((DIMS,), tl.float32)
+    sum_ = tl.full((), 0.0, tl.float32)
+    peak = tl.full((), _NO_PEAK, tl.float32)
+    for begin in tl.range(0, n_parts, PARTS):
+        places = begin + tl.arange(0, PARTS)
+        part_rows = (first_part + places * step) * N_HEADS + head
+        logs = tl.load(log_sums + part_rows, mask=places < n_parts, other=float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(logs, 0))
+        shrink = tl.exp2(peak - new_peak)
+        weights = tl.exp2(logs - new_peak)
+        wheres = parts + part_rows[:, None] * HEAD_DIM + dims[None, :]
+        is_stored = (places < n_parts)[:, None] & is_dim[None, :]
+        values = tl.load(wheres, mask=is_stored, other=0.0)  # [PARTS, DIMS]
+        total = total * shrink + tl.sum(weights[:, None] * values, 0)
+        sum_ = sum_ * shrink + tl.sum(weights, 0)
+        peak = new_peak
+    if n_parts > 0:
+        where = out + (row * N_HEADS + head) * HEAD_DIM + dims
+        tl.store(where, (total / sum_).to(out.dtype.element_ty), mask=is_dim)
+
+
+def attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionItems,
+    form: AttentionForm = _PLAIN,
+) -> Tensor:
+    """As `kernels.attention`; the caches are dense."""
+    n_tokens, n_heads, head_dim = q.shape
+    if q.stride()[1:] != (head_dim, 1):
+        q = q.contiguous()  # only tokens may lie apart
+    _, block_size, n_kv_heads, _ = key_cache.shape
+    n_dims = max(16, triton.next_power_of_2(head_dim))
+    scale = head_dim**-0.5 if form.scale is None else form.scale
+    soft_cap = 0.0
+    if form.soft_cap is None:
+        scale *= math.log2(math.e)
+    else:
+        scale *= 2 * math.log2(math.e) / form.soft_cap
+        soft_cap = form.soft_cap * math.log2(math.e)
+    out = torch.empty((n_tokens, n_heads, head_dim), dtype=q.dtype, device=q.device)
+    parts, log_sums = out, out  # not used where nothing is divided
+    if plan.divided is not None:
+        rows = (plan.n_part_rows, n_heads)
+        parts = torch.empty((*rows, head_dim), dtype=torch.float32, device=q.device)
+        log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)
+    small, large = plan.small, plan.large
+    _attention_kernel[(len(plan.items) * n_kv_heads,)](
+        out,
+        parts,
+        log_sums,
+        q,
+        key_cache,
+        value_cache,
+        plan.items,
+        plan.block_tables,
+        q.stride(0),
+        plan.block_tables.stride(0),
+        form.window or 0,
+        scale,
+        soft_cap,
+        HAS_WINDOW=form.window is not None,
+        HAS_SOFT_CAP=form.soft_cap is not None,
+        N_KV_HEADS=n_kv_heads,
+        GROUP_SIZE=n_heads // n_kv_heads,
+        HEAD_DIM=head_dim,
+        DIMS=n_dims,
+        BLOCK_SIZE=block_size,
+        SMALL_ROWS=small.rows,
+        SMALL_KEYS=small.keys,
+        SMALL_STAGES=small.n_stages,
+        LARGE_ROWS=0 if large is None else large.rows,
+        LARGE_KEYS=0 if large is None else large.keys,
+        LARGE_STAGES=0 if large is None else large.n_stages,
+        num_warps=small.n_warps if large is None else large.n_warps,
+    )
+    if plan.divided is not None:
+        _combine_kernel[(len(plan.divided) * n_heads,)](
+            out,
+            parts,
+            log_sums,
+            plan.divided,
+            N_HEADS=n_heads,
+            HEAD_DIM=head_dim,
+            DIMS=n_dims,
+            PARTS=_N_PARTS,
+            num_warps=2,
+        )
+    return out

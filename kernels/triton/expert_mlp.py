@@ -1,0 +1,317 @@
+"""The gated MLPs of a mixture of experts on a GPU, without a word from the device to the host.
+
+How many tokens an expert gets is known on the device only. The host knows the most tiles that there
+can be: an expert's tokens fill whole tiles but for the last, so n choices among n_experts make at
+most `(n + min(n, n_experts) * (tile - 1)) / tile` tiles. So many programs are launched, and those
+past the real number end at once. That can be captured in a CUDA graph, and every shape in memory
+depends on the number of tokens alone. Four launches, and one more for many tokens:
+
+1. count (many tokens only): how often each expert occurs in each chunk of choices.
+2. sort: the choices in the order of their experts, and which expert and which of them a tile has.
+   A choice's place is the number of those before it: of smaller experts, in earlier chunks, and in
+   its own.
+3. gate and up: a program gathers its tile of tokens and multiplies it with the gate's rows and
+   with the rows of what they gate, so that the gate is applied before anything is written.
+4. down: the same with the second matrix. A choice's rows have their place by token and not by
+   expert, so nothing is brought back into order.
+5. sum: each token's experts by their weights, always in the same order and in float32.
+
+Bytes: for few tokens the matrices of those experts that were chosen, 6 * size * hidden elements
+each, dominate; programs then stream them with small tiles, so that all multiprocessors load. For
+many tokens the matrix units do: 6 * size * hidden FLOPs per choice. Between the launches a choice's
+inside and result are written and read, 2 * (size + hidden) elements.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.gates import silu
+
+_CHUNK = 256  # choices that a program sorts
+_SOME = 32  # of these that are compared with all at a time
+_SUM_BLOCK = 1024  # elements of a token that a program sums
+
+
+class _Tiles(NamedTuple):
+    """What a program of a product computes, and how."""
+
+    choices: int
+    outputs: int  # of the gate and of what it gates each, or of the second product
+    inputs: int  # of one step
+    n_warps: int
+    n_stages: int
+
+
+class _Form(NamedTuple):
+    """How many choices a tile has, which both products share, and their tiles."""
+
+    gate_up: _Tiles
+    down: _Tiles
+
+
+# By the width of an element in bytes and by choices per expert: few, some, many. Shared memory for
+# one step is `(choices + outputs) * inputs` elements, twice the outputs for gate and up, and there
+# are as many as stages. Of float32, whose products are exact, threads have the operands themselves.
+_FORMS = {
+    (2, 0): _Form(_Tiles(16, 32, 128, 4, 4), _Tiles(16, 64, 128, 4, 4)),
+    (2, 1): _Form(_Tiles(64, 64, 64, 4, 3), _Tiles(64, 128, 64, 4, 3)),
+    (2, 2): _Form(_Tiles(128, 64, 64, 8, 3), _Tiles(128, 128, 64, 8, 3)),
+    (4, 0): _Form(_Tiles(16, 16, 32, 4, 3), _Tiles(16, 32, 32, 4, 3)),
+    (4, 1): _Form(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
+    (4, 2): _Form(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
+}
+
+# Choices per expert up to which a form is for few, and up to which it is for some.
+_FEW, _SOME_CHOICES = 16, 96
+
+# Tiles that go over the outputs side by side, so that they find each other's weights in the cache.
+_GROUP = 8
+
+
+@cache
+def _form(element_bytes: int, n_choices_per_expert: int) -> _Form:
+    size = (n_choices_per_expert > _FEW) + (n_choices_per_expert > _SOME_CHOICES)
+    return _FORMS[element_bytes, size]
+
+
+@triton.jit(do_not_specialize=["n_choices"])
+def _count(experts, counts, n_choices, BINS: tl.constexpr, CHUNK: tl.constexpr):
+    chunk = tl.program_id(0)
+    choice = chunk * CHUNK + tl.arange(0, CHUNK)
+    expert = tl.load(experts + choice, choice < n_choices, BINS - 1).to(tl.int32)
+    tl.store(counts + chunk * BINS + tl.arange(0, BINS), tl.histogram(expert, BINS))
+
+
+@triton.jit(do_not_specialize=["n_choices", "n_chunks", "max_tiles"])
+def _sort(
+    experts,
+    counts,
+    begins,
+    order,
+    tiles,
+    n_choices,
+    n_chunks,
+    max_tiles,
+    N_EXPERTS: tl.constexpr,
+    TILE: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOME: tl.constexpr,
+    IS_ONE_CHUNK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    choice = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_there = choice < n_choices
+    expert = tl.load(experts + choice, is_there, BINS - 1).to(tl.int32)
+    bins = tl.arange(0, BINS)
+
+    # How many choices of each expert there are, and how many of them in chunks before this one.
+    if IS_ONE_CHUNK:
+        total = tl.histogram(expert, BINS)
+        before = tl.zeros((BINS,), tl.int32)
+    else:
+        total = tl.zeros((BINS,), tl.int32)
+        before = tl.zeros((BINS,), tl.int32)
+        for first in range(0, n_chunks, 16):
+            other = first + tl.arange(0, 16)[:, None]
+            count = tl.load(counts + other * BINS + bins[None, :], other < n_chunks, 0)
+            total += tl.sum(count, 0)
+            before += tl.sum(tl.where(other < chunk, count, 0), 0)
+    total = tl.where(bins < N_EXPERTS, total, 0)
+    begin = tl.cumsum(total, 0) - total  # [BINS] the place of an expert's first choice
+
+    # Each choice looks its expert's begin up; memory is how threads hand it to each other.
+    mine = begins + chunk * BINS
+    tl.store(mine + bins, begin + before)
+    tl.debug_barrier()
+    place = tl.load(mine + expert, is_there, 0)
+    for first in range(0, CHUNK, SOME):
+        other = chunk * CHUNK + first + tl.arange(0, SOME)
+        of_other = tl.load(experts + other, other < n_choices, BINS - 1).to(tl.int32)
+        is_before = (of_other[None, :] == expert[:, None]) & (other[None, :] < choice[:, None])
+        place += tl.sum(is_before.to(tl.int32), 1)
+    tl.store(order + place, choice, is_there)
+
+    if chunk == 0:
+        n_tiles = (total + TILE - 1) // TILE
+        first_tile = tl.cumsum(n_tiles, 0) - n_tiles
+        for i in range(tl.max(n_tiles, 0)):
+            tile = tiles + 1 + first_tile + i
+            is_tile = i < n_tiles
+            tl.store(tile, bins, is_tile)
+            tl.store(tile + max_tiles, begin + i * TILE, is_tile)
+            tl.store(tile + 2 * max_tiles, begin + total, is_tile)
+        tl.store(tiles, tl.sum(n_tiles, 0))
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _multiply(
+    x,
+    weight,
+    out,
+    order,
+    tiles,
+    max_tiles,
+    row_stride,
+    N_IN: tl.constexpr,
+    N_OUT: tl.constexpr,
+    N_PER_ROW: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    CHOICES: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Rows of `x`, one for N_PER_ROW choices, times their experts' matrices; gated, times both."""
+    N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
+    program = tl.program_id(0)
+    n_tiles = tl.load(tiles)
+    group = program // (GROUP * N_BLOCKS)
+    n_in_group = tl.minimum(n_tiles - group * GROUP, GROUP)
+    if n_in_group <= 0:
+        return
+    tile = group * GROUP + program % (GROUP * N_BLOCKS) % n_in_group
+    block = program % (GROUP * N_BLOCKS) // n_in_group
+    if block >= N_BLOCKS:
+        return
+
+    expert = tl.load(tiles + 1 + tile).to(tl.int64)
+    begin = tl.load(tiles + 1 + max_tiles + tile)
+    end = tl.load(tiles + 1 + 2 * max_tiles + tile)
+    place = begin + tl.arange(0, CHOICES)
+    # What is beyond the end is the tile's first once more, and not written.
+    choice = tl.load(order + tl.where(place < end, place, begin)).to(tl.int64)
+    output = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    known_output = tl.minimum(output, N_OUT - 1)
+    step = tl.arange(0, INPUTS)
+    left = x + (choice // N_PER_ROW * row_stride)[:, None] + step[None, :]
+    matrix = weight + expert * ((2 if IS_GATED else 1) * N_OUT * N_IN)
+    right = matrix + known_output[None, :] * N_IN + step[:, None]
+    sums = tl.zeros((CHOICES, OUTPUTS), tl.float32)
+    gated_sums = tl.zeros((CHOICES, OUTPUTS), tl.float32)
+    for first in range(0, N_IN, INPUTS):
+        if N_IN % INPUTS == 0:
+            rows = tl.load(left + first)
+            columns = tl.load(right + first)
+        else:
+            rows = tl.load(left + first, (first + step < N_IN)[None, :], 0.0)
+            columns = tl.load(right + first, (first + step < N_IN)[:, None], 0.0)
+        sums = tl.dot(rows, columns, sums, input_precision="ieee")
+        if IS_GATED:
+            if N_IN % INPUTS == 0:
+                columns = tl.load(right + N_OUT * N_IN + first)
+            else:
+                columns = tl.load(right + N_OUT * N_IN + first, (first + step < N_IN)[:, None], 0.0)
+            gated_sums = tl.dot(rows, columns, gated_sums, input_precision="ieee")
+    if IS_GATED:
+        sums = silu(sums) * gated_sums
+    is_there = (place < end)[:, None] & (output < N_OUT)[None, :]
+    tl.store(out + choice[:, None] * N_OUT + output[None, :], sums, is_there)
+
+
+@triton.jit
+def _sum(outer, weights, out, SIZE: tl.constexpr, N_CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < SIZE
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(N_CHOSEN):
+        choice = token * N_CHOSEN + i
+        share = tl.load(weights + choice).to(tl.float32)
+        total += share * tl.load(outer + choice * SIZE + column, is_there, 0.0).to(tl.float32)
+    tl.store(out + token * SIZE + column, total, is_there)
+
+
+def expert_mlp(
+    x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+) -> Tensor:
+    """As `kernels.expert_mlp` says; every expert's matrices must lie in memory without gaps."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    n_tokens, hidden_size = x.shape
+    n_experts, _, size = down.shape
+    n_chosen = experts.shape[1]
+    n_choices = n_tokens * n_chosen
+    form = _form(x.element_size(), triton.cdiv(n_choices, n_experts))
+    order, tiles, max_tiles = _sorted(experts, n_experts, form.gate_up.choices)
+    inner = torch.empty((n_choices, size), dtype=x.dtype, device=x.device)
+    outer = torch.empty((n_choices, hidden_size), dtype=x.dtype, device=x.device)
+    for rows, weight, result, n_per_row, product in (
+        (x, gate_up, inner, n_chosen, form.gate_up),
+        (inner, down, outer, 1, form.down),
+    ):
+        n_out = result.shape[1]
+        n_groups = triton.cdiv(max_tiles, _GROUP)
+        _multiply[(n_groups * _GROUP * triton.cdiv(n_out, product.outputs),)](
+            rows,
+            weight,
+            result,
+            order,
+            tiles,
+            max_tiles,
+            rows.stride(0),
+            N_IN=rows.shape[1],
+            N_OUT=n_out,
+            N_PER_ROW=n_per_row,
+            IS_GATED=weight is gate_up,
+            CHOICES=product.choices,
+            OUTPUTS=product.outputs,
+            INPUTS=product.inputs,
+            GROUP=_GROUP,
+            num_warps=product.n_warps,
+            num_stages=product.n_stages,
+        )
+    out = torch.empty((n_tokens, hidden_size), dtype=x.dtype, device=x.device)
+    _sum[(n_tokens, triton.cdiv(hidden_size, _SUM_BLOCK))](
+        outer,
+        weights.contiguous(),
+        out,
+        SIZE=hidden_size,
+        N_CHOSEN=n_chosen,
+        BLOCK=_SUM_BLOCK,
+        num_warps=4,
+    )
+    return out
+
+
+def _sorted(experts: Tensor, n_experts: int, tile: int) -> tuple[Tensor, Tensor, int]:
+    """The choices by expert, their tiles, and how many tiles there may be.
+
+    Choices [n_choices] are places in `experts` [n_tokens, n_chosen]. Tiles are their number, then
+    `max_tiles` experts, as many first places among the sorted choices, and as many ends of those.
+    """
+    n_choices = experts.numel()
+    max_tiles = (n_choices + min(n_choices, n_experts) * (tile - 1)) // tile
+    n_chunks = triton.cdiv(n_choices, _CHUNK)
+    n_bins = triton.next_power_of_2(n_experts + 1)  # the last for what is no choice
+    device, experts = experts.device, experts.contiguous()
+    order = torch.empty(n_choices, dtype=torch.int32, device=device)
+    tiles = torch.empty(1 + 3 * max_tiles, dtype=torch.int32, device=device)
+    counts, begins = torch.empty((2, n_chunks, n_bins), dtype=torch.int32, device=device)
+    if n_chunks > 1:
+        _count[(n_chunks,)](experts, counts, n_choices, BINS=n_bins, CHUNK=_CHUNK, num_warps=4)
+    _sort[(n_chunks,)](
+        experts,
+        counts,
+        begins,
+        order,
+        tiles,
+        n_choices,
+        n_chunks,
+        max_tiles,
+        N_EXPERTS=n_experts,
+        TILE=tile,
+        BINS=n_bins,
+        CHUNK=_CHUNK,
+        SOME=_SOME,
+        IS_ONE_CHUNK=n_chunks <= 1,
+        num_warps=4,
+    )
+    return order, tiles, max_tiles

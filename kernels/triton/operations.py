@@ -1,0 +1,48 @@
+"""All operations of Triton as `Ops`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from kernels.ops import Ops
+
+
+@cache
+def triton_ops() -> Ops | None:
+    """The operations that are Triton kernels; None where Triton is not installed."""
+    if find_spec("triton") is None:
+        return None
+    # Not above: without Triton there is nothing to import, and loading it for nothing takes a rank
+    # on a CPU 0.3 s.
+    from triton import knobs
+
+    from kernels.triton.attention import attention
+    from kernels.triton.attention_plan import plan_items
+    from kernels.triton.expert_mlp import expert_mlp
+    from kernels.triton.gelu_and_mul import gelu_and_mul
+    from kernels.triton.greedy import greedy
+    from kernels.triton.layer_norm import layer_norm
+    from kernels.triton.rms_norm import rms_norm
+    from kernels.triton.rotary import rotary
+    from kernels.triton.rotary_write_kv import rotary_write_kv
+    from kernels.triton.sample import sample
+    from kernels.triton.silu_and_mul import silu_and_mul
+    from kernels.triton.write_kv import write_kv
+
+    # A product may be added before it is rounded. Unsaid, Triton 3.9 warns of another default.
+    knobs.language.default_fp_fusion = True
+    return Ops(
+        rms_norm=rms_norm,
+        layer_norm=layer_norm,
+        rotary=rotary,
+        silu_and_mul=silu_and_mul,
+        gelu_and_mul=gelu_and_mul,
+        expert_mlp=expert_mlp,
+        write_kv=write_kv,
+        rotary_write_kv=rotary_write_kv,
+        plan_attention=plan_items,
+        attention=attention,
+        greedy=greedy,
+        sample=sample,
+    )

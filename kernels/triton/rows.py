@@ -1,0 +1,45 @@
+"""Tensors as rows in memory, for kernels that work on the last dimension."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import triton
+from torch import Tensor
+
+# Elements that a warp has in its registers, and the most warps of a program.
+_WARP_ELEMENTS = 512
+_MAX_WARPS = 16
+
+# Elements of the short rows that share a program.
+_MIN_ELEMENTS = 2048
+
+
+class Rows(NamedTuple):
+    """Row r begins `r // n_inner * outer_stride + r % n_inner * inner_stride` elements in."""
+
+    x: Tensor  # that they are rows of
+    n_rows: int
+    n_inner: int
+    outer_stride: int
+    inner_stride: int
+
+
+def rows_of(x: Tensor) -> Rows:
+    """The rows of `x` [..., size]; only what does not lie like this is copied."""
+    if x.dim() == 2 and x.stride(1) == 1:
+        return Rows(x, x.shape[0], 1, x.stride(0), 0)
+    if x.dim() == 3 and x.stride(2) == 1:
+        return Rows(x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1))
+    x = x.contiguous()
+    size = x.shape[-1]
+    return Rows(x, x.numel() // size, 1, size, 0)
+
+
+@cache
+def row_form(size: int) -> tuple[int, int, int]:
+    """Rows of a program, elements that one is padded to, and warps, for rows of `size`."""
+    padded = triton.next_power_of_2(size)
+    n_rows = max(1, _MIN_ELEMENTS // padded)
+    return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

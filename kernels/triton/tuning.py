@@ -1,0 +1,123 @@
+"""How attention is cut on a device: tiles by head size, element type and kind of item.
+
+`tiles_for` returns what `python -m kernels.triton.tune` has measured on a device of the same name,
+if it has, and else a default for its compute capability. Measurements are a JSON file per device in
+the folder that ORCINUS_TUNING_DIR names, or in the user's cache; it is read once per process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+from triton.runtime import driver
+
+
+class Kind(StrEnum):
+    """What an item computes; the two are bound by different things."""
+
+    DECODES = "decodes"  # few rows: memory
+    SPANS = "spans"  # many rows: the matrix units
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a program works on."""
+
+    rows: int  # queries times heads that share a K/V head, at most
+    keys: int  # of one step
+    n_warps: int
+    n_stages: int  # of the software pipeline over steps
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What of a device decides how work is cut."""
+
+    name: str
+    capability: int  # 10 * major + minor
+    n_multiprocessors: int
+
+
+# Where kernels are interpreted or compiled for a device that is not there.
+_ABSENT = Device("none", capability=90, n_multiprocessors=132)
+
+
+@cache
+def device_of(device: torch.device) -> Device:
+    """The device that kernels for tensors on `device` run on."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Device(
+            properties.name,
+            capability=10 * properties.major + properties.minor,
+            n_multiprocessors=properties.multi_processor_count,
+        )
+    if triton.knobs.runtime.interpret:
+        return _ABSENT
+    arch = driver.active.get_current_target().arch
+    return Device(_ABSENT.name, capability=arch, n_multiprocessors=_ABSENT.n_multiprocessors)
+
+
+@cache
+def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
+    """The best known tiles for items of `kind`."""
+    measured = _measured(device.name).get(entry(kind, head_dim, dtype))
+    return measured or default_tiles(kind, head_dim, dtype, device)
+
+
+def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
+    """Tiles that fit a device of that capability, and that nobody has measured."""
+    n_dims = triton.next_power_of_2(head_dim)
+    if dtype == torch.float32:
+        # Not for the matrix units: operands of the products wait in registers.
+        if kind is Kind.DECODES:
+            return Tiles(rows=16, keys=16 if n_dims > 128 else 32, n_warps=8, n_stages=2)
+        return Tiles(rows=32, keys=16, n_warps=8, n_stages=2)
+    if kind is Kind.DECODES:
+        return Tiles(rows=16, keys=32 if n_dims > 128 else 64, n_warps=4, n_stages=3)
+    if device.capability < 90:
+        # Within the 99 KiB that a program can have where it can have the least.
+        rows, keys = (64, 32) if n_dims > 128 else (128, 64 if n_dims <= 64 else 32)
+        return Tiles(rows, keys, n_warps=8, n_stages=2 if n_dims > 128 else 3)
+    return Tiles(rows=128, keys=32 if n_dims > 128 else 64, n_warps=8, n_stages=3)
+
+
+def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
+    """The name of a measurement in its file."""
+    return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
+
+
+def measurements_path(device_name: str) -> Path:
+    """The file of what was measured on devices of that name."""
+    folder = os.environ.get("ORCINUS_TUNING_DIR")
+    if folder is None:
+        cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = str(Path(cache_home, "orcinus", "tuning"))
+    return Path(folder, re.sub(r"[^\w.-]+", "_", device_name) + ".json")
+
+
+@cache
+def _measured(device_name: str) -> Mapping[str, Tiles]:
+    path = measurements_path(device_name)
+    if not path.exists():
+        return {}
+    return {name: Tiles(**tiles) for name, tiles in json.loads(path.read_text()).items()}
+
+
+def save(device_name: str, measured: Mapping[str, Tiles]) -> Path:
+    """Adds to what was measured on devices of that name; running processes do not see it."""
+    path = measurements_path(device_name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    together = {**_measured(device_name), **measured}
+    lines = {name: asdict(tiles) for name, tiles in sorted(together.items())}
+    path.write_text(json.dumps(lines, indent=1) + "\n")
+    return path

@@ -1,0 +1,77 @@
+"""Calls of attention that compile its kernels in the forms that matter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels import AttentionForm
+from kernels.triton.attention import attention
+from kernels.triton.attention_plan import plan_items
+from kernels.upload import Uploads
+
+DECODES = [(900, 1), (8000, 1)]
+MIXED = [(0, 300), (500, 1), (4000, 200)]
+
+
+def call(
+    spans: list[tuple[int, int]],
+    *,
+    head_dim: int,
+    group_size: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    form: AttentionForm | None = None,
+) -> None:
+    """Attends as a rank with two K/V heads does."""
+    form = AttentionForm() if form is None else form
+    starts, n_tokens = np.array(spans).T
+    n_heads, n_kv_heads, block_size = 2 * group_size, 2, 16
+    n_columns = -(-int((starts + n_tokens).max()) // block_size)
+    cache = torch.zeros((4, block_size, n_kv_heads, head_dim), dtype=dtype)
+    # Cut out of one row per token, as from the fused projection.
+    qkv = torch.zeros((int(n_tokens.sum()), n_heads + 2 * n_kv_heads, head_dim), dtype=dtype)
+    plan = plan_items(
+        starts,
+        n_tokens,
+        block_tables=np.zeros((len(spans), n_columns), np.int64),
+        key_cache=cache,
+        n_heads=n_heads,
+        windows=(form.window,),
+        uploads=Uploads(),
+    )
+    attention(qkv[:, :n_heads], cache, cache, plan, form)
+
+
+def case(spans: list[tuple[int, int]], **how: Any) -> Callable[[], None]:
+    return lambda: call(spans, **how)
+
+
+KINDS = {"decodes": DECODES, "mixed": MIXED}
+
+FORMS: dict[str, dict[str, Any]] = {
+    "a group of 8": {"group_size": 8},
+    "no group in float16": {"group_size": 1, "dtype": torch.float16},
+    "a window": {"form": AttentionForm(window=1000)},
+    "a soft cap and a window": {"form": AttentionForm(window=1000, soft_cap=50.0)},
+}
+
+CASES = {
+    **{
+        f"attention: {kind}, heads of {head_dim}, {dtype}": case(
+            spans, head_dim=head_dim, dtype=dtype
+        )
+        for kind, spans in KINDS.items()
+        for dtype, sizes in ((torch.bfloat16, (64, 80, 128, 256)), (torch.float32, (64, 128)))
+        for head_dim in sizes
+    },
+    **{
+        f"attention: {kind}, heads of 128, {name}": case(spans, head_dim=128, **how)
+        for kind, spans in KINDS.items()
+        for name, how in FORMS.items()
+    },
+    # Gemma's.
+    "attention: mixed, heads of 256, a soft cap and a window": case(
+        MIXED, head_dim=256, **FORMS["a soft cap and a window"]
+    ),
+}

@@ -1,0 +1,61 @@
+"""What the compiler makes of the Triton kernels for real GPUs, which need not be there."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.kernels.compile_only import CompiledKernel
+
+# Shared memory that a block can have, by compute capability; 8.6 and 8.9 have the least.
+SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
+
+# A register or two of hundreds, which versions of the compiler find room for or do not.
+MOST_SPILLED_BYTES = 16
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+@pytest.fixture(scope="module", name="compiled")
+def compile_all() -> Mapping[int, Sequence[CompiledKernel]]:
+    """Every kernel that the launchers need, by the capability that it was compiled for."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(SHARED_BYTES, pool.map(compile_for, SHARED_BYTES), strict=True))
+
+
+def compile_for(capability: int) -> Sequence[CompiledKernel]:
+    """In a process of its own, since this one may interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compile_only", str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines: list[Mapping[str, Any]] = list(map(json.loads, done.stdout.splitlines()))
+    return [CompiledKernel(**line) for line in lines]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_fit_the_device(
+    capability: int, compiled: Mapping[int, Sequence[CompiledKernel]]
+) -> None:
+    kernels = compiled[capability]
+    assert kernels
+    limit = SHARED_BYTES[capability]
+    assert [kernel for kernel in kernels if kernel.shared_bytes > limit] == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_keep_their_numbers_in_registers(
+    capability: int, compiled: Mapping[int, Sequence[CompiledKernel]]
+) -> None:
+    kernels = compiled[capability]
+    assert [kernel for kernel in kernels if kernel.spill_bytes > MOST_SPILLED_BYTES] == []
