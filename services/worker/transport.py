@@ -11,6 +11,14 @@ before the activations are on their way and may be long before the rank gets to 
 not waited for. Gloo matches sends with receives by tag, and the tag is the iteration; NCCL
 matches by order, which plans arrive in.
 
+NCCL's group does by itself what a rank on a GPU needs of streams. For each pair of ranks it has a
+communicator and a stream of its own, so that sends, receives and sums do not wait for each other.
+That stream waits for what the rank has launched before it asked for the transfer: a send begins
+when its tensor is computed, and what the rank launches next runs beside it. `Work.wait` lets the
+rank's stream wait for the transfer and returns at once, so that nothing but the layers of an
+iteration waits for its activations. A receive that is asked for behind an iteration begins when
+that has been computed; until then it would only keep multiprocessors from computing.
+
 What a vanished or stopped peer leaves waiting is called off from another thread, by `abort`: gloo
 and NCCL notice a peer whose sockets are closed, and no other.
 """
@@ -32,7 +40,8 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 MAX_TAG = 2**31 - 1
 MAX_PENDING_SENDS = 4
-"""Sends that may be under way before the next one waits for the oldest."""
+"""Sends that may be under way before the next one waits for the oldest; with NCCL, the device does,
+and the host goes on."""
 
 JOIN_TIMEOUT = timedelta(seconds=30)
 """How long the ranks of an epoch wait for each other."""

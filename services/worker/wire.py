@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from orcinus.v1 import sampling_pb2, worker_pb2
 
-from services.worker.input_batch import Admission, IterationPlan, SamplingParams
+from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:

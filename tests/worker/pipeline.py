@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from kernels.packed_linear import Quantization
-from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, load_stage
+from services.worker.models import StageModel
+from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import LoadFormat, OnProgress
+from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 T = TypeVar("T")
 
@@ -154,10 +155,10 @@ class Stage:
         self, runner: ModelRunner, plan: IterationPlan, hidden: Tensor | None
     ) -> tuple[Tensor, ...]:
         batch = runner.prepare(plan)
-        hidden = runner.forward(batch, hidden)
+        result = runner.forward(batch, hidden)
         if not self._is_last:
-            return (hidden,)
-        return runner.sample(batch, hidden), runner.logits(batch, hidden)
+            return (result,)
+        return runner.sample(batch, result), result
 
 
 @dataclass

@@ -28,7 +28,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from services.worker.models import UnsupportedModel, read_config
+from services.worker.models import UnsupportedModel
+from services.worker.models.config_file import read_config
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span
 from tests.worker.test_models import compare_random_schedule

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from services.worker.models import ModelConfig, UnsupportedModel, read_config
+from services.worker.models import ModelConfig, UnsupportedModel
+from services.worker.models.config_file import read_config
+from services.worker.models.gemma3 import Gemma3Config
 
 COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -217,8 +219,9 @@ def test_well_known_configurations_are_read(
 
 
 def test_gemma3_turns_its_two_kinds_of_layers_differently(tmp_path: Path) -> None:
-    fields = read(tmp_path, GEMMA3_1B).model_dump()
-    assert (fields["rope"]["rope_theta"], fields["sliding_rope"]["rope_theta"]) == (1e6, 1e4)
+    config = read(tmp_path, GEMMA3_1B)
+    assert isinstance(config, Gemma3Config)
+    assert (config.rope.rope_theta, config.sliding_rope.rope_theta) == (1e6, 1e4)
 
 
 def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:

@@ -9,15 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import ops_for
-from services.worker.input_batch import (
-    Admission,
-    InputBatch,
-    IterationPlan,
-    PlanError,
-    RequestTable,
-    SamplingParams,
-    n_batch_tokens,
-)
+from kernels.upload import StagedUploads, Uploads
+from services.worker.input_batch import BatchBuilder, DecodeShape, InputBatch, n_batch_tokens
+from services.worker.plan import Admission, IterationPlan, PlanError, SamplingParams, Spans
+from services.worker.request_table import RequestTable
+from services.worker.sampler import SamplingBatch
 from tests.worker.pipeline import GREEDY
 
 BLOCK_SIZE = 4
@@ -71,28 +67,44 @@ SECOND = make_plan(
 )
 
 
+def builder_of(table: RequestTable, uploads: Uploads | None = None) -> BatchBuilder:
+    return BatchBuilder(
+        table,
+        ops=ops_for(torch.device("cpu")),
+        key_cache=KEY_CACHE,
+        n_heads=1,
+        uploads=uploads or Uploads(),
+        vocab_size=100,
+    )
+
+
 def build(plan: IterationPlan, table: RequestTable, *, is_padded: bool = False) -> InputBatch:
-    ops = ops_for(torch.device("cpu"))
-    return InputBatch.build(plan, table, ops=ops, key_cache=KEY_CACHE, is_padded=is_padded)
+    builder = builder_of(table)
+    spans = table.apply(plan)
+    return builder.build_padded(spans) if is_padded else builder.build(spans)
+
+
+def sampling_of(plan: IterationPlan, table: RequestTable) -> SamplingBatch:
+    spans = table.apply(plan)
+    return table.sampling(
+        spans.rows[spans.sample], (spans.start_positions + spans.n_tokens)[spans.sample]
+    )
 
 
 class TestLayout:
     def test_flattens_spans_and_finds_their_slots(self) -> None:
         table = make_table()
         first = build(FIRST, table)
-        assert first.iteration == 1
         assert first.token_ids.tolist() == [10, 11, 12, 13, 14, 15, 20]
         assert first.positions.tolist() == [0, 1, 2, 3, 4, 5, 0]
         assert first.slots.tolist() == [32, 33, 34, 35, 8, 9, 20]
         assert first.sampled_tokens.tolist() == [5]
         assert first.sampled_rows.tolist() == [3]
-        assert first.sampling.position.tolist() == [6]
         second = build(SECOND, table)
         assert second.token_ids.tolist() == [21, 16, 17, 18]
         assert second.positions.tolist() == [1, 6, 7, 8]
         assert second.slots.tolist() == [21, 10, 11, 120]
         assert second.sampled_tokens.tolist() == [0, 3]
-        assert second.sampling.position.tolist() == [2, 9]
 
     def test_a_released_row_starts_over(self) -> None:
         table = make_table()
@@ -256,7 +268,6 @@ class TestPadding:
         assert batch.positions.tolist() == [1, 2, 3, 6, 7, 8]
         assert batch.slots.tolist() == [21, scratch + 2, scratch + 3, 10, 11, 120]
         assert batch.sampled_tokens.tolist() == [0, 5]
-        assert batch.sampling.position.tolist() == [2, 9]
 
     def test_takes_tokens_from_the_rank_too(self) -> None:
         table = make_table()
@@ -306,6 +317,57 @@ class TestPadding:
         assert n_batch_tokens([1, 4, 1], is_padded=is_padded) == n
 
 
+class TestDecodes:
+    SHAPE = DecodeShape(n_spans=4, n_columns=3)
+
+    def decode(self, **columns: Any) -> IterationPlan:
+        """Row 1 goes on with a token that is on the rank, and row 3 with 16 in a new block."""
+        return make_plan(
+            **{
+                "rows": (1, 3),
+                "start_positions": (1, 6),
+                "n_tokens": (1, 1),
+                "sample": (True, True),
+                "n_new_blocks": (0, 1),
+                "token_on_rank": (True, False),
+                "token_ids": (16,),
+                "new_block_ids": (30,),
+                **columns,
+            }
+        )
+
+    def test_are_padded_with_spans_that_keep_off_real_slots(self) -> None:
+        table = make_table()
+        first = build(replace(FIRST, sample=(True, True)), table)
+        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        batch = builder_of(table).build_decodes(table.apply(self.decode()), self.SHAPE)
+        scratch = 39 * BLOCK_SIZE
+        assert batch.token_ids.tolist() == [55, 16, 0, 0]
+        assert batch.positions.tolist() == [1, 6, 0, 0]
+        assert batch.slots.tolist() == [21, 10, scratch, scratch]
+        assert batch.sampled_tokens.tolist() == [0, 1]
+        assert batch.sampled_rows.tolist() == [1, 3]
+        assert (batch.n_spans, batch.shape) == (2, self.SHAPE)
+
+    def test_have_the_same_addresses_whoever_is_in_them(self) -> None:
+        table = make_table()
+        first = build(replace(FIRST, sample=(True, True)), table)
+        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        uploads = StagedUploads(torch.device("cpu"))
+        builder = builder_of(table, uploads)
+        buffer = torch.empty(4096, dtype=torch.uint8)
+        addresses = []
+        for spans in (Spans.none(), table.apply(self.decode())):
+            uploads.aim(buffer)
+            batch = builder.build_decodes(spans, self.SHAPE)
+            read = (batch.token_ids, batch.positions, batch.slots)
+            addresses.append([tensor.data_ptr() for tensor in read])
+        assert addresses[0] == addresses[1]
+        assert batch.token_ids.tolist() == [55, 16, 0, 0]
+        begin, end = buffer.data_ptr(), buffer.data_ptr() + len(buffer)
+        assert all(begin <= address < end for address in addresses[0])
+
+
 class TestSampling:
     def test_follows_the_rows_in_the_plans_order(self) -> None:
         hot = SamplingParams(
@@ -314,7 +376,8 @@ class TestSampling:
         )  # fmt: skip
         table = make_table()
         build(replace(FIRST, admissions=(admit(3, 6, hot), admit(1, 1))), table)
-        sampling = build(SECOND, table).sampling
+        sampling = sampling_of(SECOND, table)
+        assert sampling.position.tolist() == [2, 9]
         assert sampling.temperature.tolist() == [0, 1.5]
         assert sampling.top_k.tolist() == [0, 4]
         assert sampling.top_p.tolist() == [1, 0.9]
@@ -335,7 +398,7 @@ class TestSampling:
             token_ids=(1, 2, 3),
             new_block_ids=(0, 1),
         )
-        forbidden = [build(prompt, table).sampling.forbidden]
+        forbidden = [sampling_of(prompt, table).forbidden]
         for position in (3, 4):
             decode = make_plan(
                 rows=(0,),
@@ -345,7 +408,7 @@ class TestSampling:
                 n_new_blocks=(0,),
                 token_ids=(5,),
             )
-            forbidden.append(build(decode, table).sampling.forbidden)
+            forbidden.append(sampling_of(decode, table).forbidden)
         as_lists = [[(row, ids.tolist()) for row, ids in rows] for rows in forbidden]
         assert as_lists == [[(0, [2, 9])], [(0, [2, 9])], []]
 

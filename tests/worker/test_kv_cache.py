@@ -6,22 +6,20 @@ import pytest
 import torch
 
 from services.worker.kv_cache import KVCache, kv_block_bytes
+from services.worker.models.config import RopeConfig
 from services.worker.models.llama import LlamaConfig
 
-CONFIG = LlamaConfig.from_json(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 10,
-        "hidden_size": 24,
-        "intermediate_size": 8,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-    },
-    {},
+CONFIG = LlamaConfig(
+    vocab_size=10,
+    hidden_size=24,
+    intermediate_size=8,
+    n_layers=5,
+    n_heads=6,
+    n_kv_heads=2,
+    head_dim=10,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(rope_theta=10_000.0),
 )
 
 

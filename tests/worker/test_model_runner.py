@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.input_batch import Admission, IterationPlan, PlanError, SamplingParams
 from services.worker.model_runner import ModelRunner
-from services.worker.sampler import NonFiniteLogits
+from services.worker.plan import Admission, IterationPlan, PlanError, SamplingParams
+from services.worker.sampler import NonFiniteLogits, refuse_non_finite
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.pipeline import GREEDY, Pipeline, Span, load
 
@@ -100,11 +100,11 @@ class TestStages:
         room = last.empty_hidden((3, 2))
         assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
         room.copy_(hidden)
-        hidden = last.forward(last_batch, room)
-        logits = last.logits(last_batch, hidden)
+        logits = last.forward(last_batch, room)
         assert logits.shape == (1, SMALL["vocab_size"])
         assert logits.dtype == torch.float32
-        assert last.sample(last_batch, hidden).tolist() == logits.argmax(-1).tolist()
+        likeliest = logits.argmax(-1).tolist()
+        assert last.sample(last_batch, logits).tolist() == likeliest
 
     def test_sample_nothing_when_nothing_is_asked(self, checkpoint: Path) -> None:
         runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
@@ -131,7 +131,7 @@ class TestStages:
         first, last = stages
         batch = first.prepare(prompt_plan())
         with pytest.raises(RuntimeError, match="last stage"):
-            first.logits(batch, first.forward(batch, None))
+            first.model.logits(first.forward(batch, None))
         with pytest.raises(RuntimeError, match="first stage"):
             last.model.embed(batch.token_ids)
 
@@ -150,9 +150,23 @@ def test_plans_are_checked_against_the_models_limits(checkpoint: Path) -> None:
 def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
     runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
     batch = runner.prepare(prompt_plan())
-    hidden = runner.forward(batch, None)
-    runner.sample(batch, hidden)
-    broken = hidden.clone()
-    broken[2] = torch.nan
+    logits = runner.forward(batch, None)
+    refuse_non_finite(runner.sample(batch, logits).tolist())
+    broken = logits.clone()
+    broken[0, 2] = torch.nan
     with pytest.raises(NonFiniteLogits):
-        runner.sample(batch, broken)
+        refuse_non_finite(runner.sample(batch, broken).tolist())
+    # It may have been handed on before anybody has seen it.
+    decode = prompt_plan(
+        iteration=2,
+        admissions=(),
+        rows=(0,),
+        start_positions=(3,),
+        n_tokens=(1,),
+        sample=(True,),
+        n_new_blocks=(0,),
+        token_on_rank=(True,),
+        token_ids=(),
+        new_block_ids=(),
+    )
+    assert runner.prepare(decode).token_ids.tolist() == [0]

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from services.worker.models import (
     UnsupportedModel,
     checkpoint_digest,
     layer_range,
-    load_stage,
+    random_stage,
 )
+from services.worker.models.checkpoint import load_stage
+from services.worker.models.config import RopeConfig
+from services.worker.models.config_file import parse_config, read_config
 from services.worker.models.llama import LlamaConfig
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
@@ -316,7 +320,9 @@ CONFIG: dict[str, Any] = {
 
 
 def config_with(**changes: Any) -> LlamaConfig:
-    return LlamaConfig.from_json({**CONFIG, **changes}, {})
+    config = parse_config({**CONFIG, **changes}, {})
+    assert isinstance(config, LlamaConfig)
+    return config
 
 
 class TestModelConfig:
@@ -326,6 +332,25 @@ class TestModelConfig:
         assert (config.rope.rope_type, config.rope.rope_theta) == ("default", 10_000.0)
         assert (config.tie_word_embeddings, config.eos_token_ids) == (False, ())
         assert config.checkpoint_dtype == "float32"
+
+    def test_is_the_same_made_in_code(self) -> None:
+        assert config_with(rope_theta=500_000, rms_norm_eps=1) == LlamaConfig(
+            vocab_size=100,
+            hidden_size=64,
+            intermediate_size=128,
+            n_layers=2,
+            n_heads=4,
+            n_kv_heads=4,
+            head_dim=16,
+            max_position_embeddings=512,
+            rms_norm_eps=1.0,
+            rope=RopeConfig(rope_theta=500_000.0),
+        )
+
+    def test_that_does_not_fit_together_makes_no_stage(self) -> None:
+        config = replace(config_with(), n_kv_heads=3)
+        with pytest.raises(ValueError, match="num_key_value_heads"):
+            random_stage(config, dtype=torch.float32, device=torch.device("cpu"))
 
     @pytest.mark.parametrize(
         ("changes", "named"),
@@ -392,14 +417,14 @@ class TestModelConfig:
         self, config_eos: Any, generation_eos: Any, expected: tuple[int, ...]
     ) -> None:
         generation = {} if generation_eos is None else {"eos_token_id": generation_eos}
-        config = LlamaConfig.from_json({**CONFIG, "eos_token_id": config_eos}, generation)
+        config = parse_config({**CONFIG, "eos_token_id": config_eos}, generation)
         assert config.eos_token_ids == expected
 
     def test_reads_both_files_of_a_directory(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 2}))
-        assert LlamaConfig.from_directory(tmp_path).eos_token_ids == (2,)
+        assert read_config(tmp_path).eos_token_ids == (2,)
         (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-        assert LlamaConfig.from_directory(tmp_path).eos_token_ids == (7, 8)
+        assert read_config(tmp_path).eos_token_ids == (7, 8)
 
     @pytest.mark.parametrize("contents", [None, "{", "[]"], ids=["missing", "broken", "list"])
     def test_a_directory_without_a_config_is_refused(
@@ -408,7 +433,7 @@ class TestModelConfig:
         if contents is not None:
             (tmp_path / "config.json").write_text(contents)
         with pytest.raises(UnsupportedModel, match=r"config\.json"):
-            LlamaConfig.from_directory(tmp_path)
+            read_config(tmp_path)
 
 
 class TestFingerprint:

@@ -8,7 +8,8 @@ import torch
 
 from kernels.native.linear import has_int8
 from kernels.packed_linear import Quantization
-from services.worker.models import UnsupportedModel, load_stage
+from services.worker.models import UnsupportedModel
+from services.worker.models.checkpoint import load_stage
 from services.worker.rank import fingerprint
 from services.worker.settings import WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint

@@ -13,11 +13,13 @@ from orcinus.v1 import worker_pb2
 
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
+from services.worker.device_clock import DeviceClock
 from services.worker.epoch_member import EpochMember
-from services.worker.input_batch import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.plan import IterationPlan
 from services.worker.rank import Rank
 from services.worker.transport import TransferError, Transport
+from tests.worker.test_epoch_member import SlowDevice
 
 
 class Runner:
@@ -43,6 +45,9 @@ class Runner:
 
     def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -139,7 +144,7 @@ class World:
 
 
 @contextlib.contextmanager
-def running_rank() -> Iterator[World]:
+def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
     ours, theirs = socket.socketpair()
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
@@ -156,7 +161,7 @@ def running_rank() -> Iterator[World]:
         rendezvous=None,
         report_results=True,
         connect=connect,
-        enter=lambda request, peers: EpochMember(request, world.runner, peers),
+        enter=lambda request, peers: EpochMember(request, world.runner, peers, clock),
     )
     world = World(End(ours), Runner(), rank)
 
@@ -272,3 +277,40 @@ def test_activations_of_later_iterations_are_received_while_one_computes() -> No
         world.runner.may_compute.set()
         assert [world.report().result.iteration for _ in range(4)] == [1, 2, 3, 4]
     assert started[1] == [1, 2, 3, 4], "all had been started when the second began to compute"
+
+
+def test_a_rank_goes_on_while_its_device_computes() -> None:
+    device = SlowDevice()
+    with running_rank(device) as world:
+        assert world.join(1, stage_index=0, n_stages=1) is MessageKind.JOINED
+        for iteration in (1, 2, 3):
+            world.runner.is_computing.clear()
+            world.plan(1, iteration)
+            assert world.runner.is_computing.wait(5), "the one before has not been reported"
+        device.n_passed = 10**6
+        assert [world.report().result.iteration for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_rank_that_has_nothing_to_do_leaves_when_told_to() -> None:
+    with running_rank() as world:
+        assert world.join(1) is MessageKind.JOINED
+        world.rank.leave(before=2)
+        while not world.peers[0].is_closed:
+            time.sleep(0.001)
+        assert world.join(2) is MessageKind.JOINED
+
+
+def test_a_rank_whose_device_computes_leaves_when_told_to() -> None:
+    device = SlowDevice()
+    with running_rank(device) as world:
+        assert world.join(1, stage_index=0, n_stages=1) is MessageKind.JOINED
+        world.plan(1, 1)
+        assert world.runner.is_computing.wait(5)
+        world.rank.leave(before=2)
+        while not world.peers[0].is_closed:
+            time.sleep(0.001)
+        assert world.join(2, stage_index=0, n_stages=1) is MessageKind.JOINED
+        device.n_passed = 10**6
+        world.plan(2, 1)
+        report = world.report()
+        assert (report.epoch, report.result.iteration) == (2, 1)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels import TORCH
+from kernels.sample import CDF_BLOCK, draw
+from kernels.sample import token_weights as weights_of_columns
+from kernels.upload import Uploads
 from services.worker.sampler import (
-    CDF_BLOCK,
     NonFiniteLogits,
     SamplingBatch,
-    draw,
-    sample,
-    token_weights,
+    refuse_non_finite,
     uniforms,
 )
 
@@ -42,6 +43,17 @@ def batch_of(
         **arrays,
         forbidden=tuple((row, np.array(ids, dtype=np.int64)) for row, ids in forbidden),
     )
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Tokens as a rank on a CPU chooses and hands them out."""
+    tokens = TORCH.sample(logits, batch.columns(Uploads(), logits.shape[1]))
+    refuse_non_finite(tokens.tolist())
+    return tokens
+
+
+def token_weights(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    return weights_of_columns(logits, batch.columns(Uploads(), logits.shape[1]))
 
 
 def random_logits(n_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
@@ -312,10 +324,64 @@ class TestForbidden:
         batch = batch_of(1, temperature=0, forbidden=((0, [10, 5000]),))
         assert sample(logits, batch).item() == logits.argmax()
 
+    def test_may_be_given_for_rows_in_any_order(self) -> None:
+        logits = random_logits(3, 40)
+        first = logits.argmax(-1).tolist()
+        batch = batch_of(3, temperature=0, forbidden=((2, [first[2]]), (0, [first[0], 39])))
+        columns = batch.columns(Uploads(), 40)
+        assert columns.forbidden_rows.tolist() == [0, 0, 2]
+        for row in (0, 2):
+            logits[row, first[row]] = -100
+        assert sample(logits, batch).tolist() == logits.argmax(-1).tolist()
+
     def test_forbidding_everything_is_an_error(self) -> None:
         batch = batch_of(2, forbidden=((1, [0, 1, 2]),))
         with pytest.raises(ValueError, match="every token of row 1"):
-            sample(torch.zeros(2, 3), batch)
+            batch.columns(Uploads(), 3)
+
+
+class TestColumns:
+    """What a batch tells the operation, beside what it computes."""
+
+    def test_a_greedy_batch_uploads_nothing(self) -> None:
+        class NoUploads(Uploads):
+            def add(self, values: np.ndarray) -> Tensor:
+                raise AssertionError("nothing is needed")
+
+        columns = batch_of(5, temperature=0, top_k=3, min_p=0.5).columns(NoUploads(), 100)
+        assert columns.is_greedy
+
+    def test_know_what_is_needed(self) -> None:
+        def facts(**given: Any) -> tuple[bool, bool, bool]:
+            columns = batch_of(2, **given).columns(Uploads(), 100)
+            return columns.any_drawn, columns.any_limited, columns.any_min_p
+
+        assert facts() == (True, False, False)
+        assert facts(top_k=[0, 99]) == (True, True, False)
+        assert facts(top_k=100) == (True, False, False)
+        assert facts(top_p=[1, 0.99]) == (True, True, False)
+        assert facts(min_p=[0, 0.01]) == (True, False, True)
+        # What a greedy row says does not count.
+        assert facts(temperature=[0, 1], top_k=[5, 0], min_p=[1, 0]) == (True, False, False)
+        assert facts(temperature=0, forbidden=((1, [3]),)) == (False, False, False)
+
+    def test_are_copies(self) -> None:
+        """Of a table that changes before the columns are read, and may have gaps."""
+        table = np.ones(4, dtype=[("temperature", np.float32), ("top_k", np.int64)])
+        rest = batch_of(4)
+        batch = SamplingBatch(
+            temperature=table["temperature"],
+            top_k=table["top_k"],
+            top_p=rest.top_p,
+            min_p=rest.min_p,
+            seed=rest.seed,
+            position=rest.position,
+            forbidden=(),
+        )
+        columns = batch.columns(Uploads(), 100)
+        table["top_k"] = 7
+        assert columns.top_k.tolist() == [1, 1, 1, 1]
+        assert columns.top_k.is_contiguous()
 
 
 class TestNonFinite:

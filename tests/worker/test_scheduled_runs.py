@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from orcinus.v1 import sampling_pb2, worker_pb2
 
+from kernels.upload import StagedUploads
 from services.scheduler.batch import Batch
 from services.scheduler.engine_master import plan_of
 from services.scheduler.membership import Member, Pipeline
@@ -18,11 +19,12 @@ from services.scheduler.policies.orca import OrcaPolicy
 from services.scheduler.request import FinishReason, Request, RequestId
 from services.scheduler.scheduler import Scheduler
 from services.worker import wire
+from services.worker.input_batch import Batching
 from services.worker.model_runner import ModelRunner
-from services.worker.settings import Batching
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.fakes import describe_stage
 from tests.scheduler.workload import build
+from tests.worker.fixed_shapes import CPU, RepeatedCall, load_fixed
 from tests.worker.pipeline import load
 
 N_BLOCKS = 60
@@ -74,9 +76,17 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Rank:
     """A rank of one stage, without its process."""
 
-    def __init__(self, checkpoint: Path, batching: Batching = "selective") -> None:
+    def __init__(
+        self, checkpoint: Path, batching: Batching = "selective", *, has_graphs: bool = False
+    ) -> None:
         self._runner = ModelRunner(
-            load(checkpoint), n_kv_blocks=N_BLOCKS, block_size=4, batching=batching
+            load_fixed(checkpoint) if has_graphs else load(checkpoint),
+            n_kv_blocks=N_BLOCKS,
+            block_size=4,
+            batching=batching,
+            new_graph=RepeatedCall if has_graphs else None,
+            max_graph_batch_size=4,
+            uploads=StagedUploads(CPU) if has_graphs else None,
         )
 
     def run(self, batch: Batch) -> list[int]:
@@ -152,6 +162,16 @@ def test_tokens_do_not_depend_on_policy_depth_or_batching(
     n_left_out = serve(Rank(checkpoint, batching), make_scheduler(policy, depth=depth), requests)
     assert [request.generated_token_ids for request in requests] == alone
     assert (n_left_out > 0) == (depth > 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_do_not_depend_on_recorded_graphs(
+    checkpoint: Path, alone: list[list[int]], depth: int
+) -> None:
+    requests = [want.request(index) for index, want in enumerate(WANTS)]
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    serve(Rank(checkpoint, has_graphs=True), make_scheduler(policy, depth=depth), requests)
+    assert [request.generated_token_ids for request in requests] == alone
 
 
 def test_who_stops_while_its_next_token_is_computed_disturbs_nobody(

@@ -42,3 +42,40 @@ def test_an_empty_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCINUS_STAGE_INDEX", "")  # from a label that the pod does not have
     monkeypatch.setenv("ORCINUS_POD_NAME", "orcinus-worker-1")
     assert place("--n-stages=2") == 1
+
+
+def kv_memory(*arguments: str) -> int | None:
+    settings = WorkerSettings.load("worker", ["--model=/models/demo", *arguments])
+    return settings.for_rank(0).kv_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], 2**30),
+        (["--kv-memory=512MiB"], 2**29),
+        (["--device=cuda"], None),
+        (["--device=cuda", "--kv-memory=auto"], None),
+        (["--device=cuda", "--kv-memory=3GiB"], 3 * 2**30),
+    ],
+    ids=["on a cpu", "given", "on a gpu", "auto", "given on a gpu"],
+)
+def test_memory_for_keys_and_values_is_asked_for_on_gpus(
+    arguments: list[str], expected: int | None
+) -> None:
+    assert kv_memory(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-memory=auto"], "the device is cpu"),
+        (["--device=cuda", "--data-plane=gloo"], "kv_memory must be given with data_plane gloo"),
+        (["--kv-memory=0"], "greater than or equal to 1"),
+        (["--kv-memory=some"], "kv_memory"),
+    ],
+    ids=["cpu", "gloo", "nothing", "no number"],
+)
+def test_memory_that_nobody_can_measure_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        kv_memory(*arguments)

@@ -18,13 +18,14 @@ from services.worker import transport
 from services.worker.kv_cache import KVCache, kv_block_bytes
 from services.worker.model_runner import ModelRunner
 from services.worker.models import UnsupportedModel, weights
+from services.worker.models.config import ModelConfig
+from services.worker.models.config_file import parse_config
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from services.worker.models.llama import LlamaConfig
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import (
     CheckpointError,
@@ -125,7 +126,7 @@ def test_ranks_that_meet_over_gloo_agree_with_the_oracle(
         ranks = peers.tensor_parallel
         runner = ModelRunner(model, n_kv_blocks=8, block_size=4, tensor_parallel=ranks)
         batch = runner.prepare(plan)
-        logits = runner.logits(batch, runner.forward(batch, None))
+        logits = runner.forward(batch, None)
         peers.close()
         return logits
 
@@ -245,7 +246,7 @@ class TestShares:
             load(tmp_path, tp_size=tp_size)
 
 
-def config_with(**changes: Any) -> LlamaConfig:
+def config_with(**changes: Any) -> ModelConfig:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "rms_norm_eps": 1e-5,
@@ -254,7 +255,7 @@ def config_with(**changes: Any) -> LlamaConfig:
         **changes,
     }
     del config["initializer_range"]
-    return LlamaConfig.from_json(config, {})
+    return parse_config(config, {})
 
 
 class TestKVCache:

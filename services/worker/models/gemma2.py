@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from services.worker.models.config import JsonObject, RotaryConfig, read_windows, require
+from services.worker.models.config import (
+    JsonObject,
+    PositiveFloat,
+    PositiveInt,
+    RotaryConfig,
+    read_windows,
+    require,
+)
 from services.worker.models.decoder import (
     MLP,
     Attention,
@@ -31,17 +37,17 @@ from services.worker.models.weights import TensorSource
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
+@dataclass(frozen=True, kw_only=True)
 class GemmaConfig(RotaryConfig):
     """What the configurations of Gemma 2 and 3 share."""
 
-    derived = RotaryConfig.derived | {"windows"}
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
     # `sliding_window_size` says again what `sliding_window` says.
     ignored_keys = frozenset(("cache_implementation", "sliding_window_size"))
     hidden_acts = (_ACTIVATION,)
 
     attention_bias: bool = False
-    query_pre_attn_scalar: PositiveFloat = 256  # scores are divided by its root
+    query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by its root
     attn_logit_softcapping: PositiveFloat | None
     final_logit_softcapping: PositiveFloat | None
     windows: tuple[PositiveInt | None, ...]
@@ -61,8 +67,11 @@ class GemmaConfig(RotaryConfig):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
     """`Gemma2Config` of Hugging Face."""
+
+    architecture = "Gemma2ForCausalLM"
 
     attn_logit_softcapping: PositiveFloat | None = 50.0
     final_logit_softcapping: PositiveFloat | None = 30.0

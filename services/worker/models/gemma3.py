@@ -6,13 +6,19 @@ Five layers in six have a window, and turn by shorter waves than the sixth.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import PositiveFloat
 from torch import Tensor
 
-from services.worker.models.config import JsonObject, RopeConfig, UnsupportedModel, read_rope
+from services.worker.models.config import (
+    JsonObject,
+    PositiveFloat,
+    RopeConfig,
+    UnsupportedModel,
+    read_rope,
+)
 from services.worker.models.decoder import Angles, Attention
 from services.worker.models.gemma2 import GemmaConfig, GemmaStage
 from services.worker.models.layers import RotaryEmbedding
@@ -22,10 +28,11 @@ from services.worker.models.weights import TensorSource
 _FULL, _SLIDING = 0, 1  # places in the angles of a batch
 
 
+@dataclass(frozen=True, kw_only=True)
 class Gemma3Config(GemmaConfig):
     """`Gemma3TextConfig` of Hugging Face."""
 
-    derived = GemmaConfig.derived | {"sliding_rope"}
+    architecture = "Gemma3ForCausalLM"
     read_keys = GemmaConfig.read_keys | {
         "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern",
     }  # fmt: skip
@@ -35,6 +42,10 @@ class Gemma3Config(GemmaConfig):
     attn_logit_softcapping: None = None
     final_logit_softcapping: PositiveFloat | None = None
     sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+
+    def check(self) -> None:
+        super().check()
+        self.sliding_rope.check()
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -78,7 +89,7 @@ class Gemma3Stage(GemmaStage):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        sliding = config.model_copy(update={"rope": config.sliding_rope})
+        sliding = replace(config, rope=config.sliding_rope)
         self._sliding_rotary = RotaryEmbedding(sliding, dtype=dtype, device=device)
         super().__init__(config, place, source=source, dtype=dtype, device=device)
 

@@ -5,14 +5,14 @@ Its linear layers are stored transposed, [n_in, n_out], and query, key and value
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, ModelConfig
+from services.worker.models.config import JsonObject, ModelConfig, PositiveFloat, PositiveInt
 from services.worker.models.decoder import (
     ACTIVATIONS,
     Activation,
@@ -29,11 +29,12 @@ from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
 
 
+@dataclass(frozen=True, kw_only=True)
 class GPT2Config(ModelConfig):
     """`GPT2Config` of Hugging Face, whose keys have names of their own."""
 
-    derived = ModelConfig.derived | {"intermediate_size"}
-    read_keys = ModelConfig.read_keys | {"n_inner"}
+    architecture = "GPT2LMHeadModel"
+    read_keys = frozenset(("n_inner",))
     # `reorder_and_upcast_attn` changes the order of roundings only; `n_ctx` says again what
     # `n_positions` says; the summary is for other tasks.
     ignored_keys = frozenset((
@@ -42,12 +43,12 @@ class GPT2Config(ModelConfig):
         "summary_use_proj",
     ))  # fmt: skip
 
-    hidden_size: PositiveInt = Field(alias="n_embd")
-    n_layers: PositiveInt = Field(alias="n_layer")
-    n_heads: PositiveInt = Field(alias="n_head")
-    max_position_embeddings: PositiveInt = Field(alias="n_positions")
+    hidden_size: PositiveInt = field(metadata={"alias": "n_embd"})
+    n_layers: PositiveInt = field(metadata={"alias": "n_layer"})
+    n_heads: PositiveInt = field(metadata={"alias": "n_head"})
+    max_position_embeddings: PositiveInt = field(metadata={"alias": "n_positions"})
     intermediate_size: PositiveInt
-    activation: Activation = Field("gelu_new", alias="activation_function")
+    activation: Activation = field(default="gelu_new", metadata={"alias": "activation_function"})
     layer_norm_epsilon: PositiveFloat = 1e-5
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False

@@ -5,15 +5,19 @@ Touvron et al., 2023; names of tensors as in Hugging Face's `LlamaForCausalLM`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kernels import AttentionForm
 from services.worker.models.config import RotaryConfig
 from services.worker.models.decoder import MLP, Attention, GatedMLP, RotaryStage
 from services.worker.models.weights import TensorSource
 
 
+@dataclass(frozen=True, kw_only=True)
 class LlamaConfig(RotaryConfig):
     """`LlamaConfig` of Hugging Face."""
 
+    architecture = "LlamaForCausalLM"
     # `pretraining_tp` only cuts the same matrices into slices.
     ignored_keys = frozenset(("pretraining_tp", "is_llama_config"))
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import PositiveInt
-
-from services.worker.models.config import JsonObject, RotaryConfig
+from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig
 from services.worker.models.decoder import RotaryStage
 
 # What `MistralConfig` means by a file that does not mention the window; null means none.
 _DEFAULT_WINDOW = 4096
 
 
+@dataclass(frozen=True, kw_only=True)
 class MistralConfig(RotaryConfig):
     """`MistralConfig` of Hugging Face."""
 
-    derived = RotaryConfig.derived | {"window"}
+    architecture = "MistralForCausalLM"
     read_keys = RotaryConfig.read_keys | {"sliding_window"}
 
     window: PositiveInt | None
@@ -26,7 +27,7 @@ class MistralConfig(RotaryConfig):
         return (self.window,) * self.n_layers
 
     @classmethod
-    def read(cls, config: JsonObject) -> dict[str, object]:
+    def read(cls, config: JsonObject) -> dict[str, Any]:
         return super().read(config) | {"window": config.get("sliding_window", _DEFAULT_WINDOW)}
 
 

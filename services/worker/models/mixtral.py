@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from pydantic import Field, PositiveInt, model_validator
-
-from services.worker.models.config import RotaryConfig
+from services.worker.models.config import PositiveInt, RotaryConfig
 from services.worker.models.decoder import MLP, RotaryStage
 from services.worker.models.mixture import read_experts
 from services.worker.models.weights import TensorSource
 
 
+@dataclass(frozen=True, kw_only=True)
 class MixtralConfig(RotaryConfig):
     """`MixtralConfig` of Hugging Face."""
 
+    architecture = "MixtralForCausalLM"
     # All three matter to training only.
     ignored_keys = frozenset(
         ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
     )
     default_rope_theta = 1_000_000.0
 
-    window: PositiveInt | None = Field(None, alias="sliding_window")
-    n_experts: PositiveInt = Field(alias="num_local_experts")
-    n_chosen: PositiveInt = Field(alias="num_experts_per_tok")
+    window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
+    n_experts: PositiveInt = field(metadata={"alias": "num_local_experts"})
+    n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
 
-    @model_validator(mode="after")
-    def _check_experts(self) -> MixtralConfig:
+    def check(self) -> None:
+        super().check()
         if self.n_chosen > self.n_experts:
             raise ValueError(
                 f"num_experts_per_tok ({self.n_chosen}) is more than num_local_experts "
                 f"({self.n_experts})"
             )
-        return self
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

@@ -6,15 +6,20 @@ The shapes of the Orca paper's GPT-3 models are served as this family (`models/c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, ModelConfig, UnsupportedModel, require
+from services.worker.models.config import (
+    JsonObject,
+    ModelConfig,
+    PositiveInt,
+    UnsupportedModel,
+    require,
+)
 from services.worker.models.decoder import (
     ACTIVATIONS,
     Activation,
@@ -35,18 +40,22 @@ _LAYER_NORM_EPS = 1e-5
 _POSITION_OFFSET = 2  # the table's first rows belonged to padding
 
 
+@dataclass(frozen=True, kw_only=True)
 class OPTConfig(ModelConfig):
     """`OPTConfig` of Hugging Face."""
 
-    read_keys = ModelConfig.read_keys | {
+    architecture = "OPTForCausalLM"
+    read_keys = frozenset((
         "word_embed_proj_dim", "enable_bias", "layer_norm_elementwise_affine",
-    }  # fmt: skip
+    ))  # fmt: skip
     ignored_keys = frozenset(("dropout", "activation_dropout", "layerdrop", "init_std"))
 
-    intermediate_size: PositiveInt = Field(alias="ffn_dim")
-    activation: Activation = Field("relu", alias="activation_function")
+    intermediate_size: PositiveInt = field(metadata={"alias": "ffn_dim"})
+    activation: Activation = field(default="relu", metadata={"alias": "activation_function"})
     do_layer_norm_before: bool = True
-    remove_final_layer_norm: bool = Field(False, alias="_remove_final_layer_norm")
+    remove_final_layer_norm: bool = field(
+        default=False, metadata={"alias": "_remove_final_layer_norm"}
+    )
     tie_word_embeddings: bool = True
 
     @classmethod

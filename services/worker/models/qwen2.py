@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import PositiveInt
-
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, RotaryConfig, read_windows
+from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, read_windows
 from services.worker.models.decoder import Attention, RotaryStage
 from services.worker.models.weights import TensorSource
 
@@ -17,10 +16,10 @@ _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
+@dataclass(frozen=True, kw_only=True)
 class QwenConfig(RotaryConfig):
     """What the configurations of Qwen2 and later share: windows of the later layers, if any."""
 
-    derived = RotaryConfig.derived | {"windows"}
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     }  # fmt: skip
@@ -43,8 +42,11 @@ class QwenConfig(RotaryConfig):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen2Config(QwenConfig):
     """`Qwen2Config` of Hugging Face."""
+
+    architecture = "Qwen2ForCausalLM"
 
 
 class Qwen2Stage(RotaryStage):

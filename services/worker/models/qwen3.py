@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 from kernels import AttentionForm
@@ -15,8 +16,11 @@ from services.worker.models.weights import TensorSource
 _DEFAULT_HEAD_DIM = 128
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen3Config(QwenConfig):
     """`Qwen3Config` of Hugging Face."""
+
+    architecture = "Qwen3ForCausalLM"
 
     attention_bias: bool = False
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import Field, PositiveInt, model_validator
-
-from services.worker.models.config import JsonObject, RotaryConfig, UnsupportedModel
+from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, UnsupportedModel
 from services.worker.models.decoder import MLP
 from services.worker.models.mixture import read_experts
 from services.worker.models.qwen3 import QwenHeadNormStage
 from services.worker.models.weights import TensorSource
 
 
+@dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(RotaryConfig):
     """`Qwen3MoeConfig` of Hugging Face."""
 
-    derived = RotaryConfig.derived | {"window", "n_experts"}
+    architecture = "Qwen3MoeForCausalLM"
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "num_experts", "num_local_experts",
     }  # fmt: skip
@@ -27,19 +27,18 @@ class Qwen3MoeConfig(RotaryConfig):
     attention_bias: bool = False
     window: PositiveInt | None
     n_experts: PositiveInt
-    n_chosen: PositiveInt = Field(alias="num_experts_per_tok")
-    expert_size: PositiveInt = Field(alias="moe_intermediate_size")
-    normalises: bool = Field(False, alias="norm_topk_prob")
-    sparse_step: PositiveInt = Field(1, alias="decoder_sparse_step")
-    dense_layers: tuple[int, ...] = Field((), alias="mlp_only_layers")
+    n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
+    expert_size: PositiveInt = field(metadata={"alias": "moe_intermediate_size"})
+    normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
+    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
+    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
 
-    @model_validator(mode="after")
-    def _check_experts(self) -> Qwen3MoeConfig:
+    def check(self) -> None:
+        super().check()
         if self.n_chosen > self.n_experts:
             raise ValueError(
                 f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
             )
-        return self
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

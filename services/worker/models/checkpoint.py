@@ -1,0 +1,47 @@
+"""Loads a rank's share of a stage from a checkpoint: its configuration first, then its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kernels.packed_linear import Quantization
+from services.worker.models.config_file import read_config
+from services.worker.models.families import build_stage
+from services.worker.models.stage import StageModel
+from services.worker.models.weights import LoadFormat, OnProgress
+
+
+def load_stage(
+    directory: Path,
+    *,
+    stage_index: int,
+    n_stages: int,
+    tp_rank: int,
+    tp_size: int,
+    dtype: str,
+    device: torch.device,
+    on_progress: OnProgress,
+    load_format: LoadFormat = "safetensors",
+    quantization: Quantization = "none",
+) -> StageModel:
+    """Reads the weights of one rank of one stage, and no others, from a checkpoint.
+
+    With `load_format` "random" they are made up, and `config.json` is all that must be there.
+    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). The rest, and what
+    is raised, is as in `build_stage`.
+    """
+    config = read_config(directory)
+    return build_stage(
+        config,
+        None if load_format == "random" else directory,
+        stage_index=stage_index,
+        n_stages=n_stages,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+        dtype=config.resolve_dtype(dtype),
+        device=device,
+        on_progress=on_progress,
+        quantization=quantization,
+    )

@@ -1,0 +1,129 @@
+"""Reads what a checkpoint says about its model, or says why we cannot serve it.
+
+Nothing in `config.json` is skipped silently: a key that the family's configuration does not know
+and that is not switched off (null, false or empty) is refused by its name. What is known is
+validated by pydantic against the types of the configuration's fields; this is the only file of the
+package that needs it, and only the loading of a checkpoint imports this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from services.worker.models.config import JsonObject, ModelConfig, UnsupportedModel
+from services.worker.models.families import FAMILIES
+
+# Without effect on what any model computes: training, other tasks, text, and defaults of generation
+# that are the client's to choose. (`model_type` says again what `architectures` says.)
+_HARMLESS_KEYS = frozenset((
+    "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
+    "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
+    "initializer_range", "label2id", "length_penalty", "max_length",
+    "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores",
+    "pad_token_id", "prefix", "problem_type", "pruned_heads", "remove_invalid_values",
+    "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
+    "suppress_tokens", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p",
+    "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache",
+))  # fmt: skip
+
+# That are read here, of every family.
+_COMMON_KEYS = frozenset(("architectures", "eos_token_id", "torch_dtype", "dtype"))
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The configuration of the checkpoint in `directory`, read as its family's.
+
+    Raises UnsupportedModel, for an architecture that is in no family too.
+    """
+    generation_path = directory / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    return parse_config(_read_json(directory / "config.json"), generation)
+
+
+def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
+    """The same from the contents of `config.json` and `generation_config.json`."""
+    architecture = _architecture_of(config)
+    if architecture not in FAMILIES:
+        raise UnsupportedModel(f"architecture {architecture!r} is not one of {sorted(FAMILIES)}")
+    config_type = FAMILIES[architecture].config_type
+    derived = {
+        **config_type.read(config),
+        "eos_token_ids": _eos_token_ids(config, generation),
+        "checkpoint_dtype": _checkpoint_dtype(config),
+    }
+    plain_keys = {key for name, key in config_type.keys().items() if name not in derived}
+    _refuse_unknown_keys(
+        config, plain_keys | config_type.read_keys | config_type.ignored_keys | _COMMON_KEYS
+    )
+    plain = {key: config[key] for key in plain_keys if config.get(key) is not None}
+    try:
+        parsed = TypeAdapter(config_type).validate_python(plain | derived)
+        parsed.check()
+    except ValidationError as error:
+        raise UnsupportedModel(f"config.json: {_summary(error)}") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"config.json: {error}") from error
+    return parsed
+
+
+def _architecture_of(config: JsonObject) -> str:
+    """The one class that the checkpoint says it is of."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or len(architectures) != 1:
+        raise UnsupportedModel(f"config.json: architectures {architectures!r} names no single one")
+    return str(architectures[0])
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        contents = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UnsupportedModel(f"{path} does not exist") from error
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is not JSON: {error}") from error
+    if not isinstance(contents, dict):
+        raise UnsupportedModel(f"{path} holds no JSON object")
+    return contents
+
+
+def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
+    unknown = {
+        key: value
+        for key, value in config.items()
+        # A leading underscore marks bookkeeping of the program that wrote the file.
+        if value and key not in known and key not in _HARMLESS_KEYS and not key.startswith("_")
+    }
+    if unknown:
+        raise UnsupportedModel(f"config.json has options that are not supported: {unknown}")
+
+
+def _eos_token_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> tuple[Any, ...] | Any:
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = config.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def _checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """What the file calls `dtype` or, before, `torch_dtype`; float32 when it says nothing."""
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _summary(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, detail['loc'])) or 'model'}: {detail['msg']}"
+        for detail in error.errors()
+    )

@@ -1,0 +1,224 @@
+"""What a rank remembers of the requests that it has been told about, by row.
+
+Their blocks, how much of them is stored, how they are sampled, and the token that was sampled last,
+which stays on the device. Plans change it, in the order of iterations; what a plan may not say is
+refused here. Knows no model and no layout of a batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
+from services.worker.sampler import SamplingBatch
+
+_CPU = torch.device("cpu")
+
+# Rows are handed out densely, so one above this is a mistake and not a reason to allocate.
+_MAX_ROWS = 1 << 16
+
+_SAMPLING_COLUMNS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("seed", np.uint64),
+        ("min_tokens", np.int64),
+    ]
+)
+
+
+class RequestTable:
+    """The requests that a rank knows, one row each; plans change them, and what is sampled.
+
+    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_kv_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        max_model_len: int,
+        device: torch.device = _CPU,
+        keeps_tokens: bool = True,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._n_kv_blocks = n_kv_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._is_held = np.zeros(0, dtype=np.bool_)  # all columns [n_rows]
+        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)
+        self._n_stored_tokens = np.zeros(0, dtype=np.int64)
+        self._has_last_token = np.zeros(0, dtype=np.bool_)  # the last span was sampled
+        self._n_blocks = np.zeros(0, dtype=np.int64)
+        self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
+        self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
+        self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._keeps_tokens = keeps_tokens
+        self._last_tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]
+
+    def apply(self, plan: IterationPlan) -> Spans:
+        """Releases, admits, appends blocks and moves on; returns the plan's spans as columns.
+
+        Raises PlanError, after which the table is not to be used again.
+        """
+        for row in plan.released_rows:
+            self._release(row)
+        for admission in plan.admissions:
+            self._admit(admission)
+        spans = Spans.of(plan)
+        self._check(spans)
+        self._append_blocks(spans.rows, spans.n_new_blocks, spans.new_block_ids)
+        end_positions = spans.start_positions + spans.n_tokens
+        room = self._n_blocks[spans.rows] * self._block_size
+        _refuse(spans.rows, room < end_positions, "has too few blocks for its span")
+        self._n_stored_tokens[spans.rows] = end_positions
+        self._has_last_token[spans.rows] = spans.sample
+        return spans
+
+    def keep_tokens(self, rows: Tensor, token_ids: Tensor) -> None:
+        """Keeps what was sampled for `rows` [n_sampled], for plans that leave it out.
+
+        Both are int64, on the table's device, which is not waited for. -1, which says that nothing
+        could be sampled, becomes a token: it may have been looked up before it is refused.
+        """
+        if self._keeps_tokens:
+            self._last_tokens.index_copy_(0, rows, token_ids.clamp(min=0))
+
+    def last_tokens(self, rows: Tensor) -> Tensor:
+        """The tokens that were sampled last for `rows`; both int64 on the table's device."""
+        return self._last_tokens.index_select(0, rows)
+
+    def block_tables(self, rows: Ints) -> Ints:
+        """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
+        return self._block_ids[rows, : self._n_blocks[rows].max()]
+
+    def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
+        """The first `n_columns` blocks of `rows`, [n_spans, n_columns]; those that a row does not
+        have are `scratch`."""
+        blocks = self._block_ids[rows, :n_columns]
+        is_there = np.arange(blocks.shape[1]) < self._n_blocks[rows, None]
+        tables = np.full((len(rows), n_columns), scratch)
+        tables[:, : blocks.shape[1]] = np.where(is_there, blocks, scratch)
+        return tables
+
+    def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
+        """How to sample the tokens of `rows` that will have `positions`."""
+        columns = self._sampling[rows]
+        n_generated = positions - self._n_prompt_tokens[rows]
+        min_tokens = columns["min_tokens"]
+        too_early = np.flatnonzero((n_generated < min_tokens) & (min_tokens > 0))
+        return SamplingBatch(
+            temperature=columns["temperature"],
+            top_k=columns["top_k"],
+            top_p=columns["top_p"],
+            min_p=columns["min_p"],
+            seed=columns["seed"],
+            position=positions,
+            forbidden=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
+        )
+
+    def _release(self, row: int) -> None:
+        if not self._holds(row):
+            raise PlanError(f"released row {row} is not held")
+        self._is_held[row] = False
+        self._stop_token_ids.pop(row, None)
+
+    def _admit(self, admission: Admission) -> None:
+        row = admission.row
+        if self._holds(row):
+            raise PlanError(f"admitted row {row} is held by another request")
+        if not 0 <= row < _MAX_ROWS:
+            raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
+        if row >= len(self._is_held):
+            self._grow_rows(row + 1)
+        sampling = admission.sampling
+        self._is_held[row] = True
+        self._n_prompt_tokens[row] = admission.n_prompt_tokens
+        self._n_stored_tokens[row] = 0
+        self._has_last_token[row] = False
+        self._n_blocks[row] = 0
+        self._sampling[row] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.seed,
+            sampling.min_tokens,
+        )
+        if sampling.min_tokens:
+            self._stop_token_ids[row] = column(sampling.stop_token_ids)
+
+    def _holds(self, row: int) -> bool:
+        return 0 <= row < len(self._is_held) and bool(self._is_held[row])
+
+    def _check(self, spans: Spans) -> None:
+        rows = spans.rows
+        _refuse(rows, (rows < 0) | (rows >= len(self._is_held)), "is unknown")
+        _refuse(rows, ~self._is_held[rows], "is unknown")
+        if len(set(rows.tolist())) < len(rows):
+            raise PlanError(f"a row has two spans: rows {rows.tolist()}")
+        _refuse(rows, spans.n_tokens < 1, "has a span without tokens")
+        n_stored = self._n_stored_tokens[rows]
+        _refuse(
+            rows,
+            spans.start_positions != n_stored,
+            "has a span that does not continue what is stored:",
+            starts=spans.start_positions,
+            stored=n_stored,
+        )
+        end_positions = spans.start_positions + spans.n_tokens
+        _refuse(rows, end_positions > self.max_model_len, "grows longer than the model allows")
+        _refuse(rows, spans.token_on_rank & (spans.n_tokens != 1), "leaves out more than a token")
+        is_kept = self._has_last_token[rows] & self._keeps_tokens
+        _refuse(rows, spans.token_on_rank & ~is_kept, "leaves out a token that is not on the rank")
+        _refuse_outside("token_ids", spans.token_ids, self._vocab_size)
+        _refuse_outside("new_block_ids", spans.new_block_ids, self._n_kv_blocks)
+
+    def _append_blocks(self, rows: Ints, n_new: Ints, block_ids: Ints) -> None:
+        if not len(block_ids):
+            return
+        n_before = self._n_blocks[rows]
+        n_after = n_before + n_new
+        self._grow_width(int(n_after.max()))
+        # Column of each new block: those of a row follow what the row has.
+        first_of_row = np.cumsum(n_new) - n_new
+        column = np.arange(len(block_ids)) + np.repeat(n_before - first_of_row, n_new)
+        self._block_ids[np.repeat(rows, n_new), column] = block_ids
+        self._n_blocks[rows] = n_after
+
+    def _grow_rows(self, n_rows: int) -> None:
+        n_more = max(n_rows, 2 * len(self._is_held)) - len(self._is_held)
+        self._is_held = np.pad(self._is_held, (0, n_more))
+        self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
+        self._n_stored_tokens = np.pad(self._n_stored_tokens, (0, n_more))
+        self._has_last_token = np.pad(self._has_last_token, (0, n_more))
+        self._last_tokens = torch.nn.functional.pad(self._last_tokens, (0, n_more))
+        self._n_blocks = np.pad(self._n_blocks, (0, n_more))
+        self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
+        self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])
+
+    def _grow_width(self, n_columns: int) -> None:
+        width = self._block_ids.shape[1]
+        if n_columns > width:
+            n_more = max(n_columns, 2 * width) - width
+            self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
+
+
+def _refuse(rows: Ints, is_wrong: NDArray[np.bool_], what: str, **details: Ints) -> None:
+    if is_wrong.any():
+        i = int(is_wrong.argmax())
+        shown = ", ".join(f"{name} {values[i]}" for name, values in details.items())
+        raise PlanError(f"row {rows[i]} {what} {shown}".rstrip())
+
+
+def _refuse_outside(name: str, ids: Ints, limit: int) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() >= limit):
+        wrong = ids[(ids < 0) | (ids >= limit)]
+        raise PlanError(f"{name} {wrong[:8].tolist()} are not in [0, {limit})")

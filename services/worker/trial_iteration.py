@@ -1,0 +1,89 @@
+"""An iteration as large as they may come, of requests that nobody has made.
+
+It is run before there is an epoch, to see how much memory it takes. What it computes is of no use:
+all of its requests have the same block of keys and values, and other ranks are not there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.worker.model_runner import ModelRunner
+from services.worker.models import StageModel
+from services.worker.plan import Admission, IterationPlan, SamplingParams
+
+# Requests whose tokens are sampled, with filters, in an iteration that is tried.
+_N_SAMPLED = 256
+
+_DRAWN = SamplingParams(
+    temperature=1, top_k=50, top_p=0.9, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
+)
+
+
+class TrialIteration:
+    """One rank's part of an iteration of `n_tokens` tokens."""
+
+    def __init__(self, model: StageModel, *, n_tokens: int, block_size: int) -> None:
+        self._model = model
+        self._n_tokens = n_tokens
+        self._block_size = block_size
+
+    def run(self) -> None:
+        """Runs it and keeps nothing."""
+        model = self._model
+        lengths = trial_lengths(self._n_tokens, model.config.max_position_embeddings)
+        runner = ModelRunner(
+            model,
+            n_kv_blocks=1,
+            block_size=self._block_size,
+            tensor_parallel=LoneRank(model.tp_rank, model.tp_size),
+        )
+        batch = runner.prepare(trial_plan(lengths, self._block_size))
+        hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
+        result = runner.forward(batch, hidden)
+        if model.is_last:
+            runner.sample(batch, result)
+
+
+class LoneRank:
+    """A rank of several, without the others: results have the right shapes and are wrong."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds nothing."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """This rank's own tensor in the place of each."""
+        return torch.cat([tensor] * self.size, dim=-1)
+
+
+def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
+    """Spans of `n_tokens` in all: many of one token, and the rest in as few as there can be."""
+    n_single = min(_N_SAMPLED, n_tokens // 2)
+    n_long = n_tokens - n_single
+    lengths = [max_model_len] * (n_long // max_model_len)
+    if n_long % max_model_len:
+        lengths.append(n_long % max_model_len)
+    return lengths + [1] * n_single
+
+
+def trial_plan(lengths: list[int], block_size: int) -> IterationPlan:
+    """A prompt of each of these lengths, all of them stored in block 0."""
+    n_blocks = [-(-length // block_size) for length in lengths]
+    return IterationPlan(
+        iteration=0,
+        released_rows=(),
+        admissions=[Admission(row, length, _DRAWN) for row, length in enumerate(lengths)],
+        rows=range(len(lengths)),
+        start_positions=[0] * len(lengths),
+        n_tokens=lengths,
+        sample=[True] * len(lengths),
+        n_new_blocks=n_blocks,
+        token_on_rank=[False] * len(lengths),
+        token_ids=[0] * sum(lengths),
+        new_block_ids=[0] * sum(n_blocks),
+    )
