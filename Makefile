@@ -22,6 +22,12 @@ IMAGE_BUILD  ?= $(ENGINE) build $(if $(filter podman,$(notdir $(ENGINE))),--form
 LOAD_IMAGE   ?= kind load docker-image
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
 
+# A machine with a GPU often has PyTorch already, and no way to install anything. So what needs a GPU runs without .venv too:
+# the benchmark needs torch, triton, numpy and safetensors, and the tests of kernels pytest, pytest-timeout and hypothesis
+# beside these. Those of ranks need .venv. Without it pytest lacks some of the plugins that its settings speak of.
+GPU_PYTHON   ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConfigWarning tests/kernels
+
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
 NAMESPACE     ?= orcinus
@@ -39,7 +45,7 @@ wait_serving = $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --tim
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-system test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
+.PHONY: help setup constraints protos run test test-system test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,8 +65,8 @@ test: setup  ## Run the tests; ARGS goes to pytest
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
 
-test-gpu: setup  ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
+	$(GPU_PYTHON) -m pytest -m gpu $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
@@ -95,6 +101,9 @@ manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make te
 bench: setup  ## Measure the control plane and the scheduler against their budgets
 	$(BIN)/python -m benchmarks.scheduler
 	$(BIN)/python -m benchmarks.control_plane
+
+bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYTHON, in 8 minutes; ARGS="--out DIR"
+	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 	$(BIN)/python models/train_demo.py --out models/demo $(ARGS)

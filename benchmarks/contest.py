@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from benchmarks import machine
+from benchmarks import cpu_use
 from benchmarks.records import RequestRecord, RunRecord, Summary
 from benchmarks.workload import PlannedRequest
 
@@ -57,7 +57,7 @@ async def measure(
     *,
     meta: Mapping[str, Any],
     n_repeats: int,
-    watch: Callable[[int], machine.Watch] = machine.watch,
+    watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
 ) -> RunRecord:
     """A run that nothing disturbed; after `n_repeats` more tries, the least disturbed.
 

@@ -33,9 +33,10 @@ from kernels.native.linear import (
     NativeWeight,
 )
 from kernels.packed_linear import OneDnnWeight, PlainWeight
-from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, load_stage
+from services.worker.models import StageModel
+from services.worker.models.checkpoint import load_stage
+from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 BLOCK_SIZE = 16
 N_WARM_UPS = 3
@@ -200,9 +201,9 @@ class Batch:
         )
         self._iteration += 1
         batch = self._runner.prepare(plan)
-        hidden = self._runner.forward(batch, None)
+        result = self._runner.forward(batch, None)
         if self._model.is_last:
-            self._runner.sample(batch, hidden).tolist()
+            self._runner.sample(batch, result).tolist()
 
 
 def bandwidth() -> float:

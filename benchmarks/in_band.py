@@ -43,10 +43,10 @@ class InBandMember(EpochMember):
 
     @property
     def n_announced(self) -> int:
-        """Every rank but the head waits in `run_next` for whatever comes."""
+        """Every rank but the head waits in `start_next` for whatever comes."""
         return len(self._announced) if self._place.world_rank == 0 else 1
 
-    def run_next(self) -> tuple[worker_pb2.IterationTiming, list[int] | None]:
+    def start_next(self) -> None:
         if self._place.world_rank == 0:
             plan = self._announced[0].message.SerializeToString()
         else:
@@ -54,7 +54,7 @@ class InBandMember(EpochMember):
             self.announce(worker_pb2.RunIterationsRequest.FromString(plan))
         if self._place.world_rank + 1 < self._place.world_size:
             self._send_plan(plan)
-        return super().run_next()
+        super().start_next()
 
     def _receive_plan(self) -> bytes:
         length = torch.empty(1, dtype=torch.int64)

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks import cpu_use, machine
 from benchmarks.workload import mixed_lengths
 from kernels import TORCH, AttentionForm, Ops, native_ops
+from kernels.upload import uploads_for
 
 N_LAYERS = 12
 N_HEADS = 12
@@ -107,7 +108,14 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
     q = torch.randn(int(counts.sum()), N_HEADS, HEAD_DIM).to(dtype)
     key_cache = storage.layers[0][0]
     plans = {
-        id(ops): ops.plan_attention(starts, counts, block_tables=table, key_cache=key_cache)
+        id(ops): ops.plan_attention(
+            starts,
+            counts,
+            block_tables=table,
+            key_cache=key_cache,
+            n_heads=N_HEADS,
+            uploads=uploads_for(key_cache.device),
+        )
         for ops in (TORCH, native_ops())
         if ops is not None
     }
@@ -234,7 +242,14 @@ def whole_workload(storage: Storage, dtype: torch.dtype, versions: Sequence[Ops]
         for version, ops in enumerate(versions):
             start = time.perf_counter()
             key_cache = storage.layers[0][0]
-            plan = ops.plan_attention(starts, counts, block_tables=table, key_cache=key_cache)
+            plan = ops.plan_attention(
+                starts,
+                counts,
+                block_tables=table,
+                key_cache=key_cache,
+                n_heads=N_HEADS,
+                uploads=uploads_for(key_cache.device),
+            )
             for keys, values in storage.layers:
                 ops.attention(q, keys, values, plan, AttentionForm())
             totals[version] += time.perf_counter() - start
@@ -260,7 +275,7 @@ def main() -> None:
     versions = [native] if arguments.native else [native, TORCH]
     storage = Storage(4096, dtype)
     print(f"{arguments.dtype}, {torch.get_num_threads()} threads, {machine.cpu_name()}")
-    with machine.watch() as use:
+    with cpu_use.watch() as use:
         if arguments.whole:
             whole_workload(storage, dtype, versions)
         else:

@@ -31,7 +31,7 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from tqdm import tqdm
-from services.worker.models import load_stage
+from services.worker.models.checkpoint import load_stage
 def memory(key):
     # Not getrusage: what it calls the peak begins with that of the parent process.
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

@@ -1,9 +1,4 @@
-"""What a measurement was made on, and who else used the processors meanwhile.
-
-Two engines can be compared only if nothing else took processor time from one of them: OpenMP's
-threads wait for each other, so a run beside one busy process can take several times as long. So
-every run is stamped with the mean number of cores that it used, and that all others used.
-"""
+"""What a measurement was made on, as far as the standard library knows it."""
 
 import contextlib
 import os
@@ -11,61 +6,11 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 ROOT = Path(__file__).parents[1]
-QUIET_CPUS = 0.1
-"""Cores that others may use on average before a run counts as disturbed."""
-
-
-class CpuUse:
-    """Mean number of cores that were busy, once it is known."""
-
-    own_cpus: float = 0.0
-    other_cpus: float = 0.0
-    """Of everybody else, with what the hypervisor gave to others."""
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether others used more than a comparison bears."""
-        return self.other_cpus > QUIET_CPUS
-
-
-Watch = contextlib.AbstractContextManager[CpuUse]
-
-
-@contextlib.contextmanager
-def watch(engine: int | None = None) -> Iterator[CpuUse]:
-    """Counts processor time until the context ends; only then there is an answer.
-
-    Args:
-        engine: the process of what is measured. It, its descendants and this process are what
-            counts as own. Without it, this process and all its descendants. One that ends within
-            the context counts among the others.
-    """
-    use = CpuUse()
-    here = psutil.Process()
-    root = here if engine is None else psutil.Process(engine)
-    own_s, busy_s, start = _used_s({here, *family(root)}), _busy_s(), time.perf_counter()
-    yield use
-    elapsed_s, busy_s = time.perf_counter() - start, _busy_s() - busy_s
-    after_s = _used_s({here, *family(root)})
-    used_s = sum(used - own_s.get(process, 0.0) for process, used in after_s.items())
-    use.own_cpus = used_s / elapsed_s
-    use.other_cpus = max(0.0, busy_s - used_s) / elapsed_s
-
-
-def family(root: psutil.Process) -> set[psutil.Process]:
-    """A process and all that come from it; empty when it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return {root, *root.children(recursive=True)}
-    return set()
 
 
 def describe() -> dict[str, Any]:
@@ -77,7 +22,7 @@ def describe() -> dict[str, Any]:
         "machine": {
             "cpu": cpu_name(),
             "n_cpus": os.cpu_count(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "memory_gib": round(memory_bytes() / 2**30, 1),
             "system": f"{platform.system()} {platform.machine()}",
             "python": platform.python_version(),
         },
@@ -86,17 +31,26 @@ def describe() -> dict[str, Any]:
     }
 
 
+def memory_bytes() -> int:
+    """All that the system has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def commit() -> str | None:
-    """Of the working tree, with `-dirty` behind it if it has changes; None outside a repository."""
+    """Of the working tree, with `-dirty` behind it if it has changes; None outside a repository,
+    and where there is no git."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
-    said = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        said = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
     return said.stdout.strip() or None
 
 
@@ -108,18 +62,3 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.machine()
-
-
-def _used_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
-    used = {}
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            used[process] = float(times.user + times.system)
-    return used
-
-
-def _busy_s() -> float:
-    times = psutil.cpu_times()
-    # Guests' time is in user time already.
-    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)

@@ -22,8 +22,8 @@ from services.worker import rank, transport
 from services.worker.channel import RankEnd
 from services.worker.controller import Controller
 from services.worker.epoch_member import EpochMember
-from services.worker.input_batch import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.plan import IterationPlan
 from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
@@ -49,6 +49,9 @@ class NullRunner:
 
     def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
+
+    def close(self) -> None:
+        pass
 
 
 class NullPeers:

@@ -24,9 +24,10 @@ from tqdm import tqdm
 
 from kernels.packed_linear import LinearWeight, Quantization, pack
 from models.train_demo import BOS, EOS, MAX_CONTEXT, Document, collect
-from services.worker.input_batch import Admission, IterationPlan, SamplingParams
 from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, load_stage
+from services.worker.models import StageModel
+from services.worker.models.checkpoint import load_stage
+from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 BLOCK_SIZE = 16
@@ -101,7 +102,7 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
             token_ids=inputs,
             new_block_ids=range(n_blocks),
         )
-        hidden = runner.forward(runner.prepare(plan), None)
+        hidden = runner.hidden_states(runner.prepare(plan), None)
         with torch.inference_mode():
             logits = model.logits(hidden).float()  # [n_tokens, vocab_size]
             nats += cross_entropy(logits, targets, reduction="sum").item()

@@ -29,7 +29,7 @@ import tokenizers
 import uvloop
 from tqdm import tqdm
 
-from benchmarks import load, machine, records, workload
+from benchmarks import cpu_use, load, machine, records, workload
 from benchmarks.grpc_client import GrpcClient
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import Point, draw_latency
@@ -57,7 +57,7 @@ async def measure(
     """One run. `engine` is the server's process, if it is here."""
     with (
         tqdm(total=len(requests), desc=title, unit="request", leave=False) as bar,
-        machine.watch(engine) as use,
+        cpu_use.watch(engine) as use,
     ):
         cpu_s = time.process_time()
         done = await load.run(client, requests, timeout_s=timeout_s, on_done=bar.update)

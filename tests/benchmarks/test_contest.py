@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import contest
 from benchmarks.contest import Range, Turn, WrongAnswer
-from benchmarks.machine import CpuUse
+from benchmarks.cpu_use import CpuUse
 from benchmarks.records import RequestRecord, RunRecord
 from benchmarks.workload import PlannedRequest
 

@@ -1,0 +1,164 @@
+"""Attention over paged keys and values: decodes, prompts, chunks and mixed batches.
+
+Bytes are keys and values of all that is seen, queries and results, each once; operations those of
+queries and keys that see each other. `sdpa` is PyTorch's own attention over keys and values that
+lie in a row for each request, as no engine that shares memory among requests has them; `torch` is
+PyTorch's version of our operation, over the same blocks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu.bench import OURS, Bench, Case, Version
+from benchmarks.gpu.shapes import BLOCK_SIZE, ModelShape
+from kernels import TORCH, AttentionForm, AttentionMetadata, Ops
+from kernels.upload import uploads_for
+
+Span = tuple[int, int]  # tokens stored before, tokens in the batch
+FORM = AttentionForm()
+
+
+def measure(bench: Bench) -> None:
+    """A row for each batch and version."""
+    for case in cases(bench):
+        bench.measure(case)
+        bench.release()
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    """One after the other, so that only one has its memory."""
+    scale = bench.scale
+    for context in scale.attention_contexts:
+        for batch in scale.attention_batches:
+            spans = ((context - 1, 1),) * batch
+            yield _case(bench, f"decode {batch} of {context}", spans)
+    for n in scale.prompts:
+        yield _case(bench, f"prompt {n}", ((0, n),))
+    for start, n in scale.chunks:
+        yield _case(bench, f"chunk of {n} after {start}", ((start, n),))
+    for name, spans in scale.mixed_batches.items():
+        yield _case(bench, name, spans)
+
+
+def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
+    """Of one layer's attention."""
+    n_keys = sum(start + n for start, n in spans)
+    n_tokens = sum(n for _, n in spans)
+    n_elements = 2 * n_keys * shape.n_kv_heads + 2 * n_tokens * shape.n_heads
+    return n_elements * shape.head_dim * itemsize
+
+
+def n_pairs_of(spans: Sequence[Span]) -> int:
+    """Queries and keys that see each other."""
+    return sum(n * start + n * (n + 1) // 2 for start, n in spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Queries, and where the keys and values of their sequences lie."""
+
+    q: Tensor  # [n_tokens, n_heads, head_dim]
+    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int64]]  # [n_spans, most blocks]
+
+
+class Batch:
+    """One batch over one layer's storage, with several sets of inputs that share no block."""
+
+    def __init__(self, bench: Bench, spans: Sequence[Span]) -> None:
+        shape = bench.scale.model
+        self._bench = bench
+        self._shape = shape
+        self._spans = spans
+        self._n_blocks = [-(-(start + n) // BLOCK_SIZE) for start, n in spans]
+        self.n_bytes = n_bytes_of(spans, shape, bench.dtype.itemsize)
+        n_sets = bench.n_sets(self.n_bytes)
+        n_stored = n_sets * sum(self._n_blocks)
+        generator = np.random.default_rng(0)
+        places = generator.permutation(n_stored)
+        cache = (2, n_stored, BLOCK_SIZE, shape.n_kv_heads, shape.head_dim)
+        kv = torch.empty(cache, dtype=bench.dtype, device=bench.device).normal_()
+        self.keys, self.values = kv
+        self.inputs = [self._inputs(mine) for mine in np.split(places, n_sets)]
+
+    def _inputs(self, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Inputs:
+        table = np.zeros((len(self._spans), max(self._n_blocks)), np.int64)
+        for row, mine in zip(table, np.split(places, np.cumsum(self._n_blocks)[:-1]), strict=True):
+            row[: len(mine)] = mine
+        n_tokens = sum(n for _, n in self._spans)
+        heads = (n_tokens, self._shape.n_heads, self._shape.head_dim)
+        q = torch.empty(heads, dtype=self._bench.dtype, device=self._bench.device).normal_()
+        return Inputs(q, table)
+
+    def paged(self, ops: Ops, *, has_fixed_shape: bool = False) -> Version:
+        """Our operation. Its plan, made once for all layers, is not counted."""
+        starts, counts = np.array(self._spans, np.int64).T.copy()
+        uploads = uploads_for(self._bench.device)
+
+        def plan(inputs: Inputs) -> AttentionMetadata:
+            return ops.plan_attention(
+                starts,
+                counts,
+                block_tables=inputs.block_tables,
+                key_cache=self.keys,
+                n_heads=self._shape.n_heads,
+                uploads=uploads,
+                has_fixed_shape=has_fixed_shape,
+            )
+
+        plans = [plan(inputs) for inputs in self.inputs]
+        uploads.flush()
+        return Version(
+            [
+                partial(ops.attention, inputs.q, self.keys, self.values, plan, FORM)
+                for inputs, plan in zip(self.inputs, plans, strict=True)
+            ]
+        )
+
+    def in_rows(self) -> Version:
+        """PyTorch's attention of spans that are alike, over keys and values in a row for each."""
+        start, n = self._spans[0]
+        n_spans, shape = len(self._spans), self._shape
+        device = self._bench.device
+
+        def gathered(cache: Tensor, inputs: Inputs) -> Tensor:
+            table = torch.from_numpy(inputs.block_tables).to(device)
+            rows = cache[table].flatten(1, 2)[:, : start + n]  # [n_spans, n_keys, n_kv_heads, dim]
+            return rows.transpose(1, 2).contiguous()
+
+        def call(inputs: Inputs) -> partial[Tensor]:
+            q = inputs.q.view(n_spans, n, shape.n_heads, shape.head_dim).transpose(1, 2)
+            keys, values = gathered(self.keys, inputs), gathered(self.values, inputs)
+            return partial(_sdpa, q.contiguous(), keys, values)
+
+        return Version([call(inputs) for inputs in self.inputs])
+
+
+def _sdpa(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Of [n_spans, heads, n_tokens, head_dim]; a single token sees all keys."""
+    is_causal = q.shape[2] > 1
+    attended = F.scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
+    return attended.transpose(1, 2)  # [n_spans, n_tokens, n_heads, head_dim]
+
+
+def _case(bench: Bench, name: str, spans: Sequence[Span]) -> Case:
+    shape = bench.scale.model
+    batch = Batch(bench, spans)
+    versions: dict[str, Callable[[], Version]] = {OURS: partial(batch.paged, bench.ops)}
+    if all(n == 1 for _, n in spans):
+        versions[f"{OURS}, as in a graph"] = partial(batch.paged, bench.ops, has_fixed_shape=True)
+    if len(set(spans)) == 1 and (spans[0][0] == 0 or spans[0][1] == 1):
+        versions["sdpa"] = batch.in_rows
+    if bench.ops is not TORCH:
+        versions["torch"] = partial(batch.paged, TORCH)
+    return Case(
+        name,
+        n_bytes=batch.n_bytes,
+        n_flops=4 * shape.n_heads * shape.head_dim * n_pairs_of(spans),
+        versions=versions,
+    )

@@ -1,0 +1,175 @@
+"""What a section works with: a device, operations, sizes, a clock, and where its rows go."""
+
+import gc
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.shapes import Scale
+from benchmarks.gpu.timing import Timer
+from kernels import TORCH, Ops, native_ops, ops_for, triton_ops
+
+Row = dict[str, Any]
+"""One thing that was measured: what it was, its seconds, and the bytes and operations that it must
+at least take. Keys as they are written."""
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+OURS = "ours"
+"""Versions whose names begin like this are those that a rank runs."""
+GRAPHS, EAGER = f"{OURS}, with CUDA graphs", f"{OURS}, without CUDA graphs"
+
+
+def progress(text: str) -> None:
+    """Says on standard error how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def ours(device: torch.device) -> Ops:
+    """What a rank runs there; on a CPU, Triton's operations if the environment has them
+    interpreted: slow, but the same calls."""
+    if device.type == "cpu" and IS_INTERPRETED:
+        return triton_ops() or ops_for(device)
+    return ops_for(device)
+
+
+def name_of(ops: Ops) -> str:
+    """Which operations these are, for people."""
+    if ops is TORCH:
+        return "torch"
+    if ops is native_ops():
+        return "native"
+    return "triton, interpreted" if IS_INTERPRETED else "triton"
+
+
+@dataclass(slots=True)
+class Version:
+    """One implementation of a case, called for each set of inputs."""
+
+    calls: Sequence[Callable[[], Tensor]]
+    is_capturable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that several implementations compute, and what each must at least do."""
+
+    name: str
+    n_bytes: int
+    n_flops: int
+    versions: Mapping[str, Callable[[], Version]]  # made when its turn comes
+    is_pure: bool = True  # the same call has the same result again
+
+
+class Bench:
+    """The surroundings of one section."""
+
+    OUT_OF_TIME = "out of time"
+
+    def __init__(
+        self,
+        device: torch.device,
+        scale: Scale,
+        *,
+        ends_at: float,
+        emit: Callable[[Row], None],
+    ) -> None:
+        self.device = device
+        self.scale = scale
+        self.ops = ours(device)
+        # The interpreter takes the bits of bfloat16 for whole numbers.
+        is_interpreted = device.type == "cpu" and IS_INTERPRETED
+        self.dtype = torch.float32 if is_interpreted else torch.bfloat16
+        self.timer = Timer(device, budget_s=0.1 if device.type == "cuda" else 0.01)
+        self._ends_at = ends_at
+        self._emit = emit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the section's time is up; what is left is then not measured."""
+        return time.monotonic() > self._ends_at
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the device's last cache, 0 on a CPU, where cold caches are not tried for."""
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+
+    def n_sets(self, n_bytes: int, limit: int = 24) -> int:
+        """Sets of inputs of `n_bytes` each that together outgrow the cache, at most `limit`."""
+        return max(1, min(limit, -(-2 * self.cache_bytes // max(n_bytes, 1))))
+
+    def free_bytes(self) -> int:
+        """Of the device's memory."""
+        self.release()
+        if self.device.type != "cuda":
+            return 1 << 30
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def release(self) -> None:
+        """Gives back what nobody uses any more."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def emit(self, row: Row) -> None:
+        """Keeps a row, and says so."""
+        self._emit(row)
+
+    def skip(self, case: str, why: str) -> None:
+        """Keeps that something was not measured."""
+        self.emit({"case": case, "skipped": why})
+
+    def attempt(self, case: str, version: str, work: Callable[[], Row]) -> None:
+        """Makes a row of what `work` finds, or of its failure: other rows may still come."""
+        if self.is_over:
+            self.skip(case, self.OUT_OF_TIME)
+            return
+        row: Row = {"case": case, "version": version}
+        try:
+            row |= work()
+        except Exception as error:  # noqa: BLE001 — whatever it is, it is what this row says
+            row["error"] = f"{type(error).__name__}: {error}"
+        self.emit(row)
+
+    def measure(self, case: Case) -> None:
+        """Makes a row for each version, which says how far its result is from the first one's."""
+        expected: list[Tensor] = []
+        for name, make in case.versions.items():
+            self.attempt(case.name, name, partial(self._time, case, make, expected))
+
+    def _time(self, case: Case, make: Callable[[], Version], expected: list[Tensor]) -> Row:
+        version = make()
+        row: Row = {"n_bytes": case.n_bytes, "n_flops": case.n_flops}
+        if case.is_pure:
+            result = version.calls[0]()
+            if not expected:
+                expected.append(result)
+            elif result.is_floating_point():
+                row["difference"] = difference(result, expected[0])
+            else:  # tokens: a draw that falls between two may be rounded to either
+                row["n_different"] = int((result != expected[0]).sum())
+            del result
+        timing = self.timer.time(version.calls, is_capturable=version.is_capturable)
+        return row | {
+            "seconds": timing.device_s,
+            "call_s": timing.call_s,
+            "is_graph": timing.is_graph,
+            "n_sets": len(version.calls),
+        }
+
+
+def difference(result: Tensor, expected: Tensor) -> float:
+    """Norm of the difference by the norm; what is no number is as far away as can be."""
+    expected = expected.reshape(-1).float()
+    distance = float((result.reshape(-1).float() - expected).norm() / expected.norm())
+    return distance if math.isfinite(distance) else math.inf

@@ -1,0 +1,185 @@
+"""Iterations of a whole model on the runner of a rank: decodes at a context, and whole prompts.
+
+The floor of an iteration is the larger of reading all matrices, keys and values at the measured
+bandwidth, and of its products at the measured rate. `seconds` is from the plan to the tokens on the
+host, `prepare_s` what the host does of it before it launches anything. `queued_s` is the time of an
+iteration when the next one is launched before it has ended, as on a rank that has been told of it.
+`busy_s`, where kernels were counted one by one, is for how long one or more of them ran.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.attention import n_pairs_of
+from benchmarks.gpu.bench import GRAPHS, OURS, Bench, Row
+from benchmarks.gpu.runners import (
+    Launched,
+    Steps,
+    StepTimes,
+    n_kv_blocks,
+    random_model,
+    runner_of,
+    versions_of,
+)
+from benchmarks.gpu.shapes import BLOCK_SIZE
+
+N_WARM_UPS = 3
+MAX_STEPS = 24
+STEP_BUDGET_S = 0.4
+N_QUEUED = 10
+N_PROFILED = 4
+N_MORE = N_WARM_UPS + MAX_STEPS + N_QUEUED + N_PROFILED
+"""Tokens that each request has room for after its context."""
+N_KERNELS = 12
+"""Kernels that a profile names: those that take the most time."""
+
+
+def measure(bench: Bench) -> None:
+    """A row for each decode and each prompt."""
+    scale = bench.scale
+    model = random_model(bench)
+    largest = max(scale.step_batches) * (max(scale.step_contexts) + N_MORE)
+    n_blocks = n_kv_blocks(bench, -(-largest // BLOCK_SIZE) + max(scale.step_batches))
+    versions = versions_of(bench)
+    for version in versions:
+        is_first = version == versions[0]
+        _measure_version(
+            bench,
+            version,
+            Steps(runner_of(model, n_blocks, has_graphs=version == GRAPHS), n_blocks=n_blocks),
+            decodes=list(_grid(bench)) if is_first else scale.eager_steps,
+            prompts=scale.prompts if is_first else (),
+        )
+        bench.release()  # the next runner needs the same memory
+
+
+def _measure_version(
+    bench: Bench,
+    version: str,
+    steps: Steps,
+    *,
+    decodes: Sequence[tuple[int, int]],
+    prompts: Sequence[int],
+) -> None:
+    for batch, context in decodes:
+        work = partial(_decode, bench, steps, batch, context)
+        bench.attempt(f"decode {batch} of {context}", version, work)
+    for n in prompts:
+        bench.attempt(f"prompt {n}", OURS, partial(_prefill, bench, steps, n))
+
+
+def _grid(bench: Bench) -> Iterator[tuple[int, int]]:
+    for context in bench.scale.step_contexts:
+        for batch in bench.scale.step_batches:
+            yield batch, context
+
+
+def _decode(bench: Bench, steps: Steps, batch: int, context: int) -> Row:
+    shape, size = bench.scale.model, bench.dtype.itemsize
+    if not steps.admit(batch, context=context, n_more=N_MORE):
+        return {"skipped": "not enough memory for keys and values"}
+    times = _repeat(steps.decode)
+    n_keys = batch * (context + 1)
+    row = _row(times) | {
+        "queued_s": _queued(steps.decode),
+        "batch": batch,
+        "context": context,
+        "n_bytes": shape.iteration_bytes(n_keys, size),
+        "n_flops": shape.iteration_flops(batch, batch, n_keys),
+        "tokens_per_s": batch / statistics.median(each.total_s for each in times),
+    }
+    if (batch, context) in bench.scale.profiled_steps:
+        row |= _profiled(bench, steps.decode, row["seconds"])
+    return row
+
+
+def _prefill(bench: Bench, steps: Steps, n_tokens: int) -> Row:
+    shape, size = bench.scale.model, bench.dtype.itemsize
+    times = _repeat(lambda: steps.prefill(n_tokens))
+    row = _row(times) | {
+        "n_tokens": n_tokens,
+        "n_bytes": shape.iteration_bytes(n_tokens, size),
+        "n_flops": shape.iteration_flops(n_tokens, 1, n_pairs_of([(0, n_tokens)])),
+        "tokens_per_s": n_tokens / statistics.median(each.total_s for each in times),
+    }
+    return row | _profiled(bench, lambda: steps.prefill(n_tokens), row["seconds"])
+
+
+def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
+    """Iterations one after the other, each waited for."""
+    for _ in range(N_WARM_UPS):
+        launch().wait()
+    times: list[StepTimes] = []
+    end = time.perf_counter() + STEP_BUDGET_S
+    while len(times) < 3 or (len(times) < MAX_STEPS and time.perf_counter() < end):
+        times.append(launch().wait()[1])
+    return times
+
+
+def _queued(launch: Callable[[], Launched]) -> float:
+    """Seconds of an iteration when the next one is launched before it is waited for."""
+    start = time.perf_counter()
+    ahead = launch()
+    for _ in range(N_QUEUED - 1):
+        ahead, done = launch(), ahead
+        done.wait()
+    ahead.wait()
+    return (time.perf_counter() - start) / N_QUEUED
+
+
+def _row(times: list[StepTimes]) -> Row:
+    return {
+        "seconds": statistics.median(each.total_s for each in times),
+        "prepare_s": statistics.median(each.prepare_s for each in times),
+        "launch_s": statistics.median(each.launch_s for each in times),
+        "wait_s": statistics.median(each.wait_s for each in times),
+        "n_steps": len(times),
+    }
+
+
+def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Row:
+    """Where the time of some more iterations goes, by kernel; `step_s` is that of one without the
+    profiler, which slows down the host and not the kernels."""
+    if bench.device.type != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        for _ in range(N_PROFILED):
+            launch().wait()
+        torch.cuda.synchronize(bench.device)
+    spans: list[tuple[int, int]] = []
+    by_kernel: dict[str, list[float]] = defaultdict(list)
+    for event in record.events() or ():
+        if event.device_type.name == "CUDA":
+            begin, end = event.time_range.start, event.time_range.end  # microseconds
+            spans.append((begin, end))
+            by_kernel[event.name].append((end - begin) / 1e6)
+    busy_s = covered(spans) / 1e6 / N_PROFILED
+    most = sorted(by_kernel.items(), key=lambda item: -sum(item[1]))[:N_KERNELS]
+    return {
+        "busy_s": busy_s,
+        "outside_kernels": 1 - busy_s / step_s,
+        "n_launches": sum(map(len, by_kernel.values())) / N_PROFILED,
+        "kernels": [
+            {
+                "name": name[:96],
+                "n": len(spent) / N_PROFILED,
+                "seconds": sum(spent) / N_PROFILED,
+            }
+            for name, spent in most
+        ],
+    }
+
+
+def covered(spans: list[tuple[int, int]]) -> float:
+    """Length of what intervals cover together."""
+    covered, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered

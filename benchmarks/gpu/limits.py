@@ -1,0 +1,45 @@
+"""What the device could do: memory bandwidth, matrix rate, and how long an empty kernel takes."""
+
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+
+COPY, MATRIX, LAUNCH = "copy", "matrix product", "smallest kernel"
+"""Cases, by which the report finds them."""
+
+
+def measure(bench: Bench) -> None:
+    """A row for each."""
+    scale, device = bench.scale, bench.device
+    source = torch.randn(scale.copy_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    timing = bench.timer.time([partial(target.copy_, source)], is_capturable=False)
+    n_bytes = 2 * source.nbytes  # read and written
+    bench.emit({"case": COPY, "seconds": timing.device_s, "n_bytes": n_bytes, "n_flops": 0})
+    del source, target
+
+    size = scale.matrix_size
+    a, b = torch.randn(2, size, size, device=device).to(bench.dtype)
+    timing = bench.timer.time([partial(torch.matmul, a, b)], is_capturable=False)
+    bench.emit(
+        {
+            "case": MATRIX,
+            "seconds": timing.device_s,
+            "n_bytes": 3 * a.nbytes,
+            "n_flops": 2 * size**3,
+        }
+    )
+
+    one = torch.zeros(1, device=device)
+    timing = bench.timer.time([partial(one.add_, 1)])
+    bench.emit(
+        {
+            "case": LAUNCH,
+            "seconds": timing.device_s,
+            "call_s": timing.call_s,
+            "n_bytes": 8,
+            "n_flops": 0,
+        }
+    )

@@ -1,0 +1,190 @@
+"""What works on each token by itself: norms, rotary embedding with K/V, gates, sampling, experts.
+
+Bytes are what must be read and written once: of a sampled row its logits, of experts the matrices
+of those that some token chose.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.bench import OURS, Bench, Case, Version
+from benchmarks.gpu.shapes import BLOCK_SIZE
+from kernels import TORCH, Ops
+from kernels.sampling_columns import SamplingColumns
+from kernels.upload import uploads_for
+from services.worker.sampler import SamplingBatch
+
+EPS = 1e-5
+
+
+def measure(bench: Bench) -> None:
+    """A row for each operation, number of tokens and version."""
+    scale = bench.scale
+    for n in scale.token_counts:
+        for case in token_cases(bench, n):
+            bench.measure(case)
+    bench.release()
+    for n in scale.expert_tokens:
+        bench.measure(expert_case(bench, n))
+    bench.release()
+    for n in scale.sampled_rows:
+        for case in sampling_cases(bench, n):
+            bench.measure(case)
+
+
+def token_cases(bench: Bench, n: int) -> Iterator[Case]:
+    """The operations between a layer's matrix products, over `n` tokens."""
+    shape, size = bench.scale.model, bench.dtype.itemsize
+    n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
+
+    def tensors(*sizes: int) -> list[Tensor]:
+        """One for each set of inputs."""
+        n_sets = bench.n_sets(int(np.prod(sizes)) * size)
+        stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
+        return list(stacked)
+
+    (weight,) = torch.ones(1, shape.hidden, dtype=bench.dtype, device=bench.device)
+    rows = tensors(n, shape.hidden)
+    yield _case(
+        bench,
+        f"rms_norm, {n} tokens",
+        lambda ops: [partial(ops.rms_norm, x, weight, EPS) for x in rows],
+        n_bytes=2 * n * shape.hidden * size,
+    )
+
+    gate_up = tensors(n, 2 * shape.inner)
+    yield _case(
+        bench,
+        f"silu_and_mul, {n} tokens",
+        lambda ops: [partial(ops.silu_and_mul, x) for x in gate_up],
+        n_bytes=3 * n * shape.inner * size,
+    )
+
+    qkv = tensors(n, n_qkv_heads * shape.head_dim)
+    cos, sin = torch.randn(2, n, 1, shape.head_dim, device=bench.device).to(bench.dtype)
+    n_slots = -(-n // BLOCK_SIZE) * BLOCK_SIZE
+    keys, values = torch.empty(
+        (2, n_slots // BLOCK_SIZE, BLOCK_SIZE, shape.n_kv_heads, shape.head_dim),
+        dtype=bench.dtype,
+        device=bench.device,
+    ).normal_()
+    slots = torch.randperm(n_slots)[:n].to(bench.device)
+    yield _case(
+        bench,
+        f"rotary_write_kv, {n} tokens",
+        lambda ops: [
+            partial(ops.rotary_write_kv, x, cos, sin, keys, values, slots, shape.n_heads)
+            for x in qkv
+        ],
+        n_bytes=2 * n * (n_qkv_heads + 1) * shape.head_dim * size,
+        is_pure=False,  # queries turn where they are
+    )
+
+
+def expert_case(bench: Bench, n: int) -> Case:
+    """The experts of one layer over `n` tokens, each of which chooses at random."""
+    mixture, size, device = bench.scale.mixture, bench.dtype.itemsize, bench.device
+    hidden, inner, n_chosen = mixture.hidden, mixture.inner, mixture.n_chosen
+    generator = torch.Generator().manual_seed(n)
+    scores = torch.rand(n, mixture.n_experts, generator=generator)
+    chosen = scores.topk(n_chosen).indices
+    n_used = len(set(chosen.flatten().tolist()))
+    gate_up = torch.empty(
+        (mixture.n_experts, 2 * inner, hidden), dtype=bench.dtype, device=device
+    ).normal_(std=hidden**-0.5)
+    down = torch.empty((mixture.n_experts, hidden, inner), dtype=bench.dtype, device=device)
+    down.normal_(std=inner**-0.5)
+    x = torch.empty((n, hidden), dtype=bench.dtype, device=device).normal_()
+    experts = chosen.to(device)
+    weights = torch.full((n, n_chosen), 1 / n_chosen, dtype=bench.dtype, device=device)
+    return _case(
+        bench,
+        f"expert_mlp, {n} tokens, {n_used} of {mixture.n_experts} experts",
+        lambda ops: [partial(ops.expert_mlp, x, gate_up, down, experts, weights)],
+        n_bytes=(3 * n_used * hidden * inner + 2 * n * hidden) * size,
+        n_flops=6 * n * n_chosen * hidden * inner,
+        is_torch_capturable=False,  # it waits for the counts of the experts
+    )
+
+
+def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
+    """The choice of tokens for `n` rows of logits."""
+    vocab_size, size = bench.scale.model.vocab_size, bench.dtype.itemsize
+    n_bytes = n * vocab_size * size
+    n_sets = bench.n_sets(n_bytes)
+    logits = list(
+        torch.empty((n_sets, n, vocab_size), dtype=bench.dtype, device=bench.device).normal_(std=4)
+    )
+    yield _case(
+        bench,
+        f"greedy, {n} rows",
+        lambda ops: [partial(ops.greedy, rows) for rows in logits],
+        n_bytes=n_bytes,
+    )
+    drawn = SamplingBatch(
+        temperature=np.full(n, 0.8, np.float32),
+        top_k=np.zeros(n, np.int64),
+        top_p=np.ones(n, np.float64),
+        min_p=np.zeros(n, np.float32),
+        seed=np.arange(n, dtype=np.uint64),
+        position=np.full(n, 100, np.int64),
+        forbidden=(),
+    )
+    half = np.where(np.arange(n) % 2, np.float32(0.8), np.float32(0))
+    batches = {
+        "all greedy": replace(drawn, temperature=np.zeros(n, np.float32)),
+        "temperature": drawn,
+        "top_p 0.95": replace(drawn, top_p=np.full(n, 0.95)),
+        "top_k 50 and top_p 0.95": replace(
+            drawn, top_k=np.full(n, 50, np.int64), top_p=np.full(n, 0.95)
+        ),
+        "half of them greedy": replace(drawn, temperature=half),
+    }
+    for name, batch in batches.items():
+        yield _case(
+            bench,
+            f"sample, {n} rows, {name}",
+            partial(_sample_calls, logits, columns_of(bench, batch)),
+            n_bytes=n_bytes,
+            is_torch_capturable=False,  # it asks which rows are settled
+        )
+
+
+def _sample_calls(
+    logits: Sequence[Tensor], columns: SamplingColumns, ops: Ops
+) -> list[Callable[[], Tensor]]:
+    return [partial(ops.sample, rows, columns) for rows in logits]
+
+
+def columns_of(bench: Bench, batch: SamplingBatch) -> SamplingColumns:
+    """A batch's settings on the device."""
+    uploads = uploads_for(bench.device)
+    columns = batch.columns(uploads, bench.scale.model.vocab_size)
+    uploads.flush()
+    return columns
+
+
+def _case(
+    bench: Bench,
+    name: str,
+    calls: Callable[[Ops], Sequence[Callable[[], Tensor]]],
+    *,
+    n_bytes: int,
+    n_flops: int = 0,
+    is_torch_capturable: bool = True,
+    is_pure: bool = True,
+) -> Case:
+    """What our operations and PyTorch's make of the same inputs."""
+
+    def version(ops: Ops) -> Version:
+        return Version(calls(ops), is_capturable=ops is not TORCH or is_torch_capturable)
+
+    versions = {OURS: partial(version, bench.ops)}
+    if bench.ops is not TORCH:
+        versions["torch"] = partial(version, TORCH)
+    return Case(name, n_bytes=n_bytes, n_flops=n_flops, versions=versions, is_pure=is_pure)

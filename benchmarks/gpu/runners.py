@@ -1,0 +1,171 @@
+"""A model of random weights on a runner, and plans for it: what a rank does, without its processes.
+
+`Steps` takes the place of a scheduler where one batch is to be run again and again: it knows which
+rows it has admitted, and what of them is stored. To be at a context, a request's tokens are planned
+and not computed: what its blocks hold is random anyway.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.bench import EAGER, GRAPHS, Bench
+from benchmarks.gpu.shapes import BLOCK_SIZE
+from benchmarks.gpu.timing import device_event
+from services.worker.decode_graphs import cuda_graphs
+from services.worker.model_runner import ModelRunner
+from services.worker.models import StageModel, random_stage
+from services.worker.plan import Admission, IterationPlan, SamplingParams
+
+GREEDY = SamplingParams(
+    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
+)
+MAX_GRAPH_BATCH_SIZE = 256
+SPARE_BYTES = 6 << 30
+"""Left for activations, logits and graphs beside the weights, keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of one iteration, in seconds."""
+
+    prepare_s: float
+    """Plan to batch, on the host."""
+    launch_s: float
+    """Until all kernels of the iteration are queued."""
+    wait_s: float
+    """From then on, or from when it was asked for, until the tokens have come."""
+
+    @property
+    def total_s(self) -> float:
+        """All of it, where nothing overlaps."""
+        return self.prepare_s + self.launch_s + self.wait_s
+
+
+class Launched:
+    """An iteration under way, whose tokens are on their way to the host."""
+
+    def __init__(self, runner: ModelRunner, plan: IterationPlan) -> None:
+        start = time.perf_counter()
+        batch = runner.prepare(plan)
+        prepared = time.perf_counter()
+        tokens = runner.sample(batch, runner.forward(batch, None))
+        self._tokens, self._arrived = tokens, None
+        if tokens.is_cuda:
+            self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._tokens.copy_(tokens, non_blocking=True)
+            self._arrived = device_event()
+            self._arrived.record()
+        self._prepare_s = prepared - start
+        self._launch_s = time.perf_counter() - prepared
+
+    def wait(self) -> tuple[list[int], StepTimes]:
+        """The tokens that were sampled, and how long everything took."""
+        start = time.perf_counter()
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids: list[int] = self._tokens.tolist()
+        wait_s = time.perf_counter() - start
+        return token_ids, StepTimes(self._prepare_s, self._launch_s, wait_s)
+
+
+def random_model(bench: Bench) -> StageModel:
+    """The model in one stage."""
+    config = bench.scale.model.llama_config()
+    return random_stage(config, dtype=bench.dtype, device=bench.device)
+
+
+def n_kv_blocks(bench: Bench, limit: int) -> int:
+    """Blocks that there is room for beside what is there already, at most `limit`."""
+    shape = bench.scale.model
+    block_bytes = shape.n_kv_elements * bench.dtype.itemsize * BLOCK_SIZE
+    room = bench.scale.kv_bytes or bench.free_bytes() - SPARE_BYTES
+    return min(limit, max(0, room // block_bytes))
+
+
+def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRunner:
+    """A runner whose storage holds random numbers; graphs are for GPUs."""
+    runner = ModelRunner(
+        model,
+        n_kv_blocks=n_blocks,
+        block_size=BLOCK_SIZE,
+        new_graph=cuda_graphs() if has_graphs else None,
+        max_graph_batch_size=MAX_GRAPH_BATCH_SIZE,
+    )
+    for layer in runner._kv_cache.layers:
+        for storage in layer:
+            storage.normal_()
+    return runner
+
+
+def versions_of(bench: Bench) -> tuple[str, ...]:
+    """The ways in which a runner can run there."""
+    return (GRAPHS, EAGER) if bench.device.type == "cuda" else (EAGER,)
+
+
+class Steps:
+    """Iterations of requests that are all alike, on one runner."""
+
+    def __init__(self, runner: ModelRunner, *, n_blocks: int) -> None:
+        self._runner = runner
+        self._n_blocks = n_blocks
+        self._iteration = 0
+        self._rows: list[int] = []
+        self._n_stored = 0
+        self._released: list[int] = []
+
+    def admit(self, n_requests: int, *, context: int, n_more: int) -> bool:
+        """Ends the requests there are, and begins others, of which `context` tokens are stored and
+        `n_more` will be. False if there is not enough memory for them, and then there are none."""
+        self._released += self._rows
+        self._rows = []
+        n_own = -(-(context + n_more) // BLOCK_SIZE)
+        if n_own * n_requests > self._n_blocks:
+            return False
+        for row in range(n_requests):
+            plan = self._plan(
+                [row],
+                start=0,
+                n_tokens=context,
+                new_blocks=range(row * n_own, (row + 1) * n_own),
+            )
+            self._runner.prepare(plan)  # and not computed
+        self._rows = list(range(n_requests))
+        self._n_stored = context
+        return True
+
+    def decode(self) -> Launched:
+        """Launches the next token of each request; the last one is on the rank."""
+        plan = self._plan(self._rows, start=self._n_stored, n_tokens=1)
+        self._n_stored += 1
+        return Launched(self._runner, plan)
+
+    def prefill(self, n_tokens: int) -> Launched:
+        """Launches the prompt of a new request, in place of all others."""
+        n_own = -(-n_tokens // BLOCK_SIZE)
+        self._released += self._rows
+        self._rows = [0]
+        plan = self._plan([0], start=0, n_tokens=n_tokens, new_blocks=range(n_own))
+        return Launched(self._runner, plan)
+
+    def _plan(
+        self, rows: Sequence[int], *, start: int, n_tokens: int, new_blocks: Sequence[int] = ()
+    ) -> IterationPlan:
+        is_new = start == 0
+        released, self._released = self._released, []
+        self._iteration += 1
+        return IterationPlan(
+            iteration=self._iteration,
+            released_rows=released,
+            admissions=[Admission(row, 1, GREEDY) for row in rows] if is_new else [],
+            rows=rows,
+            start_positions=[start] * len(rows),
+            n_tokens=[n_tokens] * len(rows),
+            sample=[True] * len(rows),
+            n_new_blocks=[len(new_blocks)] if is_new else [0] * len(rows),
+            token_on_rank=[not is_new] * len(rows),
+            token_ids=[1 + i % 97 for i in range(n_tokens)] if is_new else [],
+            new_block_ids=new_blocks,
+        )

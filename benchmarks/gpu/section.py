@@ -1,0 +1,184 @@
+"""One section at a time, where its failure and its delays harm no other.
+
+On a GPU a section has a process of its own: after an illegal access nothing works any more in the
+process that made it, and a kernel that hangs can only be ended with its process. A section writes
+its rows as it goes, a line each, so that what it had when it ended is there.
+
+    python -m benchmarks.gpu.section NAME --rows FILE --limit-s SECONDS [--tiny] [--device cpu]
+"""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from benchmarks.gpu.bench import OURS, Bench, Row, progress
+from benchmarks.gpu.shapes import FULL, TINY
+
+MARGIN_S = 8.0
+"""Before its limit a section begins nothing new."""
+
+MAX_DIFFERENCE = 0.03
+"""Of a version's result from the first one's, beyond what bfloat16 rounds."""
+
+FAILURE = "failure"
+"""Key of a last line that says why there are no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Where it is, and for how long it may run."""
+
+    module: str
+    limit_s: float
+    needs: str | None = None
+    """A package without which there is nothing to measure."""
+
+
+SECTIONS = {
+    "limits": Section("benchmarks.gpu.limits", 30),
+    "attention": Section("benchmarks.gpu.attention", 85),
+    "operations": Section("benchmarks.gpu.operations", 65),
+    "engine": Section("benchmarks.gpu.engine", 120),
+    "serving": Section("benchmarks.gpu.serving", 70),
+    "transformers": Section("benchmarks.gpu.transformers_model", 90, needs="transformers"),
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a section."""
+
+    status: str = "ok"
+    """ok, failed, incomplete (its time was up) or skipped."""
+    error: str | None = None
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is missing that should be there."""
+        return self.status in ("ok", "skipped")
+
+
+def run(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> Outcome:
+    """Measures a section, whose rows are kept in the file `rows`."""
+    section = SECTIONS[name]
+    if section.needs is not None and find_spec(section.needs) is None:
+        return Outcome("skipped", f"{section.needs} is not installed")
+    progress(f"{name}: at most {section.limit_s:g} s")
+    start = time.monotonic()
+    error = None
+    if device.type == "cuda":
+        error = in_process(name, rows, device=device, is_tiny=is_tiny)
+    else:
+        measure(name, rows, device=device, is_tiny=is_tiny, limit_s=section.limit_s)
+    outcome = outcome_of(read(rows), error)
+    outcome.seconds = time.monotonic() - start
+    said = f" ({outcome.error})" if outcome.error else ""
+    progress(f"{name}: {outcome.status}{said}, {outcome.seconds:.1f} s")
+    return outcome
+
+
+def outcome_of(rows: list[Row], error: str | None) -> Outcome:
+    """What rows, and the end of the process that made them, say together."""
+    failures = [row[FAILURE] for row in rows if FAILURE in row]
+    rows = [row for row in rows if FAILURE not in row]
+    ours = [row for row in rows if "error" in row and row["version"].startswith(OURS)]
+    if error is not None or failures:
+        return Outcome("failed", error or failures[0], rows=rows)
+    if ours:
+        return Outcome("failed", f"{len(ours)} rows, first {ours[0]['error']}", rows=rows)
+    far = [row["case"] for row in rows if row.get("difference", 0) > MAX_DIFFERENCE]
+    if far:
+        return Outcome("failed", f"versions differ in {len(far)} cases, first {far[0]}", rows=rows)
+    if any(row.get("skipped") == Bench.OUT_OF_TIME for row in rows):
+        return Outcome("incomplete", Bench.OUT_OF_TIME, rows=rows)
+    return Outcome(rows=rows)
+
+
+def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit_s: float) -> None:
+    """Measures a section in this process; its failure is a line of `rows`."""
+    with rows.open("w") as file:
+
+        def emit(row: Row) -> None:
+            _write(file, row)
+            progress(f"  {_told(row)}")
+
+        bench = Bench(
+            device,
+            TINY if is_tiny else FULL,
+            ends_at=time.monotonic() + limit_s - MARGIN_S,
+            emit=emit,
+        )
+        try:
+            with torch.no_grad():
+                importlib.import_module(SECTIONS[name].module).measure(bench)
+        except Exception as error:  # noqa: BLE001 — the sections after it may work
+            traceback.print_exc()
+            _write(file, {FAILURE: f"{type(error).__name__}: {error}"})
+
+
+def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> str | None:
+    """The same in a process of its own, which is ended at the section's limit; returns what was
+    wrong with how it ended."""
+    limit_s = SECTIONS[name].limit_s
+    command = [sys.executable, "-m", "benchmarks.gpu.section", name, f"--rows={rows}"]
+    command += [f"--device={device}", f"--limit-s={limit_s}", *(["--tiny"] if is_tiny else [])]
+    try:
+        code = subprocess.run(command, timeout=limit_s, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"was ended after {limit_s:g} s"
+    return f"its process ended with code {code}" if code else None
+
+
+def read(rows: Path) -> list[Row]:
+    """What a section has written so far."""
+    if not rows.exists():
+        return []
+    # The last line is incomplete if its writer was ended.
+    return [
+        json.loads(line) for line in rows.read_text().splitlines(keepends=True) if line[-1] == "\n"
+    ]
+
+
+def _write(file: IO[str], row: Row) -> None:
+    file.write(json.dumps(row) + "\n")
+    file.flush()
+
+
+def _told(row: Row) -> str:
+    name = " · ".join(str(row[key]) for key in ("case", "version") if key in row)
+    if "seconds" in row:
+        return f"{name}: {1e6 * row['seconds']:.1f} us"
+    return f"{name}: {row.get('error') or row.get('skipped')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures one section in this process.")
+    parser.add_argument("name", choices=SECTIONS)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--device", type=torch.device, required=True)
+    parser.add_argument("--limit-s", type=float, required=True)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    measure(
+        options.name,
+        options.rows,
+        device=options.device,
+        is_tiny=options.tiny,
+        limit_s=options.limit_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""How long calls take on the device, without what the host needs to launch them, and with it.
+
+On a GPU calls are recorded into a CUDA graph, whose replays are timed by events: a launch from
+Python costs more than many a kernel takes. What waits for the device cannot be recorded and is
+timed as it comes. On a CPU there is one clock for both.
+
+Calls are given for several sets of inputs and run in turn, so that what is larger than the cache
+comes from memory, as it does between the layers of a model.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+Call = Callable[[], object]
+
+N_CALLS = 24
+"""Calls in a graph, at least."""
+MAX_ROUNDS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one call, medians in seconds."""
+
+    device_s: float
+    call_s: float
+    """With its launch from Python, many in a row."""
+    is_graph: bool
+
+
+class Timer:
+    """Times calls on one device, for about `budget_s` seconds each."""
+
+    def __init__(self, device: torch.device, *, budget_s: float) -> None:
+        self.device = device
+        self._budget_s = budget_s
+        self._min_rounds = 3 if device.type == "cuda" else 1
+
+    def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
+        """The median of one of `calls`, which are run in turn."""
+        calls[0]()  # compiles what is to be compiled
+        self.synchronize()
+        if self.device.type != "cuda":
+            call_s = self._repeat(lambda: _run(calls), self._wall_s) / len(calls)
+            return Timing(call_s, call_s, is_graph=False)
+        rounds = list(calls) * -(-N_CALLS // len(calls))
+        call_s = self._repeat(lambda: _run(rounds), self._wall_s) / len(rounds)
+        graph = _captured(rounds) if is_capturable else None
+        work = partial(_run, rounds) if graph is None else graph.replay
+        device_s = self._repeat(work, self._event_s) / len(rounds)
+        return Timing(device_s, call_s, is_graph=graph is not None)
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that was queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _repeat(self, work: Call, clock: Callable[[Call], float]) -> float:
+        first_s = clock(work)
+        n_rounds = min(MAX_ROUNDS, max(self._min_rounds, int(self._budget_s / max(first_s, 1e-9))))
+        return statistics.median(clock(work) for _ in range(n_rounds))
+
+    def _wall_s(self, work: Call) -> float:
+        self.synchronize()
+        start = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def _event_s(self, work: Call) -> float:
+        start, end = device_event(), device_event()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
+    """A graph of all calls; None if one of them waits for the device, which cannot be recorded."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            _run(calls)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    graph.replay()
+    return graph
+
+
+def device_event() -> torch.cuda.Event:
+    """Something that can be recorded in what is queued, with its time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()

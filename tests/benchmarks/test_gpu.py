@@ -1,0 +1,217 @@
+"""The benchmark of the GPU path: all of it runs, here in small on a CPU, and keeps failures."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import machine
+from benchmarks.gpu import limits, report, section
+from benchmarks.gpu.__main__ import names
+from benchmarks.gpu.bench import Bench, Row, difference
+from benchmarks.gpu.engine import covered
+from benchmarks.gpu.report import Limits
+from benchmarks.gpu.section import SECTIONS, Outcome, Section, outcome_of
+from benchmarks.gpu.shapes import LLAMA_8B, TINY
+from benchmarks.workload import Lengths, mixed_lengths
+
+CPU = torch.device("cpu")
+
+# All that is installed here and not where there is only PyTorch.
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+MISSING = {
+    "google", "grpc", "httptools", "matplotlib", "opentelemetry", "orcinus", "prometheus_client",
+    "psutil", "pydantic", "pydantic_settings", "tqdm", "transformers", "uvloop",
+}
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            return None
+        return PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def run(out: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark in small, and what it said."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            f"--out={out}",
+            "--tiny",
+            "--device=cpu",
+            *options,
+        ],
+        cwd=machine.ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def results(out: Path) -> Any:
+    """What a run has written."""
+    return json.loads((out / "gpu.json").read_text())
+
+
+def workload_lengths() -> tuple[Lengths, ...]:
+    """What the requests are like."""
+    return mixed_lengths(
+        TINY.n_requests, seed=0, prompts=TINY.prompt_tokens, outputs=TINY.output_tokens
+    )
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """A PYTHONPATH under which only PyTorch and what it needs can be imported."""
+    path = tmp_path / "bare"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(WITHOUT)
+    return str(path)
+
+
+def test_kernels_and_engine_run_where_there_is_only_pytorch(tmp_path: Path, bare: str) -> None:
+    pytest.importorskip("triton")
+    ran = run(tmp_path, PYTHONPATH=bare, TRITON_INTERPRET="1")
+    assert ran.returncode == 0, ran.stderr
+    found = results(tmp_path)
+    assert found["meta"]["operations"] == "triton, interpreted"
+    assert found["meta"]["command"].startswith("python -m benchmarks.gpu --out=")
+    assert found["meta"]["versions"]["torch"] == torch.__version__
+    sections = found["sections"]
+    statuses = {name: outcome["status"] for name, outcome in sections.items()}
+    assert statuses == dict.fromkeys(SECTIONS, "ok") | {"transformers": "skipped"}
+    for name in ("attention", "operations", "engine"):
+        for row in sections[name]["rows"]:
+            assert 0 < row["floor_s"] / row["seconds"] == pytest.approx(row["of_floor"])
+    (workload,) = sections["serving"]["rows"]
+    asked = workload_lengths()
+    assert workload["n_output_tokens"] == sum(each.n_output for each in asked)
+    assert workload["n_prompt_tokens"] == sum(each.n_prompt for each in asked)
+    assert "matplotlib is not installed" in ran.stderr
+    assert not list(tmp_path.glob("*.png"))
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_transformers_answers_the_same_requests_and_a_figure_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ran = run(tmp_path, "--only=transformers")
+    assert ran.returncode == 0, ran.stderr
+    sections = results(tmp_path)["sections"]
+    assert set(sections) == {"limits", "transformers"}
+    rows = {row["version"]: row for row in sections["transformers"]["rows"] if "batch" not in row}
+    assert rows["generate"]["n_output_tokens"] == rows["continuous batching"]["n_output_tokens"]
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
+
+
+def test_a_section_that_is_not_there_is_refused() -> None:
+    assert names("attention,engine") == ["attention", "engine"]
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no section speed"):
+        names("attention,speed")
+
+
+def test_a_section_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    assert section.in_process("limits", rows, device=CPU, is_tiny=True) is None
+    found = Limits.of(outcome_of(section.read(rows), None))
+    assert found is not None
+    assert min(found.bytes_per_s, found.flops_per_s, found.launch_s) > 0
+
+
+def test_a_section_is_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECTIONS, "limits", Section("benchmarks.gpu.limits", 0.05))
+    said = section.in_process("limits", tmp_path / "rows", device=CPU, is_tiny=True)
+    assert said == "was ended after 0.05 s"
+
+
+def test_a_failure_keeps_what_was_measured_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECTIONS, "failing", Section("tests.benchmarks.failing_section", 60))
+    outcome = section.run("failing", tmp_path / "rows", device=CPU, is_tiny=True)
+    assert (outcome.status, outcome.error) == ("failed", "ZeroDivisionError: division by zero")
+    assert [row["case"] for row in outcome.rows] == ["before"]
+    assert not outcome.is_good
+
+
+def test_a_version_that_fails_is_a_row_and_only_ours_counts() -> None:
+    good: Row = {"case": "a", "version": "ours", "seconds": 1.0}
+    failed: Row = {"case": "a", "version": "torch", "error": "OutOfMemoryError: no"}
+    assert outcome_of([good, failed], None).status == "ok"
+    ours = outcome_of([good, failed | {"version": "ours, as in a graph"}], None)
+    assert ours.status == "failed"
+    assert ours.error == "1 rows, first OutOfMemoryError: no"
+
+
+def test_a_section_that_was_ended_has_failed() -> None:
+    outcome = outcome_of([{"case": "a", "version": "ours", "seconds": 1.0}], "was ended after 9 s")
+    assert (outcome.status, outcome.error, len(outcome.rows)) == (
+        "failed",
+        "was ended after 9 s",
+        1,
+    )
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    rows: list[Row] = []
+    bench = Bench(CPU, TINY, ends_at=0.0, emit=rows.append)
+    bench.attempt("late", "ours", lambda: {"seconds": 1.0})
+    assert rows == [{"case": "late", "skipped": "out of time"}]
+    assert outcome_of(rows, None).status == "incomplete"
+
+
+def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
+    outcome = Outcome(
+        rows=[
+            {"case": limits.COPY, "seconds": 2.0, "n_bytes": 200, "n_flops": 0},
+            {"case": limits.MATRIX, "seconds": 4.0, "n_bytes": 1, "n_flops": 4000},
+            {"case": limits.LAUNCH, "seconds": 0.5, "n_bytes": 8, "n_flops": 0},
+        ]
+    )
+    found = Limits.of(outcome)
+    assert found == Limits(bytes_per_s=100.0, flops_per_s=1000.0, launch_s=0.5)
+    assert found.floor_s({"n_bytes": 300, "n_flops": 1000}) == 3.0
+    assert found.floor_s({"n_bytes": 100, "n_flops": 5000}) == 5.0
+    measured = Outcome(rows=[{"case": "a", "seconds": 6.0, "n_bytes": 300, "n_flops": 0}])
+    report.finish(measured, found)
+    assert measured.rows[0]["of_floor"] == 0.5
+
+
+def test_kernels_that_run_together_count_once() -> None:
+    assert covered([(5, 7), (0, 4), (2, 5), (10, 11), (10, 12)]) == 9
+    assert covered([]) == 0
+
+
+def test_an_iteration_of_llama_8b_by_hand() -> None:
+    """A layer has 4096 * (6144 + 4096) + 3 * 4096 * 14336 weights, the head 4096 * 128256; a
+    token's keys and values are 128 KiB."""
+    n_layers, n_head = 32 * 218_103_808, 525_336_576
+    assert LLAMA_8B.iteration_bytes(0, 2) == 2 * (n_layers + n_head)
+    assert LLAMA_8B.iteration_bytes(1, 2) - LLAMA_8B.iteration_bytes(0, 2) == 128 << 10
+    # One decode at the first position: each weight once, and one pair in 32 layers of 32 heads.
+    assert LLAMA_8B.iteration_flops(1, 1, 1) == 2 * (n_layers + n_head) + 4 * 32 * 32 * 128
+
+
+def test_versions_that_do_not_agree_are_a_failure() -> None:
+    expected = torch.tensor([3.0, 4.0])
+    assert difference(torch.tensor([[3.0], [4.5]]), expected) == pytest.approx(0.1)
+    assert difference(torch.tensor([3.0, torch.nan]), expected) == torch.inf
+    near: Row = {"case": "a", "version": "torch", "seconds": 1.0, "difference": 0.004}
+    assert outcome_of([near], None).is_good
+    far = outcome_of([near, near | {"case": "b", "difference": 0.1}], None)
+    assert (far.status, far.error) == ("failed", "versions differ in 1 cases, first b")
