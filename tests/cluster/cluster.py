@@ -1,21 +1,41 @@
-"""A cluster as a test sees it: kubectl in the namespace of the deployment, and nothing else."""
+"""A cluster as a test sees it: kubectl in the namespace of the deployment, and nothing else.
+
+Machines are busy, and clusters change while one looks. So whatever is looked at is looked at again
+until it is as it should be, for much longer than it should take, and a call that fails is made
+again: only what stays wrong fails a test. How long things took is printed and not judged.
+"""
 
 import json
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 NAMESPACE = "orcinus"
 CLIENT = "client"
 FRONTEND = "orcinus-frontend"
-KUBECTL_TIMEOUT_S = 180
-READY_TIMEOUT_S = 180
-IN_POD = Path(__file__).with_name("in_pod.py")
+PAUSE_S = 0.5
+KUBECTL_TIMEOUT_S = 300
+"""For one call; longer than what the client's pod gives an answer."""
+PATIENCE_S = 600
+"""For what a cluster does in seconds when it has nothing else to do."""
+PATIENCE_LEFT_S = 60
+"""After something was waited for in vain: the run has failed, and is to come to an end."""
+HANG_S = 3600
+"""For one test with the deployment it needs; a hang that nothing else ends."""
+GLANCE_S = 30
 OVERLAYS = Path(__file__).with_name("overlays")
+
+T = TypeVar("T")
+
+
+class NotYet(AssertionError):
+    """Something is not as it should be, which may change, or could not be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,120 +48,208 @@ class Pod:
     node: str
     restarts: int
     is_ready: bool
-    is_leaving: bool
+    is_gone: bool
+    """Whether it has ended, or has been told to."""
     running: tuple[str, ...]
     """Containers that run now, init containers among them."""
     started: tuple[str, ...]
     """Containers whose startup probe has passed."""
 
-    def is_waiting_at(self, gate: str) -> bool:
-        """Whether it is held up by an init container."""
-        return gate in self.running
-
 
 class Cluster:
     """kubectl, and what becomes of pods."""
 
+    def __init__(self) -> None:
+        self._patience_s = PATIENCE_S
+
     def kubectl(
         self, *arguments: str, text: str | None = None, timeout_s: float = KUBECTL_TIMEOUT_S
     ) -> str:
-        """Runs kubectl and returns what it prints.
+        """Runs kubectl once and returns what it prints.
 
         Raises:
-            AssertionError: it failed.
+            NotYet: it failed.
         """
-        done = subprocess.run(
-            ["kubectl", *arguments],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
+        call = f"kubectl {' '.join(arguments)}"
+        try:
+            done = subprocess.run(
+                ["kubectl", *arguments],
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise NotYet(f"{call}: nothing within {timeout_s:g} s") from None
+        if done.returncode != 0:
+            raise NotYet(f"{call}: {done.stderr}{done.stdout}")
         return done.stdout
 
     def in_namespace(self, *arguments: str, **options: Any) -> str:
         """kubectl in the namespace of the deployment."""
         return self.kubectl("-n", NAMESPACE, *arguments, **options)
 
+    def get(self, *what: str) -> Any:
+        """What there is in the namespace, or of the cluster; None where nothing is."""
+        found = self.insist(
+            lambda: self.in_namespace("get", *what, "--ignore-not-found", "-o", "json")
+        )
+        return json.loads(found) if found else None
+
     def apply(self, overlay: Path) -> None:
-        """`kubectl apply -k`."""
-        self.kubectl("apply", "-k", str(overlay))
+        """`kubectl apply -k`; again while what was deleted before still goes."""
+        self.insist(lambda: self.kubectl("apply", "-k", str(overlay)))
 
     def delete(self, overlay: Path) -> None:
         """`kubectl delete -k`, and nothing of it is left."""
-        self.kubectl("delete", "-k", str(overlay), "--ignore-not-found", "--wait=true")
+        command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")
+        self.insist(lambda: self.kubectl(*command))
+        self.until(
+            lambda: self.get("namespace", NAMESPACE) is None,
+            what="the namespace has gone",
+            timeout_s=PATIENCE_S,
+        )
+
+    def delete_pod(self, pod: Pod, *options: str) -> None:
+        """Tells this very pod to end, and none that has come in its place."""
+
+        def delete() -> None:
+            found = self.pod(pod.name)
+            if found is not None and found.uid == pod.uid and not found.is_gone:
+                self.in_namespace("delete", "pod", pod.name, "--wait=false", *options)
+
+        self.insist(delete)
 
     def pods(self, component: str) -> list[Pod]:
-        """The pods of a component, in the order of their names."""
-        selector = f"app.kubernetes.io/component={component}"
-        items = json.loads(self.in_namespace("get", "pods", "-l", selector, "-o", "json"))["items"]
-        return sorted((_pod(item) for item in items), key=lambda pod: pod.name)
+        """The pods of a component that are there to stay, in the order of their names."""
+        found = self.get("pods", "-l", f"app.kubernetes.io/component={component}")
+        pods = [_pod(item) for item in found["items"]] if found else []
+        return sorted((pod for pod in pods if not pod.is_gone), key=lambda pod: pod.name)
 
     def pod(self, name: str) -> Pod | None:
         """One pod; None where there is none of that name at this moment."""
-        found = self.in_namespace("get", "pod", name, "--ignore-not-found", "-o", "json")
-        return _pod(json.loads(found)) if found else None
+        found = self.get("pod", name)
+        return _pod(found) if found else None
 
     def is_started(self, pod: str, container: str) -> bool:
         """Whether a container's startup probe has passed; a frontend's needs nobody else."""
         found = self.pod(pod)
         return found is not None and container in found.started
 
+    def nodes(self) -> list[str]:
+        """The nodes that take pods at this moment."""
+        return [
+            node["metadata"]["name"]
+            for node in self.get("nodes")["items"]
+            if not node["spec"].get("unschedulable")
+            and all(
+                taint["effect"] == "PreferNoSchedule" for taint in node["spec"].get("taints", [])
+            )
+        ]
+
+    def crds(self) -> str:
+        """The kinds that somebody has added to the cluster."""
+        return self.insist(lambda: self.kubectl("get", "crd", "-o", "name"))
+
     def leader(self) -> str:
         """The name of the pod that leads; empty if none does."""
-        lease = json.loads(self.in_namespace("get", "lease", "orcinus-scheduler", "-o", "json"))
+        lease = self.get("lease", "orcinus-scheduler") or {}
         holder: str = lease.get("spec", {}).get("holderIdentity") or ""
         return holder.partition("_")[0]
 
-    def wait_serving(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def leading_pod(self) -> Pod:
+        """The pod that leads."""
+
+        def look() -> Pod:
+            leader = self.leader()
+            for pod in self.pods("scheduler"):
+                if pod.name == leader:
+                    return pod
+            raise NotYet(f"no scheduler leads; the lease names {leader!r}")
+
+        return self.insist(look)
+
+    def wait_serving(self) -> None:
         """Waits until every pod there should be is ready: the frontends say so last."""
-        for name in ("statefulset/orcinus-worker", "deployment/orcinus-scheduler"):
-            self._wait_for_replicas(name, timeout_s)
-        self._wait_for_replicas("deployment/orcinus-frontend", timeout_s)
+        self._wait_for_pods("worker", "statefulset/orcinus-worker")
+        self._wait_for_pods("scheduler", "deployment/orcinus-scheduler")
+        self._wait_for_pods("frontend", "deployment/orcinus-frontend")
 
-    def until_answers(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Waits for an answer over HTTP and returns the seconds it took."""
-
-        def answers() -> bool:
-            try:
-                return bool(self.complete("Hello", max_tokens=1)["status"] == 200)
-            except AssertionError:  # the client or the frontend is not there yet
-                return False
-
-        return self.until(answers, timeout_s=timeout_s, what="an answer over HTTP")
-
-    def complete(self, prompt: str, **options: Any) -> Any:
-        """A completion over HTTP through the frontend's Service."""
-        body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, **options}
-        return self.ask("complete", host=FRONTEND, port=8000, body=body)
-
-    def _wait_for_replicas(self, name: str, timeout_s: float) -> None:
+    def _wait_for_pods(self, component: str, workload: str) -> None:
         def are_ready() -> bool:
-            workload = json.loads(self.in_namespace("get", name, "-o", "json"))
-            status = workload["status"]
-            n_wanted = workload["spec"]["replicas"]
-            is_seen = status.get("observedGeneration") == workload["metadata"]["generation"]
-            n_ready, n_pods = status.get("readyReplicas", 0), status.get("replicas", 0)
-            return bool(is_seen and n_ready == n_pods == n_wanted)
+            made = self.get(workload)
+            if made is None:
+                return False
+            status, n_wanted = made["status"], made["spec"]["replicas"]
+            is_seen = status.get("observedGeneration") == made["metadata"]["generation"]
+            counts = [status.get("replicas", 0), status.get("readyReplicas", 0)]
+            if made["kind"] == "Deployment":
+                counts.append(status.get("updatedReplicas", 0))
+            is_counted = is_seen and counts == [n_wanted] * len(counts)
+            # Counts may be those of a moment ago.
+            return (
+                is_counted and [pod.is_ready for pod in self.pods(component)] == [True] * n_wanted
+            )
 
-        self.until(are_ready, timeout_s=timeout_s, what=f"{name} is ready")
+        self.until(are_ready, what=f"{workload} is ready")
 
-    def until(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> float:
-        """Waits for something and returns the seconds it took; shows the pods if it fails."""
+    def until_answers(self) -> float:
+        """Waits for an answer over HTTP and returns the seconds it took."""
         started = time.monotonic()
-        while not condition():
-            if time.monotonic() - started > timeout_s:
-                raise AssertionError(f"not within {timeout_s:g} s: {what}\n{self.report()}")
-            time.sleep(0.2)
+        self.complete("Hello", max_tokens=1)
         return time.monotonic() - started
 
+    def complete(self, prompt: str, **options: Any) -> Any:
+        """An answer over HTTP through the frontend's Service."""
+        body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, **options}
+        return self.insist(
+            lambda: self.ask_once("complete", host=FRONTEND, port=8000, body=body),
+            unless=lambda answer: answer["status"] != 200,
+        )
+
+    def until(
+        self, condition: Callable[[], bool], *, what: str, timeout_s: float | None = None
+    ) -> float:
+        """Waits for something, with patience if no time is given, and returns the seconds it took.
+
+        Raises:
+            NotYet: it was not within the time; says what went wrong last, and shows the pods.
+        """
+        limit_s = self._patience_s if timeout_s is None else timeout_s
+        started = time.monotonic()
+        while True:
+            is_last = time.monotonic() - started > limit_s  # one look after a standstill
+            trouble = ""
+            try:
+                if condition():
+                    return time.monotonic() - started
+            except NotYet as reason:
+                trouble = f"{reason}\n"
+            if is_last:
+                if timeout_s is None:
+                    self._patience_s = PATIENCE_LEFT_S
+                raise NotYet(f"not within {limit_s:g} s: {what}\n{trouble}{self.report()}")
+            time.sleep(PAUSE_S)
+
+    def insist(self, action: Callable[[], T], *, unless: Callable[[T], bool] | None = None) -> T:
+        """What an action returns when it does not fail, `unless` it is to be done again."""
+        results: list[T] = []
+
+        def is_done() -> bool:
+            result = action()
+            if unless is not None and unless(result):
+                raise NotYet(f"the result was {result}")
+            results.append(result)
+            return True
+
+        self.until(is_done, what="a call succeeds")
+        return results[0]
+
     def report(self) -> str:
-        """What a person would look at first."""
-        pods = self.in_namespace("get", "pods", "-o", "wide")
+        """What a person would look at first; whatever can't be had is left out."""
         logs = [
-            self.in_namespace(
+            (
                 "logs",
                 "-l",
                 f"app.kubernetes.io/component={name}",
@@ -151,56 +259,122 @@ class Cluster:
             )
             for name in ("scheduler", "worker", "frontend")
         ]
-        return "\n".join((pods, *logs))
+        looks = [
+            ("get", "nodes"),
+            ("get", "pods", "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            *logs,
+        ]
+        return "\n".join(self._glance(*look) for look in looks)
+
+    def _glance(self, *arguments: str) -> str:
+        try:
+            lines = self.in_namespace(*arguments, timeout_s=GLANCE_S).splitlines()
+        except NotYet as reason:
+            return str(reason)
+        return "\n".join(lines[-60:])
 
     def ask(self, command: str, **order: Any) -> Any:
-        """Has the client's pod do something; see `in_pod.py`."""
-        return json.loads(self.in_namespace(*_exec(command, order), text=IN_POD.read_text()))
+        """Has the client's pod do something; see `overlays/client/in_pod.py`."""
+        return self.insist(lambda: self.ask_once(command, **order))
+
+    def ask_once(self, command: str, **order: Any) -> Any:
+        """The same, or it fails: whether something was done before is not known then.
+
+        Raises:
+            NotYet: the client's pod was not there, or its answer was lost.
+        """
+        said = self.in_namespace("exec", *_client(command, order))
+        try:
+            return json.loads(said)
+        except ValueError:
+            raise NotYet(f"the client's pod said {said!r}") from None
 
     @contextmanager
     def load(self, **order: Any) -> Iterator["Load"]:
-        """Clients that ask one thing after the other while the block runs."""
-        load = Load(["kubectl", "-n", NAMESPACE, *_exec("load", order)])
+        """Clients that ask one thing after the other while the block runs; it starts when each of
+        them has been answered."""
+        load = self.insist(lambda: self._start_load(order))
         try:
             yield load
         finally:
             load.stop()
+
+    def _start_load(self, order: Mapping[str, Any]) -> "Load":
+        load = Load(["kubectl", "-n", NAMESPACE, "exec", "-i", *_client("load", order)])
+        try:
+            self.until(lambda: load.is_busy or load.has_ended, what="the clients are answered")
+            if not load.is_busy:
+                raise NotYet(f"the clients have ended: {load.errors}")
+        except NotYet:
+            load.stop()
+            raise
+        return load
 
 
 class Load:
     """Clients at work."""
 
     def __init__(self, command: list[str]) -> None:
+        # Files, and not pipes, which somebody would have to read all the time; `stop` closes them.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=self._output, stderr=self._errors
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(IN_POD.read_text())
-        self._process.stdin.close()
-        self._process.stdin = None  # else `communicate` would flush it
 
-    def outcomes(self, timeout_s: float = 300) -> list[dict[str, Any]]:
+    @property
+    def is_busy(self) -> bool:
+        """Whether each client has been answered."""
+        return "\n" in _content(self._output)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are no clients any more."""
+        return self._process.poll() is not None
+
+    @property
+    def errors(self) -> str:
+        """What went wrong with them, in words."""
+        return _content(self._errors)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Has each client ask once more; what became of every request."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.outcomes()
+
+    def outcomes(self) -> list[dict[str, Any]]:
         """What became of every request, when the clients are through."""
-        output, _ = self._process.communicate(timeout=timeout_s)
-        assert self._process.returncode == 0
-        outcomes: list[dict[str, Any]] = json.loads(output)
+        status = self._process.wait(PATIENCE_S)
+        assert status == 0, self.errors
+        outcomes: list[dict[str, Any]] = json.loads(_content(self._output).splitlines()[-1])
         return outcomes
 
     def stop(self) -> None:
         """Ends the clients if they still run."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._output.close()
+        self._errors.close()
 
 
-def _exec(command: str, order: Mapping[str, Any]) -> list[str]:
-    return ["exec", "-i", CLIENT, "--", "python", "-", command, json.dumps(order)]
+def _content(file: Any) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode()  # the writer's place in it stays
+
+
+def _client(command: str, order: Mapping[str, Any]) -> list[str]:
+    return [CLIENT, "--", "python", "/client/in_pod.py", command, json.dumps(order)]
 
 
 def _pod(item: dict[str, Any]) -> Pod:
     status = item["status"]
     containers = status.get("containerStatuses", [])
     conditions = {entry["type"]: entry["status"] for entry in status.get("conditions", [])}
+    has_ended = status.get("phase") in ("Failed", "Succeeded")
     return Pod(
         name=item["metadata"]["name"],
         uid=item["metadata"]["uid"],
@@ -208,11 +382,11 @@ def _pod(item: dict[str, Any]) -> Pod:
         node=item["spec"].get("nodeName", ""),
         restarts=sum(container["restartCount"] for container in containers),
         is_ready=conditions.get("Ready") == "True",
-        is_leaving="deletionTimestamp" in item["metadata"],
+        is_gone=has_ended or "deletionTimestamp" in item["metadata"],
         running=tuple(
             container["name"]
             for container in status.get("initContainerStatuses", []) + containers
-            if "running" in container["state"]
+            if "running" in container.get("state", {})
         ),
         started=tuple(container["name"] for container in containers if container.get("started")),
     )

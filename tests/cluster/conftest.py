@@ -2,14 +2,26 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster import NAMESPACE, OVERLAYS, Cluster
+from tests.cluster.cluster import OVERLAYS, Cluster, NotYet
 
 FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows the pods beside what a test found wrong; waiting in vain shows them by itself."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if report.when == "call" and report.failed and not isinstance(error, NotYet):
+        report.sections.append(("cluster", Cluster().report()))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -21,26 +33,47 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def demo(cluster: Cluster, figures: "Figures") -> Iterator[Cluster]:
-    """The demo overlay, serving."""
+def deployed_demo(cluster: Cluster, figures: "Figures") -> Iterator[Cluster]:
+    """The demo overlay, which has served."""
     yield from deployment(cluster, OVERLAYS / "demo", figures)
+
+
+@pytest.fixture
+def demo(deployed_demo: Cluster) -> Cluster:
+    """The same, serving, whatever the test before has left."""
+    deployed_demo.wait_serving()
+    return deployed_demo
 
 
 def deployment(cluster: Cluster, overlay: Path, figures: "Figures") -> Iterator[Cluster]:
     """Applies an overlay, and at the end deletes it and finds nothing of it left."""
-    crds = cluster.kubectl("get", "crd", "-o", "name")
-    assert crds == ""
+    crds = cluster.crds()
     started = time.monotonic()
-    cluster.apply(overlay)
     try:
+        cluster.apply(overlay)
         cluster.until_answers()
         figures.add(f"{overlay.name}: apply to first token", time.monotonic() - started)
         cluster.wait_serving()
         yield cluster
-        assert cluster.kubectl("get", "crd", "-o", "name") == ""
+        assert cluster.crds() == crds
     finally:
         cluster.delete(overlay)
-    assert cluster.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found") == ""
+
+
+def spread(cluster: Cluster) -> bool:
+    """Whether the stages are on different nodes, as far as there are nodes.
+
+    That is a preference: a stage that is made while a node takes no pods for a moment goes to
+    another one and stays there. So stages that share a node are made again, twice at most.
+    """
+    for n_attempts_left in (2, 1, 0):
+        cluster.wait_serving()
+        workers = cluster.pods("worker")
+        if len({worker.node for worker in workers}) >= min(len(workers), len(cluster.nodes())):
+            return True
+        if n_attempts_left:
+            cluster.delete_pod(workers[-1])
+    return False
 
 
 class Figures:

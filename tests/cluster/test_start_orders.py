@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import OVERLAYS, Cluster, Pod
+from tests.cluster.cluster import HANG_S, OVERLAYS, Cluster, NotYet, Pod
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 
 STAGES = ("0", "1", "2")
 ORDERS = [
@@ -26,57 +26,65 @@ ORDERS = [
 NAMES = {**dict.fromkeys(STAGES, "worker"), "scheduler": "scheduler", "frontend": "frontend"}
 OPEN = "open('/tmp/open', 'w').close()"
 
-AT_THE_GATES_TIMEOUT_S = 180
-"""For old pods to go and new ones to come: a busy kubelet takes half a minute to remove one."""
-
 
 @pytest.fixture(scope="module")
 def gated(cluster: Cluster) -> Iterator[Cluster]:
     """All pods, waiting at their gates."""
-    cluster.apply(OVERLAYS / "gated")
     try:
-        wait_at_the_gates(cluster)
+        cluster.apply(OVERLAYS / "gated")
+        for name in NAMES:
+            at_the_gate(cluster, name)
         yield cluster
     finally:
         cluster.delete(OVERLAYS / "gated")
 
 
-def at_the_gate(cluster: Cluster, name: str) -> Pod | None:
-    """The pod of a component, or of a stage, if it waits."""
-    for pod in cluster.pods(NAMES[name]):
-        is_wanted = name not in STAGES or pod.name.endswith(f"-{name}")
-        if is_wanted and not pod.is_leaving and pod.is_waiting_at("gate"):
-            return pod
-    return None
+def at_the_gate(cluster: Cluster, name: str) -> Pod:
+    """The pod of a component, or of a stage, when it waits."""
+
+    def look() -> Pod:
+        for pod in cluster.pods(NAMES[name]):
+            is_wanted = name not in STAGES or pod.name.endswith(f"-{name}")
+            if is_wanted and "gate" in pod.running:
+                return pod
+        raise NotYet(f"{name} does not wait at its gate")
+
+    return cluster.insist(look)
 
 
-def wait_at_the_gates(cluster: Cluster) -> None:
-    """Waits until a new pod of each kind waits."""
-    for name in NAMES:
-        cluster.until(
-            lambda name=name: at_the_gate(cluster, name) is not None,  # type: ignore[misc]
-            timeout_s=AT_THE_GATES_TIMEOUT_S,
-            what=f"{name} waits at its gate",
-        )
+def open_gate(cluster: Cluster, pod: Pod) -> None:
+    """Lets a pod go on. That it does is seen at the pod: the call itself may fail, as the gate ends
+    with whatever still runs there."""
+
+    def is_open() -> bool:
+        found = cluster.pod(pod.name)
+        assert found is not None, "the pod itself has gone"
+        assert found.uid == pod.uid, "the pod itself was replaced"
+        if "gate" not in found.running:
+            return True
+        cluster.in_namespace("exec", pod.name, "-c", "gate", "--", "python", "-c", OPEN)
+        return False
+
+    cluster.until(is_open, what=f"the gate of {pod.name} is open")
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: "-".join(order))
 def test_the_pods_may_start_in_any_order(gated: Cluster, order: list[str]) -> None:
     everything = "app.kubernetes.io/name=orcinus"
-    gated.in_namespace("delete", "pods", "-l", everything, "--grace-period=1", "--wait=false")
-    wait_at_the_gates(gated)
+    gated.insist(
+        lambda: gated.in_namespace(
+            "delete", "pods", "-l", everything, "--grace-period=1", "--wait=false"
+        )
+    )
+    waiting = {name: at_the_gate(gated, name) for name in NAMES}
     for name in order:
-        pod = at_the_gate(gated, name)
-        assert pod is not None
-        gated.in_namespace("exec", pod.name, "-c", "gate", "--", "python", "-c", OPEN)
-        component = NAMES[name]
+        pod, component = waiting[name], NAMES[name]
+        open_gate(gated, pod)
         gated.until(
             lambda pod=pod, component=component: gated.is_started(pod.name, component),  # type: ignore[misc]
-            timeout_s=90,
             what=f"{name} has started",
         )
     gated.until_answers()
     gated.wait_serving()
     for component, n_pods in Counter(NAMES.values()).items():
-        restarts = [pod.restarts for pod in gated.pods(component) if not pod.is_leaving]
-        assert restarts == [0] * n_pods
+        assert [pod.restarts for pod in gated.pods(component)] == [0] * n_pods

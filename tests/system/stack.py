@@ -24,7 +24,7 @@ from tests.exposition import Samples
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Orcinus serves .* OpenAI http://(\S+)/v1  gRPC (\S+)")
 METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 20
 
 

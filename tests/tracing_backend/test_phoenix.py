@@ -34,7 +34,7 @@ from tests.trace_receiver import ReceivedSpan
 pytestmark = pytest.mark.phoenix
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
 ARRIVAL_TIMEOUT_S = 20
 PAGE = 1000

@@ -1,0 +1,209 @@
+"""What a client does inside the cluster; `kubectl exec` runs it in a pod of the frontend's image.
+
+    python in_pod.py COMMAND JSON
+
+It knows nothing of the tests around it and prints its answer as one line of JSON. That it got none
+from a service is an answer too. Only what the image holds is imported: the standard library, gRPC
+and the contracts.
+"""
+
+import http.client
+import json
+import socket
+import ssl
+import sys
+import threading
+import time
+from typing import Any
+
+import grpc
+from orcinus.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+CONNECT_TIMEOUT_S = 30
+ANSWER_TIMEOUT_S = 200
+"""More than a frontend holds a request for which there is no pipeline."""
+
+
+def connection(order: dict[str, Any]) -> http.client.HTTPConnection:
+    """To the frontend's Service."""
+    if "ca" in order:
+        context = ssl.create_default_context(cadata=order["ca"])
+        return http.client.HTTPSConnection(
+            order["host"], order["port"], timeout=CONNECT_TIMEOUT_S, context=context
+        )
+    return http.client.HTTPConnection(order["host"], order["port"], timeout=CONNECT_TIMEOUT_S)
+
+
+def post(client: http.client.HTTPConnection, order: dict[str, Any]) -> dict[str, Any]:
+    """One completion, over the connection if it is open; status 0 if there was no answer."""
+    headers = {"Content-Type": "application/json", **order.get("headers", {})}
+    try:
+        if client.sock is None:
+            client.connect()
+        client.sock.settimeout(ANSWER_TIMEOUT_S)
+        client.request("POST", "/v1/completions", json.dumps(order["body"]), headers)
+        response = client.getresponse()
+        return {"status": response.status, "body": json.loads(response.read())}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        client.close()
+        return {"status": 0, "body": {"error": f"{type(error).__name__}: {error}"}}
+
+
+def complete(order: dict[str, Any]) -> Any:
+    """A completion over HTTP."""
+    return post(connection(order), order)
+
+
+def channel(order: dict[str, Any]) -> grpc.Channel:
+    """In plaintext, or with whatever certificates the order has."""
+    options = [("grpc.ssl_target_name_override", order["name"])] if "name" in order else []
+    if "ca" not in order:
+        return grpc.insecure_channel(order["target"], options)
+    credentials = grpc.ssl_channel_credentials(
+        order["ca"].encode(),
+        order["key"].encode() if "key" in order else None,
+        order["certificate"].encode() if "certificate" in order else None,
+    )
+    return grpc.secure_channel(order["target"], credentials, options)
+
+
+def generate(order: dict[str, Any]) -> Any:
+    """A generation over gRPC."""
+    request = inference_pb2.GenerateRequest(
+        prompt=inference_pb2.Prompt(text=order["prompt"]),
+        options=inference_pb2.GenerationOptions(return_token_ids=True, **order["options"]),
+    )
+    metadata = tuple(order.get("metadata", {}).items())
+    stub = inference_pb2_grpc.InferenceServiceStub(channel(order))
+    try:
+        response = stub.Generate(request, timeout=ANSWER_TIMEOUT_S, metadata=metadata)
+    except grpc.RpcError as error:
+        return {"code": error.code().name}
+    choice = response.choices[0]
+    return {"code": "OK", "text": choice.text, "token_ids": list(choice.token_ids)}
+
+
+def describe_worker(order: dict[str, Any]) -> Any:
+    """What a worker says to whoever asks; the scheduler alone may."""
+    stub = worker_pb2_grpc.WorkerServiceStub(channel(order))
+    return code_of(lambda: stub.Describe(worker_pb2.DescribeRequest(), timeout=CONNECT_TIMEOUT_S))
+
+
+def connect_scheduler(order: dict[str, Any]) -> Any:
+    """What a scheduler says to whoever connects; frontends alone may."""
+    stub = scheduler_pb2_grpc.SchedulerServiceStub(channel(order))
+    hello = scheduler_pb2.ConnectRequest(cancellation=scheduler_pb2.Cancellation(request_id="x"))
+    is_answered = threading.Event()
+
+    def messages() -> Any:
+        yield hello
+        is_answered.wait()
+
+    answer = code_of(lambda: next(stub.Connect(messages(), timeout=CONNECT_TIMEOUT_S)))
+    is_answered.set()
+    return answer
+
+
+def code_of(call: Any) -> dict[str, str]:
+    """The status of a call, and why."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return {"code": error.code().name, "details": str(error.details())}
+    return {"code": "OK", "details": ""}
+
+
+def load(order: dict[str, Any]) -> Any:
+    """Clients that ask one thing after the other, for `seconds` or until standard input ends; says
+    so when each of them has been answered."""
+    address = {**order, "host": address_of(order["host"])}
+    is_over = threading.Event()
+    clients = [Client(address, is_over) for _ in range(order["clients"])]
+    for client in clients:
+        client.start()
+    if "seconds" not in order:
+        threading.Thread(target=end_with_input, args=(is_over,), daemon=True).start()
+    for client in clients:
+        client.is_answered.wait()
+    say("each client has been answered")
+    is_over.wait(order.get("seconds"))
+    is_over.set()
+    for client in clients:
+        client.join()
+    return [outcome for client in clients for outcome in client.outcomes]
+
+
+def address_of(name: str) -> str:
+    """A Service's address, which stays, so that a name server's pause is nobody's failure."""
+    while True:
+        try:
+            return socket.gethostbyname(name)
+        except OSError:
+            time.sleep(1)
+
+
+def end_with_input(is_over: threading.Event) -> None:
+    """Sets the event when whoever started this has no more to say, or has gone."""
+    sys.stdin.read()
+    is_over.set()
+
+
+class Client(threading.Thread):
+    """One client, on a connection that it keeps; notes what became of each request, and when. The
+    last of them is one that it begins when the load is over."""
+
+    def __init__(self, order: dict[str, Any], is_over: threading.Event) -> None:
+        super().__init__()
+        self.outcomes: list[dict[str, Any]] = []
+        self.is_answered = threading.Event()
+        self._order = order
+        self._is_over = is_over
+
+    def run(self) -> None:
+        """Asks again and again."""
+        client = connection(self._order)
+        is_last = False
+        while not is_last:
+            is_last = self._is_over.is_set()
+            started = time.time()
+            answer = post(client, self._order)
+            self.outcomes.append(
+                {
+                    "client": self.name,
+                    "started": started,
+                    "ended": time.time(),
+                    "status": answer["status"],
+                    "error": answer["body"].get("error"),
+                    "usage": answer["body"].get("usage"),
+                }
+            )
+            if answer["status"] == 200:
+                self.is_answered.set()
+            else:
+                time.sleep(0.2)
+        self.is_answered.set()
+
+
+def say(line: Any) -> None:
+    """Prints JSON on a line of its own, at once."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+COMMANDS = {
+    "complete": complete,
+    "generate": generate,
+    "describe_worker": describe_worker,
+    "connect_scheduler": connect_scheduler,
+    "load": load,
+}
+
+if __name__ == "__main__":
+    say(COMMANDS[sys.argv[1]](json.loads(sys.argv[2])))
