@@ -352,11 +352,10 @@ def attention(
         scale *= 2 * math.log2(math.e) / form.soft_cap
         soft_cap = form.soft_cap * math.log2(math.e)
     out = torch.empty((n_tokens, n_heads, head_dim), dtype=q.dtype, device=q.device)
-    parts, log_sums = out, out  # not used where nothing is divided
-    if plan.divided is not None:
-        rows = (plan.n_part_rows, n_heads)
-        parts = torch.empty((*rows, head_dim), dtype=torch.float32, device=q.device)
-        log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)
+    # Of no rows where nothing is divided; their type is a part of what is compiled.
+    rows = (plan.n_part_rows, n_heads)
+    parts = torch.empty((*rows, head_dim), dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)
     small, large = plan.small, plan.large
     _attention_kernel[(len(plan.items) * n_kv_heads,)](
         out,

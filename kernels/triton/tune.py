@@ -112,12 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device to measure")
     device = device_of(torch.device("cuda"))
-    for head_dim, name in itertools.product(options.head_dim, options.dtype):
+    for head_dim, name, kind in itertools.product(options.head_dim, options.dtype, Kind):
         dtype = _TYPES[name]
-        measured = {
-            entry(kind, head_dim, dtype): fastest(kind, head_dim, dtype, device) for kind in Kind
-        }
-        path = save(device.name, measured)
+        best = fastest(kind, head_dim, dtype, device)
+        path = save(device.name, {entry(kind, head_dim, dtype): best})
     _logger.info("kept in %s", path)
 
 

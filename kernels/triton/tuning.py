@@ -70,7 +70,7 @@ def device_of(device: torch.device) -> Device:
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """The best known tiles for items of `kind`."""
-    measured = _measured(device.name).get(entry(kind, head_dim, dtype))
+    measured = _read_once(device.name).get(entry(kind, head_dim, dtype))
     return measured or default_tiles(kind, head_dim, dtype, device)
 
 
@@ -106,7 +106,11 @@ def measurements_path(device_name: str) -> Path:
 
 
 @cache
-def _measured(device_name: str) -> Mapping[str, Tiles]:
+def _read_once(device_name: str) -> Mapping[str, Tiles]:
+    return _read(device_name)
+
+
+def _read(device_name: str) -> Mapping[str, Tiles]:
     path = measurements_path(device_name)
     if not path.exists():
         return {}
@@ -117,7 +121,7 @@ def save(device_name: str, measured: Mapping[str, Tiles]) -> Path:
     """Adds to what was measured on devices of that name; running processes do not see it."""
     path = measurements_path(device_name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    together = {**_measured(device_name), **measured}
+    together = {**_read(device_name), **measured}
     lines = {name: asdict(tiles) for name, tiles in sorted(together.items())}
     path.write_text(json.dumps(lines, indent=1) + "\n")
     return path

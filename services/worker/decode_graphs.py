@@ -6,7 +6,7 @@ sizes that they had. So a batch is padded to one of a few shapes, and its inputs
 the recording reads them:
 
     batch size      1, 2, 4, 8, then in steps of 8 to 64, of 16 to 256, of 32 above
-    block tables    as wide as sequences of 1,024 tokens, 4,096, 16,384, ... and the longest
+    block tables    as wide as sequences of 1,024 tokens, 2,048, 4,096, ... and the longest
 
 How wide the tables are decides how attention divides its work, so one width would make short
 sequences as slow to plan and to send as long ones. Of the two dozen sizes and few widths those that
@@ -34,15 +34,24 @@ from services.worker.plan import Spans
 
 log = logging.getLogger(__name__)
 
-RESERVED_BYTES = 1 << 30
-"""What the graphs of an epoch may take of a GPU's memory: their results, what is in between, and a
-few MiB for each recording."""
-
-# Room beside what layers read: for each span, two places, two rows, and how it is sampled.
+# Room beside what layers read: for each span, two places, two rows, and how it is sampled; and for
+# what these arrays are aligned to.
 _BYTES_PER_SPAN = 128
+_ALIGNMENT_BYTES = 256
 
 _FIRST_WIDTH = 1024  # tokens
-_WIDTH_FACTOR = 4
+_WIDTH_FACTOR = 2
+
+# A few MiB for each of some hundred recordings.
+_RECORDINGS_BYTES = 1 << 29
+
+
+def reserved_bytes(max_spans: int, result_bytes: int) -> int:
+    """What the graphs of an epoch may take of a GPU's memory, for results of so many bytes a span.
+
+    Beside the results these are logits on their way: before and after a cap, and scaled.
+    """
+    return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 
 
 class Graph(Protocol):
@@ -133,6 +142,7 @@ class DecodeGraphs:
         self._hidden = hidden
         self._results: Tensor | None = None  # [max_spans, any], of whatever ran last
         self._recorded: dict[DecodeShape, _Recorded] = {}
+        self._built: InputBatch | None = None  # whose inputs are where graphs read them
 
     @property
     def n_recorded(self) -> int:
@@ -155,15 +165,16 @@ class DecodeGraphs:
         if shape not in self._recorded:
             self._recorded[shape] = self._record(shape)
         self._uploads.aim(self._recorded[shape].inputs)
-        return self._builder.build_decodes(spans, shape)
+        self._built = self._builder.build_decodes(spans, shape)
+        return self._built
 
     def run(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """What the stage makes of the batch that was built last, [n_spans, any] without padding.
 
         It is overwritten by the next run.
         """
-        if batch.shape is None or self._results is None:
-            raise ValueError("the batch was not built for a graph")
+        if batch.shape is None or self._results is None or batch is not self._built:
+            raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
             self._hidden[: batch.n_spans].copy_(hidden)
         self._recorded[batch.shape].graph.replay()
@@ -177,7 +188,7 @@ class DecodeGraphs:
         log.info("recording decodes: %d requests, %d blocks each", shape.n_spans, shape.n_columns)
         hidden = None if self._hidden is None else self._hidden[: shape.n_spans]
         padding = self._builder.build_decodes(Spans.none(), shape)
-        n_bytes = self._uploads.n_bytes + _BYTES_PER_SPAN * shape.n_spans
+        n_bytes = self._uploads.n_bytes + _BYTES_PER_SPAN * shape.n_spans + _ALIGNMENT_BYTES
         if self._results is None:
             result = self._compute(padding, hidden)
             self._results = result.new_empty(self._max_spans, *result.shape[1:])

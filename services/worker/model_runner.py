@@ -166,6 +166,7 @@ class ModelRunner:
         """Lets go of the groups of the epoch, before they are closed."""
         if self.graphs is not None:
             self.graphs.drop()
+            self.graphs = None  # which knows this runner: K/V would outlive the epoch
 
     def _compute_decodes(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         hidden = self._layers(batch, hidden)

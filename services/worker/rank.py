@@ -38,6 +38,7 @@ from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, checkpoint_digest
 from services.worker.models.checkpoint import load_stage
 from services.worker.profiler import Profiler
+from services.worker.sampler import NonFiniteLogits
 from services.worker.settings import RankSettings
 from services.worker.staging import StagedTransport
 from services.worker.trial_iteration import TrialIteration
@@ -46,9 +47,6 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 """How often timings are reported."""
-
-DEVICE_POLL_S = 20e-6
-"""How long a rank listens for messages before it looks again whether its GPU has finished."""
 
 PROGRESS_INTERVAL_S = 0.1
 
@@ -110,13 +108,10 @@ class Rank:
                 self._report_timings()
 
     def _take_in_messages(self) -> None:
-        """All messages that are there; waits for one if there is nothing to start."""
-        timeout_s = REPORT_INTERVAL_S
-        if self._member is not None and self._member.n_started:
-            timeout_s = DEVICE_POLL_S
-        if self._member is not None and self._member.n_announced:
-            timeout_s = 0
-        message = self._channel.receive(timeout_s)
+        """All messages that are there; waits for one if there is nothing to start or to finish."""
+        member = self._member
+        is_busy = member is not None and bool(member.n_announced or member.n_started)
+        message = self._channel.receive(0 if is_busy else REPORT_INTERVAL_S)
         while message is not None:
             self._handle(*message)
             message = self._channel.receive(0)
@@ -169,15 +164,27 @@ class Rank:
         member = self._member
         if member is None:
             return
+        if member.n_started:  # on a GPU, which may have finished while the host did other things
+            self._report_finished(member)
         if member.n_announced:
             with self._profiler:
                 member.start_next()
-        all_finished = member.take_finished()
-        if self._entry is not None and self._entry.is_over:
-            raise transport.TransferError("called off")  # NCCL aborts without an error
+        self._report_finished(member)
+
+    def _report_finished(self, member: EpochMember) -> None:
+        try:
+            all_finished = member.take_finished()
+        except NonFiniteLogits:
+            self._check_epoch()  # what was not received when it ended is anything
+            raise
+        self._check_epoch()
         if self._reports:
             for finished in all_finished:
                 self._report(member.request, finished)
+
+    def _check_epoch(self) -> None:
+        if self._entry is not None and self._entry.is_over:
+            raise transport.TransferError("called off")  # NCCL aborts without an error
 
     def _report(self, place: worker_pb2.JoinPipelineRequest, finished: Finished) -> None:
         if finished.token_ids is None:
@@ -236,6 +243,13 @@ def is_staged(settings: RankSettings) -> bool:
     return settings.device == "cuda" and settings.data_plane == "gloo"
 
 
+def has_graphs(settings: RankSettings, model: StageModel) -> bool:
+    """Whether batches of decodes are recorded; PyTorch's own operations have shapes that depend on
+    what is in a batch."""
+    is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
+    return settings.cuda_graphs and is_possible and settings.batching == "selective"
+
+
 def load(settings: RankSettings, channel: RankEnd) -> StageModel:
     """Loads this rank's weights and tells the controller how far it is."""
     last_report = 0.0
@@ -272,7 +286,12 @@ def kv_memory_of(
     if settings.kv_memory_bytes is not None:
         return settings.kv_memory_bytes
     trial = TrialIteration(model, n_tokens=settings.trial_tokens, block_size=settings.block_size)
-    n_graph_bytes = decode_graphs.RESERVED_BYTES if settings.cuda_graphs else 0
+    n_graph_bytes = 0
+    if has_graphs(settings, model):
+        n_results = model.config.vocab_size if model.is_last else model.hidden_size
+        n_graph_bytes = decode_graphs.reserved_bytes(
+            settings.max_graph_batch_size, n_results * torch.float32.itemsize
+        )
     shares = measure(memory(), trial.run, graphs=n_graph_bytes)
     left = shares.kv_memory(settings.device_memory_fraction)
     log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
@@ -339,8 +358,6 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
         torch.cuda.set_device(device)  # whose streams and events are meant when none is named
     model = load(settings, channel)
     runs_ahead = device.type == "cuda" and not is_staged(settings)
-    # PyTorch's own operations have shapes that depend on what is in a batch.
-    has_graphs = settings.cuda_graphs and runs_ahead and model.ops is not TORCH
 
     def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         runner = ModelRunner(
@@ -349,7 +366,7 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batching=settings.batching,
-            new_graph=decode_graphs.cuda_graphs() if has_graphs else None,
+            new_graph=decode_graphs.cuda_graphs() if has_graphs(settings, model) else None,
             max_graph_batch_size=settings.max_graph_batch_size,
         )
         return EpochMember(

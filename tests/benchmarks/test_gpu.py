@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import machine
-from benchmarks.gpu import limits, report, section
+from benchmarks.gpu import engine, limits, report, section, serving
 from benchmarks.gpu.__main__ import names
 from benchmarks.gpu.bench import Bench, Row, difference
 from benchmarks.gpu.engine import covered
 from benchmarks.gpu.report import Limits
+from benchmarks.gpu.runners import Steps, random_model, runner_of
 from benchmarks.gpu.section import SECTIONS, Outcome, Section, outcome_of
 from benchmarks.gpu.shapes import LLAMA_8B, TINY
 from benchmarks.workload import Lengths, mixed_lengths
@@ -99,6 +101,9 @@ def test_kernels_and_engine_run_where_there_is_only_pytorch(tmp_path: Path, bare
     for name in ("attention", "operations", "engine"):
         for row in sections[name]["rows"]:
             assert 0 < row["floor_s"] / row["seconds"] == pytest.approx(row["of_floor"])
+    compared = [row for row in sections["operations"]["rows"] if row["version"] == "torch"]
+    assert all({"difference", "n_different"} & set(row) for row in compared)
+    assert any(row["case"].startswith("rotary_write_kv") for row in compared)
     (workload,) = sections["serving"]["rows"]
     asked = workload_lengths()
     assert workload["n_output_tokens"] == sum(each.n_output for each in asked)
@@ -130,7 +135,8 @@ def test_a_section_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert section.in_process("limits", rows, device=CPU, is_tiny=True) is None
     found = Limits.of(outcome_of(section.read(rows), None))
     assert found is not None
-    assert min(found.bytes_per_s, found.flops_per_s, found.launch_s) > 0
+    assert min(found.copy_bytes_per_s, found.read_bytes_per_s) > 0
+    assert min(found.flops_per_s, found.launch_s) > 0
 
 
 def test_a_section_is_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +184,16 @@ def test_what_there_was_no_time_for_is_said() -> None:
 def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
     outcome = Outcome(
         rows=[
-            {"case": limits.COPY, "seconds": 2.0, "n_bytes": 200, "n_flops": 0},
+            {"case": limits.COPY, "seconds": 2.0, "n_bytes": 160, "n_flops": 0},
+            {"case": limits.READ, "seconds": 1.0, "n_bytes": 100, "n_flops": 0},
             {"case": limits.MATRIX, "seconds": 4.0, "n_bytes": 1, "n_flops": 4000},
             {"case": limits.LAUNCH, "seconds": 0.5, "n_bytes": 8, "n_flops": 0},
         ]
     )
     found = Limits.of(outcome)
-    assert found == Limits(bytes_per_s=100.0, flops_per_s=1000.0, launch_s=0.5)
+    assert found == Limits(
+        copy_bytes_per_s=80.0, read_bytes_per_s=100.0, flops_per_s=1000.0, launch_s=0.5
+    )
     assert found.floor_s({"n_bytes": 300, "n_flops": 1000}) == 3.0
     assert found.floor_s({"n_bytes": 100, "n_flops": 5000}) == 5.0
     measured = Outcome(rows=[{"case": "a", "seconds": 6.0, "n_bytes": 300, "n_flops": 0}])
@@ -195,6 +204,60 @@ def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
 def test_kernels_that_run_together_count_once() -> None:
     assert covered([(5, 7), (0, 4), (2, 5), (10, 11), (10, 12)]) == 9
     assert covered([]) == 0
+
+
+def test_kernels_of_a_profile_are_added_up() -> None:
+    spans = ((0, 4, "a"), (2, 6, "b"), (8, 10, "a"))
+    events = [
+        SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end))
+        for start, end, name in spans
+    ]
+    row = engine.profile_of(events, step_s=4e-6)
+    assert row["busy_s"] == pytest.approx(8e-6 / engine.N_PROFILED)
+    assert row["outside_kernels"] == pytest.approx(0.5)
+    assert [kernel["name"] for kernel in row["kernels"]] == ["a", "b"]
+
+
+def test_a_profile_without_kernels_says_nothing_of_time() -> None:
+    assert engine.profile_of([], step_s=1.0) == {"not_profiled": "no kernel was seen"}
+
+
+def test_what_is_not_timed_like_the_rest_is_marked() -> None:
+    row: Row = {"case": "a", "version": "torch", "seconds": 1.0, "is_graph": True}
+    rows = [row, row | {"is_graph": False}, row | {"fits_cache": True}]
+    recorded, eager, small = list(report.table(None, {"operations": Outcome(rows=rows)}))[-3:]
+    assert eager == f"{recorded}  {report.WITH_HOST}"
+    assert small == f"{recorded}  fits the cache"
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Sizes for a CPU, all the time there is, and no rows."""
+    return Bench(CPU, TINY, ends_at=float("inf"), emit=lambda row: None)
+
+
+def test_two_runners_sample_the_same_tokens_after_the_same_context(bench: Bench) -> None:
+    model = random_model(bench)
+    tokens: engine.Tokens = {}
+    rows = [
+        engine.compare(tokens, Steps(runner_of(model, 16, has_graphs=False), n_blocks=16), 2, 20)
+        for _ in range(2)
+    ]
+    assert [row.get("tokens_equal") for row in rows] == [None, True]
+    tokens[2, 20][0][0] += 1
+    steps = Steps(runner_of(model, 16, has_graphs=False), n_blocks=16)
+    assert engine.compare(tokens, steps, 2, 20)["tokens_equal"] is False
+
+
+def test_a_runner_serves_a_workload_again_in_the_same_iterations(bench: Bench) -> None:
+    runner = runner_of(random_model(bench), 64, has_graphs=False)
+    requests = serving.requests_of(bench)
+    scheduler = serving.scheduler_of(64, max_requests=len(requests))
+    first, again = (
+        serving.serve(scheduler, runner, requests, name=name) for name in ("first", "again")
+    )
+    assert len(first.steps) == len(again.steps) > 1
+    assert first.n_output == again.n_output == sum(each.n_output for each in requests)
 
 
 def test_an_iteration_of_llama_8b_by_hand() -> None:
@@ -215,3 +278,17 @@ def test_versions_that_do_not_agree_are_a_failure() -> None:
     assert outcome_of([near], None).is_good
     far = outcome_of([near, near | {"case": "b", "difference": 0.1}], None)
     assert (far.status, far.error) == ("failed", "versions differ in 1 cases, first b")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_good"),
+    [
+        pytest.param({"n_different": 0, "max_different": 0}, True, id="the same tokens"),
+        pytest.param({"n_different": 2, "max_different": 2}, True, id="as many as may differ"),
+        pytest.param({"n_different": 1, "max_different": 0}, False, id="one that may not differ"),
+        pytest.param({"tokens_equal": True}, True, id="graphs agree"),
+        pytest.param({"tokens_equal": False}, False, id="graphs disagree"),
+    ],
+)
+def test_tokens_that_differ_are_a_failure(said: Row, is_good: bool) -> None:
+    assert outcome_of([{"case": "a", "version": "torch"} | said], None).is_good is is_good

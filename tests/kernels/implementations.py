@@ -30,6 +30,14 @@ class Implementation:
     device: torch.device = CPU
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`, in the same layout, which `Tensor.to` makes dense."""
+    if tensor.device.type == device.type:
+        return tensor
+    layout = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return layout.copy_(tensor)
+
+
 IS_INTERPRETED = find_spec("triton") is not None and not torch.cuda.is_available()
 
 

@@ -19,6 +19,7 @@ from tests.kernels.implementations import (
     NATIVE,
     ON_TORCH,
     Implementation,
+    moved,
 )
 
 
@@ -96,7 +97,7 @@ class PagedBatch:
 
     def attention(self) -> Tensor:
         tensors = (self.q, self.key_cache, self.value_cache)
-        q, key_cache, value_cache = (tensor.to(self.on.device) for tensor in tensors)
+        q, key_cache, value_cache = (moved(tensor, self.on.device) for tensor in tensors)
         return self.on.ops.attention(q, key_cache, value_cache, self.plan(), self.form).cpu()
 
     def reference(self) -> Tensor:

@@ -28,6 +28,7 @@ from tests.kernels.implementations import (
     IMPLEMENTATIONS,
     IS_INTERPRETED,
     Implementation,
+    moved,
 )
 
 LAST_UNIFORM = 1 - 2.0**-52
@@ -70,12 +71,12 @@ class Sampler:
     device: torch.device
 
     def __call__(self, logits: Tensor, columns: SamplingColumns) -> list[int]:
-        moved: dict[str, Any] = {
+        there: dict[str, Any] = {
             name: value.to(self.device)
             for name, value in fields_of(columns).items()
             if isinstance(value, Tensor)
         }
-        tokens = self.sample(logits.to(self.device), dataclasses.replace(columns, **moved))
+        tokens = self.sample(moved(logits, self.device), dataclasses.replace(columns, **there))
         assert tokens.dtype == torch.int64
         assert tokens.device.type == self.device.type
         return tokens.tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import AttentionForm, reference
 from kernels.upload import uploads_for
-from tests.kernels.implementations import CPU, CUDA
+from tests.kernels.implementations import CPU, CUDA, moved
 
 pytest.importorskip("triton")
 
@@ -33,6 +33,7 @@ from kernels.triton.attention_plan import (
 from kernels.triton.tuning import Device, Kind, Tiles, entry, save, tiles_for
 
 DEVICE = CUDA if torch.cuda.is_available() else CPU
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 # Tiles so small that a few dozen tokens have several of each kind, and steps of each kind.
 CUT = Cut(
@@ -107,7 +108,7 @@ class Batch:
         return plan
 
     def attention(self, plan: AttentionItems) -> Tensor:
-        q, keys, values = (tensor.to(DEVICE) for tensor in (self.q, *self.caches))
+        q, keys, values = (moved(tensor, DEVICE) for tensor in (self.q, *self.caches))
         return attention(q, keys, values, plan, self.form).cpu()
 
     def reference(self) -> Tensor:
@@ -361,8 +362,14 @@ def test_tiles_that_were_measured_on_a_device_are_used(
     monkeypatch.setenv("ORCINUS_TUNING_DIR", str(tmp_path / "new"))
     measured = Tiles(rows=16, keys=512, n_warps=1, n_stages=9)
     path = save("Some GPU/1", {entry(Kind.DECODES, 96, torch.float16): measured})
-    # A process reads a file once, and has done so to add to it.
+    assert tiles_for(Kind.DECODES, 96, torch.float16, Device("Some GPU/1", 90, 1)) == measured
+    other = replace(measured, n_warps=2)
+    assert save("Some GPU/1", {entry(Kind.SPANS, 64, torch.float16): other}) == path
+    save("Some GPU/1", {entry(Kind.SPANS, 96, torch.float32): other})
+    # A process reads a file once.
     path.rename(path.with_name("Some_GPU_2.json"))
     device = Device("Some GPU/2", capability=90, n_multiprocessors=1)
     assert tiles_for(Kind.DECODES, 96, torch.float16, device) == measured
+    assert tiles_for(Kind.SPANS, 64, torch.float16, device) == other
+    assert tiles_for(Kind.SPANS, 96, torch.float32, device) == other
     assert tiles_for(Kind.SPANS, 96, torch.float16, device) != measured

@@ -89,7 +89,12 @@ OPS = replace(TORCH, plan_attention=plan_attention, attention=attention)
 
 
 def load_fixed(
-    directory: Path, *, stage_index: int = 0, n_stages: int = 1, ops: Ops = OPS
+    directory: Path,
+    *,
+    stage_index: int = 0,
+    n_stages: int = 1,
+    ops: Ops = OPS,
+    device: torch.device = CPU,
 ) -> StageModel:
     """A stage that computes with operations whose shapes are fixed."""
     config = read_config(directory)
@@ -101,13 +106,13 @@ def load_fixed(
         ops=ops,
     )
     wanted = WantedTensors(0, 1)
-    family(config, place, source=wanted, dtype=torch.float32, device=CPU)
+    family(config, place, source=wanted, dtype=torch.float32, device=device)
     source = CheckpointTensors(
         directory,
         wanted,
         dtype=torch.float32,
-        device=CPU,
+        device=device,
         on_progress=lambda n_done, n_total: None,
         quantization="none",
     )
-    return family(config, place, source=source, dtype=torch.float32, device=CPU)
+    return family(config, place, source=source, dtype=torch.float32, device=device)

@@ -1,8 +1,10 @@
 """Batches of decodes that are padded and recorded compute what others compute, and touch nothing
 that is not theirs. A function that is called again stands in for the recording."""
 
+import gc
 import random
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import Ops
-from kernels.upload import StagedUploads
-from services.worker.decode_graphs import DecodeGraphs, cuda_graphs, padded_length, padded_size
+from kernels import Ops, ops_for
+from kernels.upload import StagedUploads, Uploads
+from services.worker.decode_graphs import (
+    DecodeGraphs,
+    Graph,
+    cuda_graphs,
+    padded_length,
+    padded_size,
+)
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.plan import Admission, IterationPlan, Spans
@@ -31,27 +39,39 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def make_runner(model: StageModel, *, has_graphs: bool) -> ModelRunner:
+def make_runner(
+    model: StageModel, new_graph: Callable[[], Graph] | None, uploads: Uploads | None
+) -> ModelRunner:
     return ModelRunner(
         model,
         n_kv_blocks=N_BLOCKS,
         block_size=BLOCK_SIZE,
-        new_graph=RepeatedCall if has_graphs else None,
+        new_graph=new_graph,
         max_graph_batch_size=MAX_SPANS,
-        uploads=StagedUploads(CPU, size=64) if has_graphs else None,
+        uploads=uploads,
     )
 
 
 class Twins:
     """The same stages with graphs and without, which are given the same plans."""
 
-    def __init__(self, checkpoint: Path, *, n_stages: int, ops: Ops = OPS) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        n_stages: int,
+        ops: Ops = OPS,
+        device: torch.device = CPU,
+        new_graph: Callable[[], Graph] = RepeatedCall,
+    ) -> None:
         models = [
-            load_fixed(checkpoint, stage_index=i, n_stages=n_stages, ops=ops)
+            load_fixed(checkpoint, stage_index=i, n_stages=n_stages, ops=ops, device=device)
             for i in range(n_stages)
         ]
-        self.plain = [make_runner(model, has_graphs=False) for model in models]
-        self.recorded = [make_runner(model, has_graphs=True) for model in models]
+        self.plain = [make_runner(model, None, None) for model in models]
+        self.recorded = [
+            make_runner(model, new_graph, StagedUploads(device, size=64)) for model in models
+        ]
         self.hands_over = n_stages == 1
         self._free = list(range(N_BLOCKS))
         random.Random(0).shuffle(self._free)
@@ -152,6 +172,17 @@ def test_operations_of_a_gpu_have_shapes_that_fit_every_batch(
     assert twins.graphs.n_recorded == 2
 
 
+@pytest.mark.gpu
+def test_recordings_of_a_gpu_get_what_single_launches_get(checkpoint: Path) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    ops = ops_for(device)
+    twins = Twins(checkpoint, n_stages=1, ops=ops, device=device, new_graph=cuda_graphs())
+    last = twins.run({row: [row + 1] * (3 + 2 * row) for row in range(7)})
+    for n in (3, 2, 7, 3, 5, 7, 1, 6):
+        last[:n] = twins.run({row: [last[row]] if row % 2 else [] for row in range(n)})
+    assert twins.graphs.n_recorded == 4
+
+
 def test_a_graph_is_recorded_once_for_batches_of_a_size(checkpoint: Path) -> None:
     graphs = []
 
@@ -209,6 +240,29 @@ def test_hidden_states_that_were_handed_on_outlive_the_next_iteration(checkpoint
     assert not torch.equal(sent[0], sent[1])
 
 
+def test_a_batch_must_be_run_before_the_next_one_is_built(checkpoint: Path) -> None:
+    twins = Twins(checkpoint, n_stages=1)
+    last = twins.run({row: [row] * 3 for row in range(2)})
+    runner = twins.recorded[0]
+    first = runner.prepare(twins._plan({0: [last[0]]}, [True]))
+    runner.prepare(twins._plan({1: [last[1]]}, [True]))
+    with pytest.raises(ValueError, match="built last"):
+        runner.forward(first, None)
+
+
+def test_storage_goes_with_the_epoch(checkpoint: Path) -> None:
+    twins = Twins(checkpoint, n_stages=1)
+    twins.run({0: [1, 2]})
+    twins.run({0: [3]})
+    storage = weakref.ref(twins.recorded[0]._kv_cache)
+    gc.disable()
+    try:
+        twins.recorded.pop().close()
+        assert storage() is None
+    finally:
+        gc.enable()
+
+
 def spans_of(n_spans: int, *, longest: int, n_tokens: int = 1) -> Spans:
     none = Spans.none()
     starts = np.zeros(n_spans, np.int64)
@@ -245,7 +299,7 @@ def test_sizes_are_few_and_padding_is_little() -> None:
 
 @pytest.mark.parametrize(
     ("n_keys", "expected"),
-    [(1, 1024), (1024, 1024), (1025, 4096), (5000, 16384), (40_000, 40_960), (40_960, 40_960)],
+    [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192), (40_000, 40_960), (40_960, 40_960)],
 )
 def test_lengths_are_those_of_the_model_at_most(n_keys: int, expected: int) -> None:
     assert padded_length(n_keys, max_model_len=40_960) == expected

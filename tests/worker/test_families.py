@@ -173,7 +173,9 @@ class TestAgainstTransformers:
         pipeline.admit(0, len(tokens))
         pipeline.run([Span(0, tokens[:20], sample=False)])
         ours = torch.cat([pipeline.run([Span(0, [token])])[1] for token in tokens[20:]])
-        assert 0 < error(ours, exact[20:]) < 1.25 * error(oracles[20:], exact[20:])
+        # Rounding may send a token to another expert, of either of the two.
+        most = 3 if "moe" in config.model_type or config.model_type == "mixtral" else 1.25
+        assert 0 < error(ours, exact[20:]) < most * error(oracles[20:], exact[20:])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "qwen2-windows"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from kernels.native.linear import NativeGatedWeight, NativeWeight
+from kernels.packed_linear import OneDnnWeight
 from services.worker import transport
 from services.worker.kv_cache import KVCache, kv_block_bytes
 from services.worker.model_runner import ModelRunner
@@ -400,7 +401,9 @@ def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
     found: dict[int, tuple[Tensor, Sequence[int]]] = {}
 
     def visit(value: Any) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, OneDnnWeight):  # whose tensor is opaque
+            found[id(value.weight)] = value.weight.to_dense(), value.shape
+        elif isinstance(value, Tensor):
             found[value.data_ptr()] = value, value.shape
         elif isinstance(value, (NativeWeight, NativeGatedWeight)):
             found[value.packed.data_ptr()] = value.packed, value.shape
