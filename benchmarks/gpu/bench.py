@@ -56,6 +56,8 @@ class Version:
 
     calls: Sequence[Callable[[], Tensor]]
     is_capturable: bool = True
+    check: Callable[[], Tensor] | None = None
+    """The result to compare, if calls change what they are given; else it is the first call's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Case:
     n_bytes: int
     n_flops: int
     versions: Mapping[str, Callable[[], Version]]  # made when its turn comes
-    is_pure: bool = True  # the same call has the same result again
+    max_different_share: float = 0.0
+    """Of rows that may have another token: a draw between two of them may be rounded to either."""
 
 
 class Bench:
@@ -150,21 +153,22 @@ class Bench:
     def _time(self, case: Case, make: Callable[[], Version], expected: list[Tensor]) -> Row:
         version = make()
         row: Row = {"n_bytes": case.n_bytes, "n_flops": case.n_flops}
-        if case.is_pure:
-            result = version.calls[0]()
-            if not expected:
-                expected.append(result)
-            elif result.is_floating_point():
-                row["difference"] = difference(result, expected[0])
-            else:  # tokens: a draw that falls between two may be rounded to either
-                row["n_different"] = int((result != expected[0]).sum())
-            del result
+        result = (version.check or version.calls[0])()
+        if not expected:
+            expected.append(result)
+        elif result.is_floating_point():
+            row["difference"] = difference(result, expected[0])
+        else:
+            row["n_different"] = int((result != expected[0]).sum())
+            row["max_different"] = int(case.max_different_share * len(result))
+        del result
         timing = self.timer.time(version.calls, is_capturable=version.is_capturable)
         return row | {
             "seconds": timing.device_s,
             "call_s": timing.call_s,
             "is_graph": timing.is_graph,
             "n_sets": len(version.calls),
+            "fits_cache": case.n_bytes * len(version.calls) <= self.cache_bytes,
         }
 
 

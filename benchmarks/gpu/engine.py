@@ -5,6 +5,10 @@ bandwidth, and of its products at the measured rate. `seconds` is from the plan 
 host, `prepare_s` what the host does of it before it launches anything. `queued_s` is the time of an
 iteration when the next one is launched before it has ended, as on a rank that has been told of it.
 `busy_s`, where kernels were counted one by one, is for how long one or more of them ran.
+
+The first tokens that are sampled with and without CUDA graphs must be the same. The batches that
+are compared are of sizes that graphs are recorded for, and begin with the same keys and values, so
+that both ways compute the same in the same order.
 """
 
 import statistics
@@ -12,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -29,6 +34,8 @@ from benchmarks.gpu.runners import (
 )
 from benchmarks.gpu.shapes import BLOCK_SIZE
 
+N_COMPARED = 4
+"""Iterations whose tokens are compared."""
 N_WARM_UPS = 3
 MAX_STEPS = 24
 STEP_BUDGET_S = 0.4
@@ -38,6 +45,10 @@ N_MORE = N_WARM_UPS + MAX_STEPS + N_QUEUED + N_PROFILED
 """Tokens that each request has room for after its context."""
 N_KERNELS = 12
 """Kernels that a profile names: those that take the most time."""
+NO_MEMORY: Row = {"skipped": "not enough memory for keys and values"}
+
+Tokens = dict[tuple[int, int], list[list[int]]]
+"""Of the first iterations, by batch and context."""
 
 
 def measure(bench: Bench) -> None:
@@ -47,12 +58,14 @@ def measure(bench: Bench) -> None:
     largest = max(scale.step_batches) * (max(scale.step_contexts) + N_MORE)
     n_blocks = n_kv_blocks(bench, -(-largest // BLOCK_SIZE) + max(scale.step_batches))
     versions = versions_of(bench)
+    tokens: Tokens = {}
     for version in versions:
         is_first = version == versions[0]
         _measure_version(
             bench,
             version,
             Steps(runner_of(model, n_blocks, has_graphs=version == GRAPHS), n_blocks=n_blocks),
+            tokens=tokens if len(versions) > 1 else None,
             decodes=list(_grid(bench)) if is_first else scale.eager_steps,
             prompts=scale.prompts if is_first else (),
         )
@@ -64,9 +77,14 @@ def _measure_version(
     version: str,
     steps: Steps,
     *,
+    tokens: Tokens | None,
     decodes: Sequence[tuple[int, int]],
     prompts: Sequence[int],
 ) -> None:
+    if tokens is not None:  # before anything else has stored keys and values
+        for batch, context in bench.scale.eager_steps:
+            work = partial(compare, tokens, steps, batch, context)
+            bench.attempt(f"tokens of decode {batch} of {context}", version, work)
     for batch, context in decodes:
         work = partial(_decode, bench, steps, batch, context)
         bench.attempt(f"decode {batch} of {context}", version, work)
@@ -80,10 +98,28 @@ def _grid(bench: Bench) -> Iterator[tuple[int, int]]:
             yield batch, context
 
 
+def compare(tokens: Tokens, steps: Steps, batch: int, context: int) -> Row:
+    """Keeps the first tokens, or says whether they are those of the version before.
+
+    Raises:
+        ArithmeticError: there are logits that are not finite.
+    """
+    if not steps.admit(batch, context=context, n_more=N_MORE):
+        return NO_MEMORY
+    sampled = [steps.decode().wait()[0] for _ in range(N_COMPARED)]
+    if any(-1 in each for each in sampled):
+        raise ArithmeticError("logits are not finite")
+    row: Row = {"batch_size": batch, "n_iterations": N_COMPARED}
+    if (batch, context) in tokens:
+        row["tokens_equal"] = sampled == tokens[batch, context]
+    tokens.setdefault((batch, context), sampled)
+    return row
+
+
 def _decode(bench: Bench, steps: Steps, batch: int, context: int) -> Row:
     shape, size = bench.scale.model, bench.dtype.itemsize
     if not steps.admit(batch, context=context, n_more=N_MORE):
-        return {"skipped": "not enough memory for keys and values"}
+        return NO_MEMORY
     times = _repeat(steps.decode)
     n_keys = batch * (context + 1)
     row = _row(times) | {
@@ -148,17 +184,27 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
     profiler, which slows down the host and not the kernels."""
     if bench.device.type != "cuda":
         return {}
-    with profile(activities=[ProfilerActivity.CUDA]) as record:
-        for _ in range(N_PROFILED):
-            launch().wait()
-        torch.cuda.synchronize(bench.device)
-    spans: list[tuple[int, int]] = []
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as record:
+            for _ in range(N_PROFILED):
+                launch().wait()
+            torch.cuda.synchronize(bench.device)
+        events = record.events() or ()
+    except (AssertionError, RuntimeError) as error:  # what the profiler raises
+        return {"not_profiled": f"{type(error).__name__}: {error}"}
+    return profile_of([event for event in events if event.device_type.name == "CUDA"], step_s)
+
+
+def profile_of(events: Sequence[Any], step_s: float) -> Row:
+    """What kernels say together; nothing where the driver lets nobody count them."""
+    if not events:
+        return {"not_profiled": "no kernel was seen"}
+    spans: list[tuple[float, float]] = []
     by_kernel: dict[str, list[float]] = defaultdict(list)
-    for event in record.events() or ():
-        if event.device_type.name == "CUDA":
-            begin, end = event.time_range.start, event.time_range.end  # microseconds
-            spans.append((begin, end))
-            by_kernel[event.name].append((end - begin) / 1e6)
+    for event in events:
+        begin, end = event.time_range.start, event.time_range.end  # microseconds
+        spans.append((begin, end))
+        by_kernel[event.name].append((end - begin) / 1e6)
     busy_s = covered(spans) / 1e6 / N_PROFILED
     most = sorted(by_kernel.items(), key=lambda item: -sum(item[1]))[:N_KERNELS]
     return {
@@ -176,7 +222,7 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
     }
 
 
-def covered(spans: list[tuple[int, int]]) -> float:
+def covered(spans: list[tuple[float, float]]) -> float:
     """Length of what intervals cover together."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):

@@ -6,8 +6,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.gpu.bench import EAGER, GRAPHS, OURS, Row
+from benchmarks.gpu.report import WITH_HOST
 from benchmarks.gpu.section import Outcome
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
@@ -42,17 +44,26 @@ def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
             [cases.index(row["case"]) + (index + 0.5) * height - 0.4 for row in own],
             [row.get("of_floor", 0.0) for row in own],
             height,
-            label=version,
             color=COLOURS[index % len(COLOURS)],
+            edgecolor="white",
+            hatch=["" if row.get("is_graph") else "///" for row in own],
         )
     axes.set_yticks(range(len(cases)), cases, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1, color="grey", linestyle=":", linewidth=1)
-    axes.set_title(title, fontsize=10)
+    axes.set_title(f"{title} (hatched: {WITH_HOST})", fontsize=10)
     axes.margins(y=0.01)
     if versions:
         axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.03), fontsize=8, ncols=4, frameon=False
+            handles=[
+                Patch(color=COLOURS[index % len(COLOURS)], label=version)
+                for index, version in enumerate(versions)
+            ],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.03),
+            fontsize=8,
+            ncols=4,
+            frameon=False,
         )
 
 

@@ -1,4 +1,8 @@
-"""What the device could do: memory bandwidth, matrix rate, and how long an empty kernel takes."""
+"""What the device could do: memory bandwidth, matrix rate, and how long an empty kernel takes.
+
+A copy reads and writes, a sum only reads, as attention over many keys does: memory may be faster at
+one of them than at the other.
+"""
 
 from functools import partial
 
@@ -6,7 +10,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 
-COPY, MATRIX, LAUNCH = "copy", "matrix product", "smallest kernel"
+COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
 """Cases, by which the report finds them."""
 
 
@@ -18,7 +22,10 @@ def measure(bench: Bench) -> None:
     timing = bench.timer.time([partial(target.copy_, source)], is_capturable=False)
     n_bytes = 2 * source.nbytes  # read and written
     bench.emit({"case": COPY, "seconds": timing.device_s, "n_bytes": n_bytes, "n_flops": 0})
-    del source, target
+    part = source[: len(source) // 4]  # of more than 2 GiB PyTorch makes several sums
+    timing = bench.timer.time([partial(torch.sum, part)], is_capturable=False)
+    bench.emit({"case": READ, "seconds": timing.device_s, "n_bytes": part.nbytes, "n_flops": 0})
+    del source, target, part
 
     size = scale.matrix_size
     a, b = torch.randn(2, size, size, device=device).to(bench.dtype)

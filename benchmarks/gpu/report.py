@@ -13,16 +13,21 @@ import torch
 from benchmarks import machine
 from benchmarks.gpu import limits
 from benchmarks.gpu.bench import Row, name_of, ours
-from benchmarks.gpu.section import Outcome
+from benchmarks.gpu.section import Outcome, untimed
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "transformers", "matplotlib")
+
+
+WITH_HOST = "with launches from the host"
+"""Marks times of what was not replayed as a graph, beside others that were."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the device could do, as it was measured."""
 
-    bytes_per_s: float
+    copy_bytes_per_s: float
+    read_bytes_per_s: float
     flops_per_s: float
     launch_s: float
     """Of the smallest kernel, one after the other in a graph."""
@@ -31,14 +36,20 @@ class Limits:
     def of(cls, outcome: Outcome) -> "Limits | None":
         """Of the section `limits`; None where a row is missing."""
         rows = {row["case"]: row for row in outcome.rows if "seconds" in row}
-        if not {limits.COPY, limits.MATRIX, limits.LAUNCH} <= set(rows):
+        if not {limits.COPY, limits.READ, limits.MATRIX, limits.LAUNCH} <= set(rows):
             return None
-        copy, matrix = rows[limits.COPY], rows[limits.MATRIX]
+        copy, read, matrix = rows[limits.COPY], rows[limits.READ], rows[limits.MATRIX]
         return cls(
-            bytes_per_s=copy["n_bytes"] / copy["seconds"],
+            copy_bytes_per_s=copy["n_bytes"] / copy["seconds"],
+            read_bytes_per_s=read["n_bytes"] / read["seconds"],
             flops_per_s=matrix["n_flops"] / matrix["seconds"],
             launch_s=rows[limits.LAUNCH]["seconds"],
         )
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth that floors assume, the larger of both."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def floor_s(self, row: Row) -> float:
         """The larger of moving a row's bytes and doing its operations."""
@@ -106,8 +117,10 @@ def table(found: Limits | None, outcomes: Mapping[str, Outcome]) -> Iterator[str
     """Lines for people."""
     if found is not None:
         yield (
-            f"memory {found.bytes_per_s / 1e9:.0f} GB/s, matrices "
-            f"{found.flops_per_s / 1e12:.2f} TFLOP/s, smallest kernel {1e6 * found.launch_s:.1f} us"
+            f"memory {found.copy_bytes_per_s / 1e9:.0f} GB/s copied, "
+            f"{found.read_bytes_per_s / 1e9:.0f} GB/s read, "
+            f"matrices {found.flops_per_s / 1e12:.2f} TFLOP/s, "
+            f"smallest kernel {1e6 * found.launch_s:.1f} us"
         )
     for name, outcome in outcomes.items():
         yield ""
@@ -121,7 +134,7 @@ def table(found: Limits | None, outcomes: Mapping[str, Outcome]) -> Iterator[str
 def _line(row: Row) -> str:
     start = f"{row['case']:<46} {row.get('version', ''):<26}"
     if "seconds" not in row:
-        return f"{start} {row.get('error') or row.get('skipped')}"[:160]
+        return f"{start} {untimed(row)}"[:160]
     line = f"{start} {_duration(row['seconds']):>12}"
     if "floor_s" in row:
         line += f" {_duration(row['floor_s']):>12} {100 * row['of_floor']:>5.0f}%"
@@ -133,6 +146,10 @@ def _line(row: Row) -> str:
     ):
         if key in row:
             line += "  " + text.format(row[key])
+    if row.get("is_graph") is False:
+        line += f"  {WITH_HOST}"
+    if row.get("fits_cache"):
+        line += "  fits the cache"
     return line
 
 

@@ -86,7 +86,7 @@ def n_kv_blocks(bench: Bench, limit: int) -> int:
 
 
 def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRunner:
-    """A runner whose storage holds random numbers; graphs are for GPUs."""
+    """A runner whose storage holds random numbers, always the same; graphs are for GPUs."""
     runner = ModelRunner(
         model,
         n_kv_blocks=n_blocks,
@@ -94,9 +94,10 @@ def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRun
         new_graph=cuda_graphs() if has_graphs else None,
         max_graph_batch_size=MAX_GRAPH_BATCH_SIZE,
     )
+    generator = torch.Generator(model.device).manual_seed(0)
     for layer in runner._kv_cache.layers:
         for storage in layer:
-            storage.normal_()
+            storage[:n_blocks].normal_(generator=generator)  # a block for padding may follow
     return runner
 
 

@@ -98,12 +98,21 @@ def outcome_of(rows: list[Row], error: str | None) -> Outcome:
         return Outcome("failed", error or failures[0], rows=rows)
     if ours:
         return Outcome("failed", f"{len(ours)} rows, first {ours[0]['error']}", rows=rows)
-    far = [row["case"] for row in rows if row.get("difference", 0) > MAX_DIFFERENCE]
+    far = [row["case"] for row in rows if is_far(row)]
     if far:
         return Outcome("failed", f"versions differ in {len(far)} cases, first {far[0]}", rows=rows)
     if any(row.get("skipped") == Bench.OUT_OF_TIME for row in rows):
         return Outcome("incomplete", Bench.OUT_OF_TIME, rows=rows)
     return Outcome(rows=rows)
+
+
+def is_far(row: Row) -> bool:
+    """Whether a version's result is not what another's is."""
+    return (
+        row.get("difference", 0) > MAX_DIFFERENCE
+        or row.get("n_different", 0) > row.get("max_different", 0)
+        or not row.get("tokens_equal", True)
+    )
 
 
 def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit_s: float) -> None:
@@ -151,6 +160,13 @@ def read(rows: Path) -> list[Row]:
     ]
 
 
+def untimed(row: Row) -> str:
+    """What a row says that has no time."""
+    if "tokens_equal" in row:
+        return "equal" if row["tokens_equal"] else "not equal"
+    return str(row.get("error") or row.get("skipped") or "done")
+
+
 def _write(file: IO[str], row: Row) -> None:
     file.write(json.dumps(row) + "\n")
     file.flush()
@@ -160,7 +176,7 @@ def _told(row: Row) -> str:
     name = " · ".join(str(row[key]) for key in ("case", "version") if key in row)
     if "seconds" in row:
         return f"{name}: {1e6 * row['seconds']:.1f} us"
-    return f"{name}: {row.get('error') or row.get('skipped')}"
+    return f"{name}: {untimed(row)}"
 
 
 def main() -> None:
