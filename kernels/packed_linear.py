@@ -69,9 +69,10 @@ class LinearWeight(Protocol):
     def __call__(
         self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """`x @ weight.T + bias + residual`, [n_tokens, n_out], a new tensor.
+        """`x @ weight.T + bias + residual`, [n_tokens, n_out].
 
-        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out].
+        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out], which is used up:
+        the result may take its place.
         """
 
 
@@ -113,10 +114,9 @@ class PlainWeight:
 
 @dataclass(frozen=True, slots=True)
 class CublasWeight(PlainWeight):
-    """The matrix as it is, for sums that begin with the residual.
+    """The matrix as it is, for sums that begin with the residual and take its place.
 
-    That takes two launches, as the product and then a sum would: cuBLAS adds in place, so that the
-    residual is copied first, or given its bias on the way.
+    cuBLAS adds to what is there, in the same launch.
     """
 
     def __call__(
@@ -124,9 +124,9 @@ class CublasWeight(PlainWeight):
     ) -> Tensor:
         if residual is None:
             return F.linear(x, self.weight, bias)  # [n_tokens, n_out]
-        if bias is None:
-            return torch.addmm(residual, x, self.weight.t())
-        return (residual + bias).addmm_(x, self.weight.t())
+        if bias is not None:
+            residual.add_(bias)
+        return residual.addmm_(x, self.weight.t())
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,15 +190,19 @@ class DecodeGraphs:
         padding = self._builder.build_decodes(Spans.none(), shape)
         n_bytes = self._uploads.n_bytes + _BYTES_PER_SPAN * shape.n_spans + _ALIGNMENT_BYTES
         if self._results is None:
-            result = self._compute(padding, hidden)
+            result = self._compute_from(padding, hidden)
             self._results = result.new_empty(self._max_spans, *result.shape[1:])
         results = self._results[: shape.n_spans]
         inputs = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
         self._uploads.aim(inputs)
         batch = self._builder.build_decodes(Spans.none(), shape)
         graph = self._new_graph()
-        graph.capture(lambda: results.copy_(self._compute(batch, hidden)))
+        graph.capture(lambda: results.copy_(self._compute_from(batch, hidden)))
         return _Recorded(graph, inputs, batch)
+
+    def _compute_from(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        # Layers use up what they are given, and padding would compute with what they leave.
+        return self._compute(batch, None if hidden is None else hidden.clone())
 
 
 @dataclass(frozen=True, slots=True)

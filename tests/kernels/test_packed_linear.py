@@ -85,9 +85,7 @@ def test_is_the_plain_product(
         expected = expected + residual.float()
     packed = FORMS[form](weight.clone())
     assert packed.shape == (n_out, n_in)
-    before = None if residual is None else residual.clone()
     check_close(packed(x, bias, residual), expected)
-    assert residual is None or torch.equal(residual, before)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

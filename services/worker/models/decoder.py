@@ -65,7 +65,7 @@ class Layer(Protocol):
 class MLP(Protocol):
     """What a layer does to every token by itself, [n_tokens, hidden] to the same.
 
-    A `residual` of the same shape is added to the result.
+    A `residual` of the same shape is added to the result, and used up.
     """
 
     def __call__(

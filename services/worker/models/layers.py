@@ -127,7 +127,7 @@ class RowParallelLinear:
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        """With `residual` [n_tokens, n_out], which is the same on every rank, added."""
+        """With `residual` [n_tokens, n_out], which is the same on every rank, added and used up."""
         if ranks.size == 1:
             return self.weight(x, self.bias, residual)  # [n_tokens, n_out]
         out = self.weight(x, self.bias)
