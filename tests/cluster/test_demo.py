@@ -14,6 +14,11 @@ from tests.system.stack import serving
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 
 ROOT = Path(__file__).parents[2]
+LEASE_S = 15
+UNREADY_S = 10
+SLACK = 2
+"""What is promised may take so many times as long on a machine that others use, too."""
+
 PROMPT = "If the file does not exist,"
 LOAD = {
     "host": FRONTEND,
@@ -109,13 +114,12 @@ def test_a_hung_rank_makes_its_pod_unready_and_restarts_it_alone(
         assert pod.uid == stopped.uid, "the pod itself was replaced"
         return pod
 
-    figures.add(
-        "rank stopped to pod unready",
-        demo.until(
-            lambda: not state().is_ready or state().restarts > stopped.restarts,
-            what="the pod is unready",
-        ),
+    unready_s = demo.until(
+        lambda: not state().is_ready or state().restarts > stopped.restarts,
+        what="the pod is unready",
     )
+    figures.add("rank stopped to pod unready", unready_s)
+    assert unready_s < SLACK * UNREADY_S
     demo.until(lambda: state().restarts > stopped.restarts, what="the pod restarts")
     demo.until_answers()
     demo.wait_serving()
@@ -143,7 +147,9 @@ def test_the_standby_leads_when_the_leader_is_killed_under_load(
         started = time.monotonic()
         demo.delete_pod(leader, "--grace-period=0", "--force")
         demo.until(lambda: demo.leader() not in ("", leader.name), what="a new leader")
-        figures.add("leader killed to new leader", time.monotonic() - started)
+        led_s = time.monotonic() - started
+        figures.add("leader killed to new leader", led_s)
+        assert led_s < SLACK * (LEASE_S + 2)
         demo.until_answers()
         figures.add("leader killed to next token", time.monotonic() - started)
         outcomes = load.finish()

@@ -7,6 +7,7 @@ shapes at least that differ in what its configuration can say.
 from __future__ import annotations
 
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +167,22 @@ class TestAgainstTransformers:
         self, tmp_path: Path, config: PreTrainedConfig
     ) -> None:
         write_family_checkpoint(tmp_path, config, dtype=torch.bfloat16)
-        tokens = random.Random(3).choices(range(SMALL["vocab_size"]), k=60)
-        exact = Oracle(tmp_path, torch.float32).logits(tokens)
-        oracles = Oracle(tmp_path, torch.bfloat16).logits(tokens)
-        pipeline = Pipeline(tmp_path, n_kv_blocks=16, block_size=5)
-        pipeline.admit(0, len(tokens))
-        pipeline.run([Span(0, tokens[:20], sample=False)])
-        ours = torch.cat([pipeline.run([Span(0, [token])])[1] for token in tokens[20:]])
-        # Rounding may send a token to another expert, of either of the two.
-        most = 3 if "moe" in config.model_type or config.model_type == "mixtral" else 1.25
-        assert 0 < error(ours, exact[20:]) < most * error(oracles[20:], exact[20:])
+        exact_oracle, oracle = (
+            Oracle(tmp_path, dtype) for dtype in (torch.float32, torch.bfloat16)
+        )
+        ratios = []
+        # Of several texts: in one, a rounding may send an early token to another expert, whose keys
+        # and values all later ones then see.
+        for seed in range(5):
+            tokens = random.Random(seed).choices(range(SMALL["vocab_size"]), k=60)
+            exact = exact_oracle.logits(tokens)[20:]
+            pipeline = Pipeline(tmp_path, n_kv_blocks=16, block_size=5)
+            pipeline.admit(0, len(tokens))
+            pipeline.run([Span(0, tokens[:20], sample=False)])
+            ours = torch.cat([pipeline.run([Span(0, [token])])[1] for token in tokens[20:]])
+            ratios.append(error(ours, exact) / error(oracle.logits(tokens)[20:], exact))
+        assert min(ratios) > 0
+        assert statistics.median(ratios) < 1.25
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "qwen2-windows"])
