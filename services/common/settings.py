@@ -9,6 +9,7 @@ pod says `enableServiceLinks: false`.)
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -85,6 +86,14 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
-    )
+    """What is wrong with each setting; of one that may be several things, why it is none."""
+    reasons: dict[str, list[str]] = {}
+    for item in error.errors():
+        reasons.setdefault(_name(item["loc"]), []).append(item["msg"])
+    return "; ".join(f"{name}: {', or: '.join(why)}" for name, why in reasons.items())
+
+
+def _name(place: tuple[int | str, ...]) -> str:
+    """Without the types that a value may have, which pydantic counts as parts of its place."""
+    names = takewhile(lambda part: "[" not in str(part), place)
+    return ".".join(map(str, names))
