@@ -246,11 +246,12 @@ def test_forms_of_heads_and_blocks(
         ),
         min_size=1,
         max_size=12,
-    )
+    ),
+    head_dim=st.sampled_from([8, 64]),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]]) -> None:
-    assert_as_reference(PagedBatch(spans, on=on))
+def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]], head_dim: int) -> None:
+    assert_as_reference(PagedBatch(spans, head_dim=head_dim, on=on))
 
 
 @pytest.mark.parametrize("on", COMPILED)
@@ -263,6 +264,7 @@ def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]]) -> N
     window=st.integers(1, 70),
     soft_cap=st.sampled_from([None, 2.0]),
     block_size=st.sampled_from([1, 4, 5, 16]),
+    head_dim=st.sampled_from([8, 64]),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_window_of_any_mix(
@@ -271,9 +273,12 @@ def test_any_window_of_any_mix(
     window: int,
     soft_cap: float | None,
     block_size: int,
+    head_dim: int,
 ) -> None:
     form = AttentionForm(window=window, soft_cap=soft_cap)
-    assert_as_reference(PagedBatch(spans, form=form, block_size=block_size, on=on))
+    assert_as_reference(
+        PagedBatch(spans, form=form, head_dim=head_dim, block_size=block_size, on=on)
+    )
 
 
 @given(

@@ -4,11 +4,12 @@
 // heads, over all or a part of the keys that they see. Threads take pieces from both ends of one list,
 // which is ordered by size, and finish together; there is no barrier but the end.
 //
-// A piece walks over its keys a tile of 64 at a time. The tile's keys are packed once, transposed, and
-// its values as they are, in the form that the processor's multiply-add wants; then all queries of
-// the piece, those of the heads that share the K/V head side by side, go over it six rows at a time:
-// scores, online softmax (Milakov & Gimelshein, 2018), weighted values. So a decode and a prompt run
-// through the same code, a decode with as many rows as heads share a K/V head.
+// A piece walks over its keys a tile of 64 at a time. All queries of the piece, those of the heads that
+// share the K/V head side by side, go over the tile six rows at a time: scores, online softmax (Milakov
+// & Gimelshein, 2018), weighted values. Where there are many rows, the tile is packed before: keys are
+// transposed and values put into the form that the processor's multiply-add wants. Where there are
+// few, which is where a request decodes, a row is multiplied with each key as it is stored, and the
+// sums of the lanes of as many products as a vector has lanes are taken at once.
 //
 // For g query heads per K/V head of d elements, a piece of q queries does 4 * g * q * d floating point
 // operations for every key, and packs 2 * d elements: packing costs less than a tenth from about 30
@@ -38,6 +39,7 @@ constexpr int kTileKeys = 64;
 constexpr int kTileVectors = kTileKeys / kLanes;
 constexpr int kBlockRows = 6;  // of a block whose sums stay in registers
 constexpr int kBlockVectors = kRegisters == 32 ? 4 : 2;
+constexpr int kStoredRows = 2 * kBlockRows;  // for which packing a tile does not pay
 constexpr int kPieceRows = 96;      // that share one packed tile
 constexpr int kFewestRows = 24;     // if there is too little work to give every thread that many
 constexpr int kPiecesPerThread = 4;  // as many at least, so that they finish together
@@ -55,6 +57,10 @@ struct Float32Words {
     return sum + x * (Floats)right;
   }
 
+  static Floats multiply_add(Floats sum, Words left, Words right) {
+    return sum + (Floats)left * (Floats)right;
+  }
+
   template <class T>
   static Words load_row(const T* from, int n) {
     return (Words)load_up_to(from, n);
@@ -65,8 +71,8 @@ struct Float32Words {
   }
 
   // Words with the values of `kDepth` keys each, of the first `n` elements.
-  template <class T>
-  static void pack_values(const T* const* rows, int n, uint32_t* to) {
+  template <class T, class N>
+  [[gnu::always_inline]] static void pack_values(const T* const* rows, N n, uint32_t* to) {
     for (int at = 0; at < n; at += kLanes) {
       store_words(to + at, (Words)load_up_to(rows[0] + at, n - at));
     }
@@ -87,6 +93,10 @@ struct BFloat16Words {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)right);
   }
 
+  static Floats multiply_add(Floats sum, Words left, Words right) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+  }
+
   static Words load_row(const BFloat16* from, int n) {
     if (n >= 2 * kLanes) return load_words(from);
     return (Words)_mm512_maskz_loadu_epi16((1u << std::max(n, 0)) - 1, from);
@@ -97,7 +107,8 @@ struct BFloat16Words {
   }
 
   // Interleaving two rows leaves the elements of every two vectors in another order, four by four.
-  static void pack_values(const BFloat16* const* rows, int n, uint32_t* to) {
+  template <class N>
+  [[gnu::always_inline]] static void pack_values(const BFloat16* const* rows, N n, uint32_t* to) {
     int at = 0;
     for (; at + 2 * kLanes <= n; at += 2 * kLanes) {
       const __m512i first = (__m512i)load_words(rows[0] + at);
@@ -247,6 +258,7 @@ class Worker {
         padded_dim_(round_up(head_dim_, kLanes)) {}
 
   static constexpr int kFetched = kLineBytes / sizeof(T);
+  static constexpr int kStoredElements = kBlockVectors * kLanes;
 
   // Floats of one row's result that is not yet divided by the sum of its weights, and the two numbers
   // that it takes to put two such results together.
@@ -346,12 +358,14 @@ class Worker {
       }
     }
     std::fill(next_offsets_.begin() + n, next_offsets_.end(), next_offsets_[n - 1]);
-    next_kv_head_ = piece.first_kv_head;
-    n_next_kv_heads_ = piece.n_kv_heads;
+    const int64_t head = piece.first_kv_head * batch_.head_dim;
+    const int n_lines = static_cast<int>((piece.n_kv_heads * head_dim_ + kFetched - 1) / kFetched);
+    keys_ahead_ = {batch_.keys + head, static_cast<int>(n), n_lines};
+    values_ahead_ = {batch_.values + head, static_cast<int>(n), n_lines};
   }
 
   // Keys as [head_words, kTileKeys]: as many of them as a vector has lanes at a time.
-  void pack_keys(const T* keys, const T* next_keys, int n_keys) {
+  void pack_keys(const T* keys, int n_keys) {
     const int head_words = head_words_, head_dim = head_dim_;
     uint32_t* const packed = packed_keys_;
     for (int key = 0; key < n_keys; key += kLanes) {
@@ -363,7 +377,7 @@ class Worker {
         for (int i = 0; i < kLanes; ++i) {
           rows[i] = Product::load_row(keys + offsets[i] + at, head_dim - at);
         }
-        fetch(next_keys + at, key);
+        fetch(keys_ahead_);
         transpose(rows);
         uint32_t* to = packed + word * kTileKeys + key;
         if (n_words == kLanes) {
@@ -377,7 +391,7 @@ class Worker {
   }
 
   // Values as [n_keys / kDepth, padded_dim], each word with those of kDepth keys.
-  void pack_values(const T* values, const T* next_values, int n_keys) {
+  void pack_values(const T* values, int n_keys) {
     const int padded_dim = padded_dim_, head_dim = head_dim_;
     uint32_t* to = packed_values_;
     for (int key = 0; key < n_keys; key += kLanes) {
@@ -387,24 +401,42 @@ class Worker {
         Product::pack_values(rows, head_dim, to);
         to += padded_dim;
       }
-      for (int at = 0; at < head_dim; at += kFetched) fetch(next_values + at, key);
+      for (int at = 0; at < head_dim; at += kFetched) fetch(values_ahead_);
     }
   }
 
-  // The line at `rows` of as many keys of the next tile, from `key` on, as a vector has lanes. All of
-  // a tile at once would be more than the processor can have on the way, and it drops the rest.
-  void fetch(const T* rows, int key) const {
-    for (int i = 0; i < kLanes; ++i) __builtin_prefetch(rows + next_offsets_[key + i], 0, 2);
+  // What is left to be fetched of the next tile: the rows of its keys, one after the other.
+  struct Ahead {
+    const T* rows = nullptr;
+    int n_keys = 0;
+    int n_lines = 0;  // of a row
+    int key = 0;
+    int line = 0;
+  };
+
+  // Asks for as many lines as a vector has lanes, in the order in which they lie, which the processor's
+  // own prefetcher follows. All of a tile at once would be more than can be on the way.
+  void fetch(Ahead& ahead) const {
+    for (int i = 0; i < kLanes && ahead.key < ahead.n_keys; ++i) {
+      __builtin_prefetch(ahead.rows + next_offsets_[ahead.key] + ahead.line * kFetched, 0, 2);
+      if (++ahead.line == ahead.n_lines) {
+        ahead.line = 0;
+        ++ahead.key;
+      }
+    }
   }
 
   // All rows of K/V head `i` of the piece over the tile of keys from `key` on.
   void attend_tile(const Piece& piece, int64_t key, int64_t i) {
     const int n_keys = static_cast<int>(std::min<int64_t>(kTileKeys, piece.end_key - key));
     const int64_t head = (piece.first_kv_head + i) * batch_.head_dim;
-    const int64_t next_head = (next_kv_head_ + std::min(i, n_next_kv_heads_ - 1)) * batch_.head_dim;
-    pack_keys(batch_.keys + head, batch_.keys + next_head, n_keys);
-    pack_values(batch_.values + head, batch_.values + next_head, n_keys);
+    const T *keys = batch_.keys + head, *values = batch_.values + head;
     const int rows = static_cast<int>(n_rows(piece));
+    const bool is_packed = rows > kStoredRows || head_dim_ % kStoredElements != 0;
+    if (is_packed) {
+      pack_keys(keys, n_keys);
+      pack_values(values, n_keys);
+    }
     for (int row = 0; row < rows; row += kBlockRows) {
       const int n = std::min(kBlockRows, rows - row);
       // The last of these rows sees the most keys at the end, the first at the beginning.
@@ -412,16 +444,41 @@ class Worker {
       const bool is_before = batch_.window && positions_[row] - batch_.window >= key + n_keys - 1;
       if (end <= 0 || is_before) continue;
       const int n_vectors = static_cast<int>((end + kLanes - 1) / kLanes);
+      const int64_t first = i * rows + row;
       with_constant<kBlockRows>(n, [&](auto n_block_rows) {
-        attend_rows<n_block_rows>(i * rows + row, positions_ + row, key, n_keys, n_vectors);
+        if (is_packed) {
+          attend_packed<n_block_rows>(first, positions_ + row, key, n_keys, n_vectors);
+        } else {
+          attend_stored<n_block_rows>(keys, values, first, positions_ + row, key, n_keys, n_vectors);
+        }
       });
     }
   }
 
-  // Rows that begin at row `first` of all heads over the first `n_vectors` vectors of a tile.
+  // Rows that begin at row `first` of all heads over the first `n_vectors` vectors of a packed tile.
   template <int kRows>
-  void attend_rows(int64_t first, const int64_t* positions, int64_t key, int n_keys,
-                   int n_vectors) {
+  [[gnu::noinline]] void attend_packed(int64_t first, const int64_t* positions, int64_t key,
+                                       int n_keys, int n_vectors) {
+    float decay[round_up(kBlockRows, kLanes)] = {};
+    score_packed<kRows>(first, n_vectors);
+    weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
+    add_packed<kRows>(first, n_vectors, decay);
+  }
+
+  // The same over a tile that is not packed.
+  template <int kRows>
+  [[gnu::noinline]] void attend_stored(const T* keys, const T* values, int64_t first,
+                                       const int64_t* positions, int64_t key, int n_keys,
+                                       int n_vectors) {
+    float decay[round_up(kBlockRows, kLanes)] = {};
+    score_stored<kRows>(keys, first, n_vectors);
+    weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
+    add_stored<kRows>(values, first, n_vectors, decay);
+  }
+
+  // Scores of rows that begin at row `first` of all heads, of the first `n_vectors` vectors of keys.
+  template <int kRows>
+  void score_packed(int64_t first, int n_vectors) {
     const uint32_t* queries = queries_ + first * head_words_;
     for (int vector = 0; vector < n_vectors; vector += kBlockVectors) {
       with_constant<kBlockVectors>(std::min(kBlockVectors, n_vectors - vector), [&](auto n_constant) {
@@ -436,43 +493,106 @@ class Worker {
         }
       });
     }
+  }
 
-    // What the rows' earlier sums must be multiplied by.
-    float decay[round_up(kBlockRows, kLanes)] = {};
-    if (n_vectors == kTileVectors) {
-      weigh<kRows>(first, positions, key, n_keys, std::integral_constant<int, kTileVectors>{}, decay);
-    } else {
-      weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
+  // The same from keys as they are stored: the products of as many of them as a vector has lanes, and
+  // then the sums of these vectors' lanes, all at once.
+  template <int kRows>
+  void score_stored(const T* keys, int64_t first, int n_vectors) {
+    const int n_words = head_words_;
+    for (int vector = 0; vector < n_vectors; ++vector) {
+      const int64_t* offsets = offsets_.data() + vector * kLanes;
+      for (int r = 0; r < kRows; ++r) {
+        const uint32_t* query = queries_ + (first + r) * n_words;
+        Floats sums[kLanes] = {};
+        for (int word = 0; word < n_words; word += kLanes) {
+          const Words left = load_words(query + word);
+          const T* const from = keys + word * Product::kDepth;
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) {
+            const Words right = Product::load_row(from + offsets[i], kStoredElements);
+            sums[i] = Product::multiply_add(sums[i], left, right);
+          }
+        }
+        store(scores_ + r * kTileKeys + vector * kLanes, sums_of_lanes(sums));
+      }
+      for (int at = 0; at < head_dim_; at += kFetched) fetch(keys_ahead_);
     }
+  }
 
+  // Adds the values of the first `n_vectors` vectors of keys to the rows' sums, which decay before.
+  template <int kRows>
+  void add_packed(int64_t first, int n_vectors, const float* decay) {
     float* results = sums_ + first * padded_dim_;
     for (int at = 0; at < padded_dim_; at += kBlockVectors * kLanes) {
       const int n_left = (padded_dim_ - at) / kLanes;
       with_constant<kBlockVectors>(std::min(kBlockVectors, n_left), [&](auto n_constant) {
         constexpr int n = n_constant;
         Floats sums[kRows][n];
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-          for (int v = 0; v < n; ++v) {
-            sums[r][v] = decay[r] * load(results + r * padded_dim_ + at + v * kLanes);
-          }
-        }
+        load_decayed(sums, results + at, decay);
         multiply<Product>(sums, probabilities_, kTileKeys / Product::kDepth, packed_values_ + at,
                           padded_dim_, n_vectors * kLanes / Product::kDepth);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-          for (int v = 0; v < n; ++v) {
-            store(results + r * padded_dim_ + at + v * kLanes, sums[r][v]);
-          }
-        }
+        store_sums(sums, results + at);
       });
+    }
+  }
+
+  // The same from values as they are stored.
+  template <int kRows>
+  void add_stored(const T* values, int64_t first, int n_vectors, const float* decay) {
+    constexpr int n = kStoredElements / kLanes;
+    float* results = sums_ + first * padded_dim_;
+    for (int at = 0; at < padded_dim_; at += kStoredElements) {
+      Floats sums[kRows][n];
+      load_decayed(sums, results + at, decay);
+      for (int key = 0; key < n_vectors * kLanes; key += kLanes) {
+#pragma GCC unroll 2
+        for (int i = key; i < key + kLanes; i += Product::kDepth) {
+          const T* rows[Product::kDepth];
+          for (int j = 0; j < Product::kDepth; ++j) rows[j] = values + offsets_[i + j] + at;
+          uint32_t words[n * kLanes];
+          Product::pack_values(rows, std::integral_constant<int, kStoredElements>{}, words);
+          multiply<Product>(sums, probabilities_ + i / Product::kDepth, kTileKeys / Product::kDepth,
+                            words, 0, 1);
+        }
+        for (int line = 0; line < kStoredElements; line += kFetched) fetch(values_ahead_);
+      }
+      store_sums(sums, results + at);
+    }
+  }
+
+  template <int kRows, int n>
+  void load_decayed(Floats (&sums)[kRows][n], const float* from, const float* decay) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < n; ++v) {
+        sums[r][v] = decay[r] * load(from + r * padded_dim_ + v * kLanes);
+      }
+    }
+  }
+
+  template <int kRows, int n>
+  void store_sums(const Floats (&sums)[kRows][n], float* to) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < n; ++v) store(to + r * padded_dim_ + v * kLanes, sums[r][v]);
     }
   }
 
   // Turns the scores into weights. Each step goes over all rows before the next, because within a row
   // they wait for each other.
+  template <int kRows>
+  void weigh(int64_t first, const int64_t* positions, int64_t key, int n_keys, int n_vectors,
+             float* decay) {
+    if (n_vectors == kTileVectors) {
+      weigh<kRows>(first, positions, key, n_keys, std::integral_constant<int, kTileVectors>{}, decay);
+    } else {
+      weigh<kRows, int>(first, positions, key, n_keys, n_vectors, decay);
+    }
+  }
+
   template <int kRows, class N>
   void weigh(int64_t first, const int64_t* positions, int64_t key, int n_keys, N n_vectors,
              float* decay) {
@@ -590,8 +710,8 @@ class Worker {
   // Where each key of a tile begins in storage; of this tile and of the next one, which is fetched.
   std::array<int64_t, kTileKeys> offsets_{};
   std::array<int64_t, kTileKeys> next_offsets_{};
-  int64_t next_kv_head_ = 0;
-  int64_t n_next_kv_heads_ = 1;
+  Ahead keys_ahead_;
+  Ahead values_ahead_;
 };
 
 template <class T, class Product>

@@ -172,6 +172,19 @@ inline void transpose(Words (&rows)[kLanes]) {
   }
 }
 
+// The sum of each vector's lanes, in their order.
+template <int kStep = kLanes / 2>
+[[gnu::always_inline]] inline Floats sums_of_lanes(Floats (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kStep; ++i) {
+    Words first = (Words)rows[i], second = (Words)rows[i + kStep];
+    swap_quarters<kStep>(first, second, std::make_integer_sequence<int, kLanes>());
+    rows[i] = (Floats)first + (Floats)second;
+  }
+  if constexpr (kStep > 1) return sums_of_lanes<kStep / 2>(rows);
+  return rows[0];
+}
+
 // --- Functions ------------------------------------------------------------------------------------
 
 constexpr float kLog2E = 1.44269504088896341f;
