@@ -1,10 +1,10 @@
 """Chooses tokens from logits, a whole batch at once.
 
-The filters apply in this order: the tokens that are forbidden are taken out, the logits are divided
-by the temperature, `top_k` keeps the most likely, `top_p` the smallest set of what is left whose
-probabilities (renormalised) add up to it, `min_p` what is at least that fraction as likely as the
-most likely. Of equally likely tokens those with smaller ids come first, so `top_k = 1` is exactly
-greedy.
+Logits are penalised first (`kernels.penalize`). Then the filters apply in this order: the tokens
+that are forbidden are taken out, the logits are divided by the temperature, `top_k` keeps the most
+likely, `top_p` the smallest set of what is left whose probabilities (renormalised) add up to it,
+`min_p` what is at least that fraction as likely as the most likely. Of equally likely tokens those
+with smaller ids come first, so `top_k = 1` is exactly greedy.
 
 A draw is one uniform number, looked up in the cumulative distribution over token ids. Nothing but
 its own row decides about a token: it is the same alone and in any batch.
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels.greedy import greedy
+from kernels.penalize import penalize
 from kernels.sampling_columns import SamplingColumns
 
 # Tokens per block of the two-level cumulative sum: 100 times cheaper than one level in float64 over
@@ -39,6 +40,8 @@ def sample(
     -1 for a row with a NaN or an infinity. `greedy` is the operation of that name for where the
     logits are. Only rows that it does not settle are looked at again.
     """
+    if columns.penalties is not None:
+        logits = penalize(logits, columns.penalties)
     tokens = greedy(logits)
     if columns.is_greedy:
         return tokens
@@ -62,7 +65,8 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """What each token of each row is worth to a draw, relative to the row's most likely one.
+    """What each token of each row is worth to a draw, relative to the row's most likely one, where
+    nothing is penalised.
 
     [n_rows, vocab_size], 0 for what the filters drop; every row's temperature must be above 0.
     """

@@ -7,6 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+IN_PROMPT = 1 << 30
+"""The bit of a token's count that says that the prompt has it; below are its times since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The rows of a batch of logits that are penalised; columns are [n_penalized], where the logits
+    are, and `kernels.penalize` says what they mean."""
+
+    rows: Tensor  # int64, in order
+    repetition: Tensor  # float32, above 0; 1 changes nothing
+    frequency: Tensor  # float32; 0 changes nothing
+    presence: Tensor  # float32; 0 changes nothing
+    count_rows: Tensor  # int64, of each the row in `counts`
+    counts: Tensor  # [any, vocab_size] int32: times that it was generated, and IN_PROMPT
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
@@ -26,10 +42,11 @@ class SamplingColumns:
     any_drawn: bool  # some temperature is above 0
     any_limited: bool  # some drawn row has a top_k or a top_p below 1
     any_min_p: bool  # some drawn row has a min_p above 0
+    penalties: Penalties | None = None  # if there is a row that has any
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row's token is the most likely one of all."""
+        """Whether every row's token is the most likely one of all, penalised or not."""
         return not self.any_drawn and not len(self.forbidden_ids)
 
 

@@ -103,7 +103,9 @@ class Oracle:
             logits: Tensor = self._model(torch.tensor([token_ids]), use_cache=False).logits
         return logits[0].float()
 
-    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+    def generate(
+        self, prompt: list[int], max_tokens: int, *, repetition_penalty: float = 1.0
+    ) -> list[int]:
         """The tokens that its own greedy `generate` appends to a prompt."""
         prompts = torch.tensor([prompt])
         output = self._model.generate(  # type: ignore[misc]
@@ -111,6 +113,7 @@ class Oracle:
             attention_mask=torch.ones_like(prompts),
             max_new_tokens=max_tokens,
             do_sample=False,
+            repetition_penalty=repetition_penalty,
             pad_token_id=0,
         )
         tokens: list[int] = output[0, len(prompt) :].tolist()

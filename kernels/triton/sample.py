@@ -17,7 +17,8 @@ exact; of the logits that equal it, the first few stay.
 So a greedy row is read once and every other one twice: 2 * vocab_size elements, the second time
 mostly from the cache. Where what was gathered does not suffice, each step of the bisection reads
 the whole row: for a `top_k` above half of the lanes, for a `top_p` that keeps thousands of tokens,
-and where most logits are equal. A batch in which tokens are forbidden is copied first.
+and where most logits are equal. A batch in which rows are penalised or tokens forbidden is copied
+first, in float32.
 
 Weights are whole numbers of 2^-44 of the largest, in 64 bits, so sums are exact in any order, and a
 token never depends on the shape of the launch. They differ from those of `kernels.sample` by the
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from kernels.sampling_columns import SamplingColumns
 from kernels.triton.greedy import greedy
+from kernels.triton.penalize import penalize
 
 # Logits that a program looks at together.
 _N_LANES = 4096
@@ -357,7 +359,8 @@ def _sample(
     peaks, largest, token = _look(row, N, LANES, STAGES)
     temperature = tl.load(temperatures + program)
     if (token >= 0) & (temperature > 0.0):
-        temperature = tl.maximum(temperature, 1e-37)  # whose inverse is a number
+        # Its inverse must be a number, and what is forbidden, at -3.4e38, must weigh nothing.
+        temperature = tl.minimum(tl.maximum(temperature, 1e-37), 1e30)
         scale = 1.4426950408889634 / temperature
         top_k, top_p = tl.load(top_ks + program), tl.load(top_ps + program)
         min_p, uniform = tl.load(min_ps + program), tl.load(uniforms + program)
@@ -421,6 +424,8 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 
     `n_lanes`, a power of two, are the logits that a program looks at together.
     """
+    if columns.penalties is not None:
+        logits = penalize(logits, columns.penalties)
     if columns.is_greedy:
         return greedy(logits)
     if len(columns.forbidden_ids):
@@ -454,11 +459,12 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 
 
 def _without_forbidden(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """A copy in which what is forbidden is as unlikely as a number can say.
+    """A copy in float32 in which what is forbidden is as unlikely as a number can say.
 
     What is no number stays, since it says that the row is not to be trusted.
     """
+    logits = logits.float()
     places = columns.forbidden_rows, columns.forbidden_ids
     forbidden = logits[places]
-    lowest = torch.finfo(logits.dtype).min
+    lowest = torch.finfo(torch.float32).min
     return logits.index_put(places, forbidden.masked_fill(forbidden.isfinite(), lowest))

@@ -218,4 +218,7 @@ def _sampling(
         seed=(options.seed + index) % 2**64,
         min_tokens=options.min_tokens,
         stop_token_ids=stop_token_ids,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
     )

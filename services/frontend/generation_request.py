@@ -70,6 +70,9 @@ class GenerationOptions:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(63))
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -92,6 +95,9 @@ class GenerationOptions:
         if self.top_p == 0:
             raise errors.InvalidRequest("top_p", "must be greater than 0")
         _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.125, 8.0)
         _check_whole("seed", self.seed, INT64_MIN, INT64_MAX)
         _check_whole("n", self.n, 1, MAX_N)
         _check_stops(self.stop)

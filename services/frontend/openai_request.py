@@ -110,6 +110,9 @@ class GenerationBody(BaseModel, ABC):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
     stop_token_ids: TokenIds | None = None
@@ -121,9 +124,6 @@ class GenerationBody(BaseModel, ABC):
 
     user: str | None = None
     metadata: dict[str, str] | None = None
-    frequency_penalty: Annotated[float | None, only(0)] = None
-    presence_penalty: Annotated[float | None, only(0)] = None
-    repetition_penalty: Annotated[float | None, only(1)] = None
     logit_bias: Annotated[dict[str, float] | None, only({})] = None
     priority: Annotated[int | None, only(0)] = None
     skip_special_tokens: Annotated[bool | None, only(True)] = None

@@ -138,6 +138,10 @@ def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
         attributes[semconv.REQUEST_MAX_TOKENS] = options.max_tokens
     if options.top_k > 0:
         attributes[semconv.REQUEST_TOP_K] = options.top_k
+    if options.presence_penalty:
+        attributes[semconv.REQUEST_PRESENCE_PENALTY] = options.presence_penalty
+    if options.frequency_penalty:
+        attributes[semconv.REQUEST_FREQUENCY_PENALTY] = options.frequency_penalty
     if request.n_answers != 1:
         attributes[semconv.REQUEST_CHOICES] = request.n_answers
     return attributes

@@ -275,6 +275,13 @@ def _check_sampling(sampling: sampling_pb2.SamplingParams, *, vocab_size: int) -
         raise InvalidRequest("top_p", f"{sampling.top_p} is not above 0 and at most 1")
     if not 0 <= sampling.min_p <= 1:
         raise InvalidRequest("min_p", f"{sampling.min_p} is not between 0 and 1")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (penalty := getattr(sampling, name)) <= 2:
+            raise InvalidRequest(name, f"{penalty} is not between -2 and 2")
+    if not 0.125 <= (sampling.repetition_penalty or 1) <= 8:
+        raise InvalidRequest(
+            "repetition_penalty", f"{sampling.repetition_penalty} is not between 0.125 and 8"
+        )
 
     stops = {token_id for token_id in sampling.stop_token_ids if token_id < vocab_size}
     if sampling.min_tokens and len(stops) == vocab_size:

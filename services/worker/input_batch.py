@@ -19,6 +19,7 @@ from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.plan import Ints, Spans
 from services.worker.request_table import RequestTable
+from services.worker.token_counts import NOT_COUNTED, CountedTokens
 
 Batching = Literal["selective", "padded"]
 """How requests are put together; `padded` makes all spans of a batch as long as the longest."""
@@ -35,6 +36,7 @@ class InputBatch:
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
     sampled_rows: Tensor  # [n_sampled] int64, rows of these
     sampling: SamplingColumns  # of these
+    counted: CountedTokens | None  # of this batch, for penalties now and later
     n_spans: int  # less those of padding
     shape: DecodeShape | None = None  # that it is padded to, if it is
 
@@ -151,6 +153,7 @@ class BatchBuilder:
             sampled_tokens=add((first_tokens + spans.n_tokens - 1)[spans.sample]),
             sampled_rows=add(spans.rows[spans.sample]),
             sampling=self._sampling(spans, next_positions),
+            counted=self._counted(spans, first_tokens),
             n_spans=len(spans.rows),
             shape=shape,
         )
@@ -169,6 +172,22 @@ class BatchBuilder:
         sampling = self._table.sampling(spans.rows[spans.sample], next_positions[spans.sample])
         return sampling.columns(self._uploads, self._vocab_size)
 
+    def _counted(self, spans: Spans, first_tokens: Ints) -> CountedTokens | None:
+        count_rows = self._table.count_rows(spans.rows)
+        if count_rows is None:
+            return None
+        counted = np.flatnonzero(count_rows != NOT_COUNTED)
+        n_tokens = spans.n_tokens[counted]
+        n_prompt = self._table.n_prompt_tokens(spans.rows[counted]) - spans.start_positions[counted]
+        n_prompt = np.clip(n_prompt, 0, n_tokens)
+        firsts, count_rows = first_tokens[counted], count_rows[counted]
+        return CountedTokens(
+            prompt_tokens=self._uploads.add(_ranges(firsts, n_prompt)),
+            prompt_rows=self._uploads.add(np.repeat(count_rows, n_prompt)),
+            generated_tokens=self._uploads.add(_ranges(firsts + n_prompt, n_tokens - n_prompt)),
+            generated_rows=self._uploads.add(np.repeat(count_rows, n_tokens - n_prompt)),
+        )
+
 
 def n_batch_tokens(n_tokens: Sequence[int], *, is_padded: bool) -> int:
     """Tokens of a batch of spans that are so long, padding included."""
@@ -181,8 +200,13 @@ def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)
-    first_of_span = np.cumsum(n_sent) - n_sent
-    places = np.arange(len(spans.token_ids)) + np.repeat(first_tokens - first_of_span, n_sent)
     flat = np.zeros(n_tokens, dtype=np.int64)
-    flat[places] = spans.token_ids
+    flat[_ranges(first_tokens, n_sent)] = spans.token_ids
     return flat
+
+
+def _ranges(firsts: Ints, lengths: Ints) -> Ints:
+    """`lengths[i]` numbers from `firsts[i]`, for each i in turn."""
+    n_before = np.cumsum(lengths) - lengths
+    numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
+    return numbers

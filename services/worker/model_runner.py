@@ -75,6 +75,7 @@ class ModelRunner:
             max_model_len=model.config.max_position_embeddings,
             device=model.device,
             keeps_tokens=model.is_first and model.is_last,
+            counts_tokens=model.is_last,
         )
         uploads = uploads or uploads_for(model.device)
         key_cache, _ = self._kv_cache.layers[0]
@@ -135,7 +136,9 @@ class ModelRunner:
                 hidden = self._layers(batch, hidden)
                 if not self.model.is_last:
                     return hidden
-                return self.model.logits(hidden.index_select(0, batch.sampled_tokens), self._ranks)
+                if len(batch.sampled_tokens) < len(hidden):
+                    hidden = hidden.index_select(0, batch.sampled_tokens)
+                return self.model.logits(hidden, self._ranks)
             self._check(hidden, n_tokens=batch.n_spans)
             result = self.graphs.run(batch, hidden)
             if not self.model.is_last:
@@ -153,9 +156,11 @@ class ModelRunner:
         """The tokens of the spans that are sampled, in the plan's order: [n_sampled] int64.
 
         `logits` is what `forward` returned on the last stage; where they are not finite, the token
-        is -1.
+        is -1. To be called for every batch, since penalties count the tokens of all.
         """
         with torch.inference_mode():
+            if batch.counted is not None:
+                self._table.count(batch.token_ids, batch.counted)
             if not len(batch.sampled_tokens):
                 return torch.empty(0, dtype=torch.int64, device=self.model.device)
             tokens = self.model.ops.sample(logits, batch.sampling)

@@ -32,6 +32,15 @@ class SamplingParams:
     seed: int
     min_tokens: int
     stop_token_ids: Sequence[int]
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that have occurred are less likely, or more, to occur again."""
+        penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+        return penalties != (1, 0, 0)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -40,6 +49,11 @@ class SamplingParams:
             raise PlanError(f"top_p {self.top_p} is not in (0, 1]")
         if not 0 <= self.min_p <= 1:
             raise PlanError(f"min_p {self.min_p} is not in [0, 1]")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= (penalty := getattr(self, name)) <= 2:
+                raise PlanError(f"{name} {penalty} is not in [-2, 2]")
+        if not 0.125 <= self.repetition_penalty <= 8:
+            raise PlanError(f"repetition_penalty {self.repetition_penalty} is not in [0.125, 8]")
         if self.top_k < 0 or self.min_tokens < 0 or not 0 <= self.seed < 1 << 64:
             raise PlanError(
                 f"top_k {self.top_k}, min_tokens {self.min_tokens} or seed {self.seed} is negative "

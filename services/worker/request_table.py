@@ -1,8 +1,8 @@
 """What a rank remembers of the requests that it has been told about, by row.
 
-Their blocks, how much of them is stored, how they are sampled, and the token that was sampled last,
-which stays on the device. Plans change it, in the order of iterations; what a plan may not say is
-refused here. Knows no model and no layout of a batch.
+Their blocks, how much of them is stored, how they are sampled, and on the device the token that was
+sampled last and how often each has occurred. Plans change it, in the order of iterations; what a
+plan may not say is refused here. Knows no model and no layout of a batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
-from services.worker.sampler import SamplingBatch
+from services.worker.sampler import PenalizedRows, SamplingBatch
+from services.worker.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
 
 _CPU = torch.device("cpu")
 
@@ -28,6 +29,9 @@ _SAMPLING_COLUMNS = np.dtype(
         ("min_p", np.float32),
         ("seed", np.uint64),
         ("min_tokens", np.int64),
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
     ]
 )
 
@@ -35,7 +39,8 @@ _SAMPLING_COLUMNS = np.dtype(
 class RequestTable:
     """The requests that a rank knows, one row each; plans change them, and what is sampled.
 
-    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out.
+    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. One that
+    samples `counts_tokens` of the requests that have penalties.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class RequestTable:
         max_model_len: int,
         device: torch.device = _CPU,
         keeps_tokens: bool = True,
+        counts_tokens: bool = True,
     ) -> None:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
@@ -60,6 +66,9 @@ class RequestTable:
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
         self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
+        self._counts_tokens = counts_tokens
+        self._token_counts = TokenCounts(vocab_size, device)
         self._keeps_tokens = keeps_tokens
         self._last_tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]
 
@@ -95,6 +104,21 @@ class RequestTable:
         """The tokens that were sampled last for `rows`; both int64 on the table's device."""
         return self._last_tokens.index_select(0, rows)
 
+    def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
+        """Counts tokens of a batch `token_ids` [n_tokens], for penalties from now on."""
+        self._token_counts.add(token_ids, counted)
+
+    def count_rows(self, rows: Ints) -> Ints | None:
+        """Where the tokens of `rows` are counted, or NOT_COUNTED; None if no row's are."""
+        if not self._token_counts.n_reserved:
+            return None
+        count_rows = self._count_rows[rows]
+        return count_rows if (count_rows != NOT_COUNTED).any() else None
+
+    def n_prompt_tokens(self, rows: Ints) -> Ints:
+        """Tokens of the prompts of `rows`."""
+        return self._n_prompt_tokens[rows]
+
     def block_tables(self, rows: Ints) -> Ints:
         """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
         return self._block_ids[rows, : self._n_blocks[rows].max()]
@@ -122,12 +146,30 @@ class RequestTable:
             seed=columns["seed"],
             position=positions,
             forbidden=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
+            penalized=self._penalized(rows),
+        )
+
+    def _penalized(self, rows: Ints) -> PenalizedRows | None:
+        count_rows = self.count_rows(rows)
+        if count_rows is None:
+            return None
+        places = np.flatnonzero(count_rows != NOT_COUNTED)
+        columns = self._sampling[rows[places]]
+        return PenalizedRows(
+            rows=places,
+            repetition=columns["repetition_penalty"].copy(),
+            frequency=columns["frequency_penalty"].copy(),
+            presence=columns["presence_penalty"].copy(),
+            count_rows=count_rows[places],
+            counts=self._token_counts.tensor,
         )
 
     def _release(self, row: int) -> None:
         if not self._holds(row):
             raise PlanError(f"released row {row} is not held")
         self._is_held[row] = False
+        if self._count_rows[row] != NOT_COUNTED:
+            self._token_counts.release(int(self._count_rows[row]))
         self._stop_token_ids.pop(row, None)
 
     def _admit(self, admission: Admission) -> None:
@@ -151,7 +193,13 @@ class RequestTable:
             sampling.min_p,
             sampling.seed,
             sampling.min_tokens,
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
         )
+        self._count_rows[row] = NOT_COUNTED
+        if sampling.has_penalty and self._counts_tokens:
+            self._count_rows[row] = self._token_counts.reserve()
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
 
@@ -202,6 +250,7 @@ class RequestTable:
         self._last_tokens = torch.nn.functional.pad(self._last_tokens, (0, n_more))
         self._n_blocks = np.pad(self._n_blocks, (0, n_more))
         self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
+        self._count_rows = np.pad(self._count_rows, (0, n_more))
         self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])
 
     def _grow_width(self, n_columns: int) -> None:
@@ -212,13 +261,14 @@ class RequestTable:
 
 
 def _refuse(rows: Ints, is_wrong: NDArray[np.bool_], what: str, **details: Ints) -> None:
-    if is_wrong.any():
+    if np.count_nonzero(is_wrong):  # faster than any() where there are few
         i = int(is_wrong.argmax())
         shown = ", ".join(f"{name} {values[i]}" for name, values in details.items())
         raise PlanError(f"row {rows[i]} {what} {shown}".rstrip())
 
 
 def _refuse_outside(name: str, ids: Ints, limit: int) -> None:
-    if len(ids) and (ids.min() < 0 or ids.max() >= limit):
-        wrong = ids[(ids < 0) | (ids >= limit)]
+    is_wrong = (ids < 0) | (ids >= limit)
+    if np.count_nonzero(is_wrong):
+        wrong = ids[is_wrong]
         raise PlanError(f"{name} {wrong[:8].tolist()} are not in [0, {limit})")

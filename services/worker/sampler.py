@@ -11,17 +11,41 @@ Knows no requests: a row is a row of logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
+from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
 from kernels.upload import Uploads
 
 
 class NonFiniteLogits(ArithmeticError):
     """A model's output is not a number; nothing can be sampled from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PenalizedRows:
+    """The rows of a batch that have penalties; columns are [n_penalized]."""
+
+    rows: NDArray[np.int64]  # in order
+    repetition: NDArray[np.float32]  # ranges as in `SamplingParams`, as the next two
+    frequency: NDArray[np.float32]
+    presence: NDArray[np.float32]
+    count_rows: NDArray[np.int64]
+    counts: Tensor  # see `TokenCounts.tensor`
+
+    def columns(self, uploads: Uploads) -> Penalties:
+        """The same for the operation, readable when `uploads` has been flushed."""
+        return Penalties(
+            rows=uploads.add(self.rows),
+            repetition=uploads.add(self.repetition),
+            frequency=uploads.add(self.frequency),
+            presence=uploads.add(self.presence),
+            count_rows=uploads.add(self.count_rows),
+            counts=self.counts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +59,7 @@ class SamplingBatch:
     seed: NDArray[np.uint64]
     position: NDArray[np.int64]  # that the sampled token will have in its sequence
     forbidden: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
+    penalized: PenalizedRows | None = None  # if there are any
 
     def columns(self, uploads: Uploads, vocab_size: int) -> SamplingColumns:
         """The same for the operation, readable when `uploads` has been flushed.
@@ -43,8 +68,9 @@ class SamplingBatch:
         """
         is_drawn = self.temperature > 0
         any_drawn = bool(is_drawn.any())
+        penalties = None if self.penalized is None else self.penalized.columns(uploads)
         if not any_drawn and not self.forbidden:
-            return ALL_GREEDY
+            return ALL_GREEDY if penalties is None else replace(ALL_GREEDY, penalties=penalties)
         rows, ids = self._forbidden_pairs(vocab_size)
         is_limited = ((self.top_k > 0) & (self.top_k < vocab_size)) | (self.top_p < 1)
         # Columns of a table of records have gaps; copies have none.
@@ -59,6 +85,7 @@ class SamplingBatch:
             any_drawn=any_drawn,
             any_limited=bool((is_drawn & is_limited).any()),
             any_min_p=bool((is_drawn & (self.min_p > 0)).any()),
+            penalties=penalties,
         )
 
     def _forbidden_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -88,4 +88,7 @@ def _sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         seed=message.seed,
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
     )

@@ -120,6 +120,9 @@ async def test_sampling_reaches_the_scheduler(site: Site) -> None:
         top_k=-1,
         top_p=0.25,
         min_p=0.125,
+        presence_penalty=-0.5,
+        frequency_penalty=1.5,
+        repetition_penalty=1.25,
         seed=7,
         min_tokens=2,
         stop_token_ids=[9],
@@ -127,6 +130,8 @@ async def test_sampling_reaches_the_scheduler(site: Site) -> None:
     )
     first, second = (request.submission.sampling for request in site.scheduler.requests)
     assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.5, 0, 0.25, 0.125)
+    penalties = first.presence_penalty, first.frequency_penalty, first.repetition_penalty
+    assert penalties == (-0.5, 1.5, 1.25)
     assert (first.seed, second.seed) == (7, 8)
     assert first.min_tokens == 2
     assert list(first.stop_token_ids) == [EOS, 9]

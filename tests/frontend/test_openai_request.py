@@ -101,6 +101,9 @@ def test_fields_reach_the_request() -> None:
         top_k=4,
         top_p=0.25,
         min_p=0.125,
+        presence_penalty=-1,
+        frequency_penalty=0.75,
+        repetition_penalty=1.5,
         seed=7,
         stop="s",
         stop_token_ids=[8],
@@ -112,13 +115,18 @@ def test_fields_reach_the_request() -> None:
     assert request.model == "m"
     assert (options.max_tokens, options.min_tokens, options.n, options.seed) == (3, 2, 2, 7)
     assert (options.temperature, options.top_p, options.min_p) == (0.5, 0.25, 0.125)
+    penalties = options.presence_penalty, options.frequency_penalty, options.repetition_penalty
+    assert penalties == (-1, 0.75, 1.5)
     assert (options.top_k, options.stop, options.stop_token_ids) == (4, ("s",), (8,))
     assert options.ignore_eos
     assert options.return_token_ids
 
 
 def test_null_means_the_default() -> None:
-    names = ["max_tokens", "temperature", "top_p", "n", "stop", "logit_bias", "user", "stream"]
+    names = [
+        "max_tokens", "temperature", "top_p", "n", "stop", "logit_bias", "user", "stream",
+        "presence_penalty", "frequency_penalty", "repetition_penalty",
+    ]  # fmt: skip
     assert completion(seed=1, **dict.fromkeys(names)) == completion(seed=1)
 
 
@@ -176,9 +184,9 @@ def test_fields_that_change_nothing_are_accepted_in_a_chat() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
+        ("frequency_penalty", "0.5"),
+        ("presence_penalty", True),
+        ("repetition_penalty", [1.1]),
         ("logit_bias", {"5": 1}),
         ("best_of", 2),
         ("suffix", "end"),

@@ -139,6 +139,9 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any], dict[str, Any]]] = {
     "wrong-role": (echo, {"messages": [{"role": "robot", "content": "x"}]}, {}),
     "wrong-token": (echo, {"prompt": [512]}, {}),
     "wrong-temperature": (echo, HELLO, {"temperature": 2.5}),
+    "wrong-presence": (echo, HELLO, {"presence_penalty": 2.5}),
+    "wrong-frequency": (echo, HELLO, {"frequency_penalty": -2.5}),
+    "wrong-repetition": (echo, HELLO, {"repetition_penalty": 0.0}),
     "wrong-stop": (echo, HELLO, {"stop": ["x"] * 17}),
     "full": (FULL, HELLO, {}),
     "lost": (loses_pipeline_after(20, 21), HELLO, {}),
@@ -157,8 +160,11 @@ async def test_outcome_is_the_same(site: Site, case: str) -> None:
 async def test_submission_is_the_same(site: Site) -> None:
     options = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3}
     limits = {"max_tokens": 9, "min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True}
-    await over_http(site, HELLO, options | limits | {"return_token_ids": True})
-    await over_grpc(site, HELLO, options | limits)
+    penalties = {
+        "presence_penalty": 0.1, "frequency_penalty": -0.2, "repetition_penalty": 1.1
+    }  # fmt: skip
+    await over_http(site, HELLO, options | limits | penalties | {"return_token_ids": True})
+    await over_grpc(site, HELLO, options | limits | penalties)
     first, second = (request.submission for request in site.scheduler.requests)
     second.request_id = first.request_id
     assert first == second

@@ -70,6 +70,7 @@ async def test_a_completion_continues_the_trace_of_its_client(
     site: Site, spans: RecordedSpans
 ) -> None:
     body = {"max_tokens": 4, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "seed": 3}
+    body |= {"presence_penalty": -0.5, "frequency_penalty": 1}
     answer = (await complete(site, **body)).json()
     request, server = await until(spans, 2)
     assert (server.name, server.kind) == ("POST /v1/completions", SpanKind.SERVER)
@@ -93,6 +94,8 @@ async def test_a_completion_continues_the_trace_of_its_client(
         semconv.REQUEST_TEMPERATURE: 0.5,
         semconv.REQUEST_TOP_K: 7,
         semconv.REQUEST_TOP_P: 0.9,
+        semconv.REQUEST_PRESENCE_PENALTY: -0.5,
+        semconv.REQUEST_FREQUENCY_PENALTY: 1,
         semconv.REQUEST_SEED: 3,
         semconv.RESPONSE_ID: answer["id"].removeprefix("cmpl-"),
         semconv.RESPONSE_MODEL: "test-model",

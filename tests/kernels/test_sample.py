@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import TORCH, reference, triton_ops
-from kernels.sampling_columns import SamplingColumns
+from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
 from tests.kernels.implementations import (
     CPU,
     CUDA,
@@ -71,15 +71,26 @@ class Sampler:
     device: torch.device
 
     def __call__(self, logits: Tensor, columns: SamplingColumns) -> list[int]:
-        there: dict[str, Any] = {
-            name: value.to(self.device)
-            for name, value in fields_of(columns).items()
-            if isinstance(value, Tensor)
-        }
-        tokens = self.sample(moved(logits, self.device), dataclasses.replace(columns, **there))
+        there = on_device(columns, self.device)
+        if columns.penalties is not None:
+            penalties = on_device(columns.penalties, self.device)
+            there = dataclasses.replace(there, penalties=penalties)
+        tokens = self.sample(moved(logits, self.device), there)
         assert tokens.dtype == torch.int64
         assert tokens.device.type == self.device.type
         return tokens.tolist()
+
+
+Columns = TypeVar("Columns", SamplingColumns, Penalties)
+
+
+def on_device(columns: Columns, device: torch.device) -> Columns:
+    there: dict[str, Any] = {
+        name: value.to(device)
+        for name, value in fields_of(columns).items()
+        if isinstance(value, Tensor)
+    }
+    return dataclasses.replace(columns, **there)
 
 
 def on_triton(n_lanes: int) -> Sampler:
@@ -108,7 +119,7 @@ SAMPLERS = [
 ]
 
 
-def fields_of(columns: SamplingColumns) -> dict[str, Any]:
+def fields_of(columns: SamplingColumns | Penalties) -> dict[str, Any]:
     return {field.name: getattr(columns, field.name) for field in dataclasses.fields(columns)}
 
 
@@ -124,7 +135,7 @@ def columns_of(
         "uniform": (0.5, torch.float64),
     }
     assert given.keys() <= defaults.keys()
-    columns = {
+    columns: dict[str, Any] = {
         name: torch.as_tensor(given.get(name, default), dtype=dtype).expand(n_rows).clone()
         for name, (default, dtype) in defaults.items()
     }
@@ -327,6 +338,61 @@ class TestEveryVersion:
         all_but_one = tuple((2, token) for token in range(200) if token != 9)
         columns = columns_of(3, temperature=temperature, top_k=50, forbidden=all_but_one)
         assert sampler(logits, columns) == [7, 7, 9]
+
+    def test_no_temperature_is_so_high_that_forbidden_tokens_are_drawn(
+        self, sampler: Sampler
+    ) -> None:
+        n_rows, vocab_size = 16, 200
+        forbidden = [token for token in range(vocab_size) if token % 20]
+        columns = columns_of(
+            n_rows,
+            forbidden=tuple((row, token) for row in range(n_rows) for token in forbidden),
+            temperature=torch.finfo(torch.float32).max,
+            top_p=[1, 0.9] * (n_rows // 2),
+            uniform=np.linspace(0, LAST_UNIFORM, n_rows),
+        )
+        for dtype in DTYPES:
+            tokens = sampler(random_logits(n_rows, vocab_size, dtype), columns)
+            assert not set(tokens) & set(forbidden)
+            assert len(set(tokens)) > 5, "all others are about as likely"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("others", ["greedy", "drawn", "forbidden"])
+    def test_tokens_are_those_of_the_penalised_logits(
+        self, sampler: Sampler, others: str, dtype: torch.dtype
+    ) -> None:
+        n_rows, vocab_size = 6, 301
+        logits = random_logits(n_rows, vocab_size, dtype)
+        before = logits.clone()
+        columns = {
+            "greedy": ALL_GREEDY,
+            "drawn": random_columns(n_rows, vocab_size, seed=1, has_forbidden=False),
+            "forbidden": columns_of(n_rows, temperature=0, forbidden=((2, 7), (3, 8))),
+        }[others]
+        first = logits.argmax(-1)
+        counts = torch.zeros(4, vocab_size, dtype=torch.int32)
+        counts[[0, 1, 2], first[[1, 3, 4]]] = 30
+        penalties = Penalties(
+            rows=torch.tensor([1, 3, 4]),
+            repetition=torch.ones(3),
+            frequency=torch.tensor([2.0, 2.0, 0.0]),
+            presence=torch.zeros(3),
+            count_rows=torch.tensor([0, 1, 2]),
+            counts=counts,
+        )
+        penalized = logits.to(torch.float32, copy=True)
+        penalized[[1, 3], first[[1, 3]]] -= 60
+        tokens = sampler(logits, dataclasses.replace(columns, penalties=penalties))
+        assert tokens == sampler(penalized, columns)
+        assert torch.equal(logits, before)
+        if others == "greedy":
+            without = sampler(logits, columns)
+            assert [a != b for a, b in zip(tokens, without, strict=True)] == [
+                False, True, False, True, False, False
+            ]  # fmt: skip
+            reference_columns = columns_of(n_rows, temperature=0)
+            slow = dataclasses.replace(reference_columns, penalties=penalties)
+            assert tokens == reference.sample(logits, slow).tolist()
 
     def test_rows_lie_anywhere(self, sampler: Sampler) -> None:
         wide = random_logits(8, 451, torch.float32)

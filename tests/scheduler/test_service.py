@@ -227,9 +227,22 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
+        ({"sampling": {"presence_penalty": -3}}, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": float("nan")}}, "frequency_penalty"),
+        ({"sampling": {"repetition_penalty": 1e-30}}, "repetition_penalty"),
         ({"sampling": {"min_tokens": 1, "stop_token_ids": range(200)}}, "stop_token_ids"),
     ],
-    ids=["no prompt", "nothing to generate", "too long", "temperature", "min_p", "no token left"],
+    ids=[
+        "no prompt",
+        "nothing to generate",
+        "too long",
+        "temperature",
+        "min_p",
+        "presence",
+        "frequency",
+        "repetition",
+        "no token left",
+    ],
 )
 async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(
     options: dict[str, Any], field: str

@@ -77,6 +77,7 @@ def sampled(model: Path) -> list[dict[str, Any]]:
                 {"temperature": 0.7, "top_k": 5},
                 {"temperature": 1.3, "top_p": 0.8},
                 {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+                {"temperature": 0.5, "frequency_penalty": 0.8, "repetition_penalty": 1.2},
             ]
         )
     ]

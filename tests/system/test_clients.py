@@ -86,6 +86,35 @@ def test_streamed_pieces_are_the_whole_over_both_protocols(
     assert messages[-1].usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
 
 
+def test_penalties_change_what_is_written_over_both_protocols(
+    demo: Stack, client: openai.OpenAI
+) -> None:
+    def most_repeated(**options: Any) -> tuple[int, str]:
+        """How often its most frequent token occurs in a greedy answer."""
+        text = client.completions.create(
+            model="demo",
+            prompt="the file the file the file",
+            max_tokens=60,
+            temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+            **options,
+        )
+        token_ids = text.choices[0].model_dump()["token_ids"]
+        return max(map(token_ids.count, token_ids)), text.choices[0].text
+
+    without, _ = most_repeated()
+    with_penalty, text = most_repeated(frequency_penalty=2)
+    assert with_penalty < without / 2
+    with demo.inference() as stub:
+        request = inference_pb2.GenerateRequest(
+            prompt=inference_pb2.Prompt(text="the file the file the file"),
+            options=inference_pb2.GenerationOptions(
+                max_tokens=60, temperature=0, ignore_eos=True, frequency_penalty=2
+            ),
+        )
+        assert stub.Generate(request, timeout=60).choices[0].text == text
+
+
 WRONG = {
     "no prompt": ({}, "prompt"),
     "an empty prompt": ({"prompt": []}, "prompt"),
@@ -94,6 +123,8 @@ WRONG = {
     "an answer that is too long": ({"prompt": [5] * 1020, "max_tokens": 5}, "max_tokens"),
     "negative max_tokens": ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     "bad temperature": ({"prompt": "x", "temperature": 9.5}, "temperature"),
+    "bad frequency_penalty": ({"prompt": "x", "frequency_penalty": 2.5}, "frequency_penalty"),
+    "bad repetition_penalty": ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
     "unknown model": ({"prompt": "x", "model": "other"}, "model"),
     "unknown field": ({"prompt": "x", "temprature": 1}, "temprature"),
 }
@@ -126,6 +157,10 @@ def test_wrong_input_over_grpc_is_an_invalid_argument(demo: Stack) -> None:
         "max_tokens": inference_pb2.GenerateRequest(
             prompt=inference_pb2.Prompt(text="x"),
             options=inference_pb2.GenerationOptions(max_tokens=-1),
+        ),
+        "presence_penalty": inference_pb2.GenerateRequest(
+            prompt=inference_pb2.Prompt(text="x"),
+            options=inference_pb2.GenerationOptions(presence_penalty=-3),
         ),
         "prompt": inference_pb2.GenerateRequest(),
         "model": inference_pb2.GenerateRequest(

@@ -40,18 +40,23 @@ def test_32_mixed_requests_at_once_equal_transformers(
 ) -> None:
     model = write_model(tmp_path, **config)
     random = Random(n_stages)
-    requests = [(tokens(random, 90), random.randint(1, 24)) for _ in range(N_REQUESTS)]
+    requests = [
+        (tokens(random, 90), random.randint(1, 24), random.choice([1.0, 1.0, 1.3, 0.8]))
+        for _ in range(N_REQUESTS)
+    ]
     with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
 
-        def ask(request: tuple[list[int], int]) -> dict[str, Any]:
-            prompt, max_tokens = request
-            return stack.complete(prompt, max_tokens=max_tokens, temperature=0)
+        def ask(request: tuple[list[int], int, float]) -> dict[str, Any]:
+            prompt, max_tokens, repetition = request
+            return stack.complete(
+                prompt, max_tokens=max_tokens, temperature=0, repetition_penalty=repetition
+            )
 
         with ThreadPoolExecutor(N_REQUESTS) as threads:
             choices = list(threads.map(ask, requests))
     oracle = Oracle(model)
-    for (prompt, max_tokens), choice in zip(requests, choices, strict=True):
-        expected = oracle.generate(prompt, max_tokens)
+    for (prompt, max_tokens, repetition), choice in zip(requests, choices, strict=True):
+        expected = oracle.generate(prompt, max_tokens, repetition_penalty=repetition)
         assert choice["token_ids"] == expected, prompt
         is_stopped = expected[-1] == 1
         assert choice["finish_reason"] == ("stop" if is_stopped else "length")
