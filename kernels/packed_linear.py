@@ -6,9 +6,10 @@ as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Where t
 built, or the processor has no instruction for the element type, oneDNN gets the weight in blocks of
 its own choice, once, instead of with every call. On a GPU it stays as it is, for cuBLAS.
 
-With `quantization` "int8" a weight is int8 with a scale for each output, inputs become int8 with a
-scale for each token when they are multiplied, and sums are exact: half the memory to read, twice
-the products per instruction. Only the native library does this, where the processor has VNNI.
+With `quantization` "int8" a weight is int8 with a scale for each output, half the memory to read.
+On a CPU inputs become int8 with a scale for each token when they are multiplied, and sums are
+exact: twice the products per instruction. Only the native library does this, where the processor
+has VNNI. On a GPU, where Triton does it, inputs stay what they are.
 
 A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
 """
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import torch
@@ -174,7 +177,7 @@ class _GatedInTwo:
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
     """Whether weights on `device` can be quantised like this."""
-    return quantization == "none" or (device.type == "cpu" and has_int8())
+    return quantization == "none" or _int8_forms(device.type) is not None
 
 
 def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
@@ -186,9 +189,10 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
         ValueError: it cannot be quantised here.
     """
     if quantization == "int8" and weight.numel() and not weight.is_meta:
-        if not can_quantise(weight):
+        forms = _int8_forms(weight.device.type)
+        if forms is None or not forms.can_take(weight):
             raise ValueError(f"no int8 for {weight.dtype} {list(weight.shape)} on {weight.device}")
-        return NativeInt8Weight.of(weight)
+        return forms.plain(weight)
     if can_pack(weight):
         return NativeWeight.of(weight)
     return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else _plain(weight)
@@ -209,11 +213,42 @@ def pack_gated(
 
     `op` is the operation that does what `gate` says, for where it is one of its own.
     """
-    if quantization == "int8" and can_quantise_gated(weight):
-        return NativeInt8GatedWeight.of(weight, gate)
+    forms = None if quantization == "none" else _int8_forms(weight.device.type)
+    if forms is not None and forms.can_take_gated(weight):
+        return forms.gated(weight, gate)
     if quantization == "none" and can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
     return _GatedInTwo(pack(weight, quantization), op)
+
+
+@dataclass(frozen=True, slots=True)
+class _Int8Forms:
+    """What a kind of device has for int8, and for which matrices."""
+
+    can_take: Callable[[Tensor], bool]
+    plain: Callable[[Tensor], LinearWeight]
+    can_take_gated: Callable[[Tensor], bool]
+    gated: Callable[[Tensor, Gate], GatedWeight]
+
+
+@cache
+def _int8_forms(device_type: str) -> _Int8Forms | None:
+    """None where there is nothing."""
+    if device_type == "cpu" and has_int8():
+        return _Int8Forms(
+            can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
+        )
+    if device_type == "cuda" and find_spec("triton") is not None:
+        # Not above: without Triton there is nothing to import, and on a CPU it is for nothing.
+        from kernels.triton import linear_int8
+
+        return _Int8Forms(
+            linear_int8.can_quantise,
+            linear_int8.TritonInt8Weight.of,
+            linear_int8.can_quantise,
+            linear_int8.TritonInt8GatedWeight.of,
+        )
+    return None
 
 
 def _plain(weight: Tensor) -> PlainWeight:

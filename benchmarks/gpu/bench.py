@@ -26,6 +26,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OURS = "ours"
 """Versions whose names begin like this are those that a rank runs."""
 GRAPHS, EAGER = f"{OURS}, with CUDA graphs", f"{OURS}, without CUDA graphs"
+INT8 = f"{OURS}, int8 weights"
 
 
 def progress(text: str) -> None:

@@ -9,6 +9,8 @@ iteration when the next one is launched before it has ended, as on a rank that h
 The first tokens that are sampled with and without CUDA graphs must be the same. The batches that
 are compared are of sizes that graphs are recorded for, and begin with the same keys and values, so
 that both ways compute the same in the same order.
+
+The last rows are decodes with int8 weights, whose matrices of layers are one byte an element.
 """
 
 import statistics
@@ -22,7 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.attention import n_pairs_of
-from benchmarks.gpu.bench import GRAPHS, OURS, Bench, Row
+from benchmarks.gpu.bench import GRAPHS, INT8, OURS, Bench, Row
 from benchmarks.gpu.runners import (
     Launched,
     Steps,
@@ -33,6 +35,7 @@ from benchmarks.gpu.runners import (
     versions_of,
 )
 from benchmarks.gpu.shapes import BLOCK_SIZE
+from kernels.packed_linear import can_compute
 
 N_COMPARED = 4
 """Iterations whose tokens are compared."""
@@ -70,6 +73,17 @@ def measure(bench: Bench) -> None:
             prompts=scale.prompts if is_first else (),
         )
         bench.release()  # the next runner needs the same memory
+    del model
+    if can_compute("int8", bench.device):
+        _measure_int8(bench, n_blocks, has_graphs=GRAPHS in versions)
+
+
+def _measure_int8(bench: Bench, n_blocks: int, *, has_graphs: bool) -> None:
+    model = random_model(bench, "int8")
+    steps = Steps(runner_of(model, n_blocks, has_graphs=has_graphs), n_blocks=n_blocks)
+    for batch, context in bench.scale.int8_steps:
+        work = partial(_decode, bench, steps, batch, context, layer_itemsize=1)
+        bench.attempt(f"decode {batch} of {context}", INT8, work)
 
 
 def _measure_version(
@@ -116,7 +130,9 @@ def compare(tokens: Tokens, steps: Steps, batch: int, context: int) -> Row:
     return row
 
 
-def _decode(bench: Bench, steps: Steps, batch: int, context: int) -> Row:
+def _decode(
+    bench: Bench, steps: Steps, batch: int, context: int, *, layer_itemsize: int | None = None
+) -> Row:
     shape, size = bench.scale.model, bench.dtype.itemsize
     if not steps.admit(batch, context=context, n_more=N_MORE):
         return NO_MEMORY
@@ -126,7 +142,7 @@ def _decode(bench: Bench, steps: Steps, batch: int, context: int) -> Row:
         "queued_s": _queued(steps.decode),
         "batch": batch,
         "context": context,
-        "n_bytes": shape.iteration_bytes(n_keys, size),
+        "n_bytes": shape.iteration_bytes(n_keys, size, layer_itemsize=layer_itemsize),
         "n_flops": shape.iteration_flops(batch, batch, n_keys),
         "tokens_per_s": batch / statistics.median(each.total_s for each in times),
     }

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.gpu.bench import EAGER, GRAPHS, OURS, Row
+from benchmarks.gpu.bench import EAGER, GRAPHS, INT8, OURS, Row
 from benchmarks.gpu.report import WITH_HOST
 from benchmarks.gpu.section import Outcome
 
@@ -71,7 +71,12 @@ def _steps(axes: Axes, rows: Sequence[Row]) -> None:
     """Milliseconds of a decode over the batch, a line for each context."""
     decodes = [row for row in rows if "batch" in row]
     contexts = sorted({row["context"] for row in decodes})
-    styles = {GRAPHS: ("-", "o"), EAGER: ("none", "x"), "generate": ("none", "^")}
+    styles = {
+        GRAPHS: ("-", "o"),
+        EAGER: ("none", "x"),
+        INT8: ("none", "s"),
+        "generate": ("none", "^"),
+    }
     for context, colour in zip(contexts, COLOURS, strict=False):
         for version, (line, marker) in styles.items():
             own = sorted(

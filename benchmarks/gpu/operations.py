@@ -1,4 +1,5 @@
-"""What works on each token by itself: norms, rotary embedding with K/V, gates, sampling, experts.
+"""What works on each token by itself: embedding, norms, rotary embedding with K/V, gates, sampling,
+experts.
 
 Bytes are what must be read and written once: of a sampled row its logits, of experts the matrices
 of those that some token chose.
@@ -7,19 +8,24 @@ of those that some token chose.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import OURS, Bench, Case, Version
+from benchmarks.gpu.int8_products import int8_cases
 from benchmarks.gpu.shapes import BLOCK_SIZE
-from kernels import TORCH, Ops
+from kernels import TORCH, HeadNorms, Ops
 from kernels.sampling_columns import SamplingColumns
 from kernels.upload import uploads_for
 from services.worker.sampler import SamplingBatch
 
 EPS = 1e-5
+
+N_RANKS = 4
+"""That share the table of tokens of which one looks its rows up."""
 
 
 def measure(bench: Bench) -> None:
@@ -28,7 +34,9 @@ def measure(bench: Bench) -> None:
     for n in scale.token_counts:
         for case in token_cases(bench, n):
             bench.measure(case)
-    bench.release()
+        for case in int8_cases(bench, n):
+            bench.measure(case)
+        bench.release()
     for n in scale.expert_tokens:
         bench.measure(expert_case(bench, n))
     bench.release()
@@ -47,6 +55,20 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
         n_sets = bench.n_sets(int(np.prod(sizes)) * size)
         stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
         return list(stacked)
+
+    table = torch.empty(
+        (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device
+    ).normal_()
+    generator = torch.Generator().manual_seed(n)
+    token_ids = torch.randint(shape.vocab_size, (n,), generator=generator)
+    n_found = int(((token_ids >= len(table)) & (token_ids < 2 * len(table))).sum())
+    tokens = token_ids.to(bench.device)
+    yield _case(
+        bench,
+        f"embedding, {n} tokens, {n_found} of which are this rank's",
+        lambda ops: [partial(ops.embedding, table, tokens, len(table))],
+        n_bytes=(n + n_found) * shape.hidden * size,
+    )
 
     (weight,) = torch.ones(1, shape.hidden, dtype=bench.dtype, device=bench.device)
     rows = tensors(n, shape.hidden)
@@ -77,23 +99,31 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
     ).normal_()
     slots = torch.randperm(n_slots)[:n].to(bench.device)
     kept = [each.clone() for each in (qkv[0], keys, values)]  # before any version has changed them
+    q_norm, k_norm = torch.ones(2, shape.head_dim, dtype=bench.dtype, device=bench.device)
+    for norms, suffix in ((None, ""), (HeadNorms(q_norm, k_norm, EPS), ", heads normalised")):
+        others = cos, sin, keys, values, slots, shape.n_heads, norms
+        yield _case(
+            bench,
+            f"rotary_write_kv, {n} tokens{suffix}",
+            partial(_rotary_calls, qkv, others),
+            # Of cosines and sines one half, which says the same as the other.
+            n_bytes=(2 * n_qkv_heads + 1) * n * shape.head_dim * size,
+            check=partial(_turned_and_stored, kept, others),
+        )
 
-    def turned_and_stored(ops: Ops) -> Tensor:
-        x, new_keys, new_values = [each.clone() for each in kept]
-        q = ops.rotary_write_kv(x, cos, sin, new_keys, new_values, slots, shape.n_heads)
-        return torch.cat([each.flatten() for each in (q, new_keys, new_values)])
 
-    yield _case(
-        bench,
-        f"rotary_write_kv, {n} tokens",
-        lambda ops: [
-            partial(ops.rotary_write_kv, x, cos, sin, keys, values, slots, shape.n_heads)
-            for x in qkv
-        ],
-        # Of cosines and sines one half, which says the same as the other.
-        n_bytes=(2 * n_qkv_heads + 1) * n * shape.head_dim * size,
-        check=turned_and_stored,  # queries turn where they are
-    )
+def _rotary_calls(
+    qkv: Sequence[Tensor], others: tuple[Any, ...], ops: Ops
+) -> list[Callable[[], Tensor]]:
+    return [partial(ops.rotary_write_kv, x, *others) for x in qkv]
+
+
+def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: Ops) -> Tensor:
+    """All that is made of copies of qkv, keys and values: queries turn where they are."""
+    qkv, keys, values = [each.clone() for each in inputs]
+    cos, sin, _, _, slots, n_heads, norms = others
+    q = ops.rotary_write_kv(qkv, cos, sin, keys, values, slots, n_heads, norms)
+    return torch.cat([each.flatten() for each in (q, keys, values)])
 
 
 def expert_case(bench: Bench, n: int) -> Case:

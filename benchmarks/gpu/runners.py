@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu.bench import EAGER, GRAPHS, Bench
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.gpu.timing import device_event
+from kernels.packed_linear import Quantization
 from services.worker.decode_graphs import cuda_graphs
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, random_stage
@@ -71,10 +72,10 @@ class Launched:
         return token_ids, StepTimes(self._prepare_s, self._launch_s, wait_s)
 
 
-def random_model(bench: Bench) -> StageModel:
+def random_model(bench: Bench, quantization: Quantization = "none") -> StageModel:
     """The model in one stage."""
     config = bench.scale.model.llama_config()
-    return random_stage(config, dtype=bench.dtype, device=bench.device)
+    return random_stage(config, dtype=bench.dtype, device=bench.device, quantization=quantization)
 
 
 def n_kv_blocks(bench: Bench, limit: int) -> int:

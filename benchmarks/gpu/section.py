@@ -47,8 +47,8 @@ class Section:
 SECTIONS = {
     "limits": Section("benchmarks.gpu.limits", 30),
     "attention": Section("benchmarks.gpu.attention", 85),
-    "operations": Section("benchmarks.gpu.operations", 65),
-    "engine": Section("benchmarks.gpu.engine", 120),
+    "operations": Section("benchmarks.gpu.operations", 75),
+    "engine": Section("benchmarks.gpu.engine", 125),
     "serving": Section("benchmarks.gpu.serving", 70),
     "transformers": Section("benchmarks.gpu.transformers_model", 90, needs="transformers"),
 }

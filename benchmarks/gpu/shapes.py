@@ -43,11 +43,14 @@ class ModelShape:
         """Elements of one token's keys and values in all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
-    def iteration_bytes(self, n_keys: int, itemsize: int) -> int:
+    def iteration_bytes(
+        self, n_keys: int, itemsize: int, *, layer_itemsize: int | None = None
+    ) -> int:
         """That an iteration must read: all matrices once, and the keys and values of `n_keys`
-        tokens, all requests together. What it writes is small beside it."""
-        n_elements = self.n_layer_weights + self.n_head_weights + n_keys * self.n_kv_elements
-        return n_elements * itemsize
+        tokens, all requests together. What it writes is small beside it. `layer_itemsize` is that
+        of the layers' matrices, if it is another."""
+        n_elements = self.n_head_weights + n_keys * self.n_kv_elements
+        return n_elements * itemsize + self.n_layer_weights * (layer_itemsize or itemsize)
 
     def iteration_flops(self, n_tokens: int, n_sampled: int, n_pairs: int) -> int:
         """Of an iteration's products, a multiplication and an addition for each weight and token;
@@ -108,6 +111,8 @@ class Scale:
     step_contexts: tuple[int, ...]
     eager_steps: tuple[tuple[int, int], ...]
     """Batch and context of decodes that are run without CUDA graphs too."""
+    int8_steps: tuple[tuple[int, int], ...]
+    """Batch and context of decodes that are run with int8 weights too."""
     profiled_steps: tuple[tuple[int, int], ...]
     """Batch and context of decodes whose kernels are counted one by one."""
     static_batches: tuple[tuple[int, int], ...]
@@ -155,6 +160,7 @@ FULL = Scale(
     step_batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     step_contexts=(1024, 128, 8192),
     eager_steps=((1, 1024), (16, 1024), (64, 1024), (256, 1024)),
+    int8_steps=((1, 1024), (16, 1024), (64, 1024)),
     profiled_steps=((1, 1024), (64, 1024)),
     static_batches=((1, 1024), (16, 1024), (64, 1024), (64, 128)),
     n_requests=64,
@@ -188,6 +194,7 @@ TINY = Scale(
     step_batches=(1, 3),
     step_contexts=(32,),
     eager_steps=((3, 32),),
+    int8_steps=((3, 32),),
     profiled_steps=((3, 32),),
     static_batches=((2, 16),),
     n_requests=6,

@@ -1,9 +1,12 @@
-"""Measures which tiles attention is fastest with on this device: `python -m kernels.triton.tune`.
+"""Measures which tiles are fastest on this device: `python -m kernels.triton.tune`.
 
-For each head size and element type it times a batch of decodes and a batch of prompts and chunks
-with every candidate, and keeps the fastest where `kernels.triton.tuning` looks for it: processes
-that start later use it. Heads and batch are those of a common model; only the order of the
-candidates matters.
+For each head size and element type it times attention over a batch of decodes and one of prompts
+and chunks with every candidate, and keeps the fastest where `kernels.triton.tuning` looks for it:
+processes that start later use it. Heads and batch are those of a common model; only the order of
+the candidates matters. Products with int8 weights are measured for the matrices that are named,
+each for as many tokens as have tiles of their own:
+
+    python -m kernels.triton.tune --int8 6144x4096 4096x4096 4096x14336 --int8-gated 14336x4096
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
+from kernels.triton import product_tiles
 from kernels.triton.attention import attention
 from kernels.triton.attention_plan import Cut, cut_batch, cut_for
+from kernels.triton.linear_int8 import Int8Matrix, multiply
+from kernels.triton.product_tiles import Product, ProductTiles, cut_with
 from kernels.triton.tuning import Device, Kind, Tiles, device_of, entry, save
 from kernels.upload import uploads_for
 
@@ -40,6 +46,12 @@ _CANDIDATES = {
     Kind.DECODES: ([16], [16, 32, 64, 128], [2, 4, 8], [2, 3, 4]),
     Kind.SPANS: ([32, 64, 128], [16, 32, 64, 128], [4, 8], [2, 3, 4]),
 }
+# Tokens that a product is measured with, one number for each choice of tiles.
+_TOKENS = [16, 32, 64, 2048]
+# Of a product: outputs, inputs of a step, programs of a multiprocessor, warps, stages.
+_FEW = ([64, 128], [128, 256], [1, 2, 4], [4], [3, 5])
+_MANY = ([64, 128, 256], [64, 128], [1], [4, 8], [3, 4])
+
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -103,9 +115,75 @@ def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Ti
     return best
 
 
+def product_candidates(n_tokens: int, dtype: torch.dtype) -> Iterator[ProductTiles]:
+    """Everything that is tried for a product with so many tokens."""
+    tokens = product_tiles.tokens_up_to(n_tokens)
+    sizes = _MANY if tokens == product_tiles.MAX_TOKENS else _FEW
+    for outputs, inputs, n_programs, n_warps, n_stages in itertools.product(*sizes):
+        tiles = ProductTiles(
+            tokens, outputs, inputs, n_programs=n_programs, n_warps=n_warps, n_stages=n_stages
+        )
+        if dtype == torch.float32:  # threads have the operands themselves
+            tiles = replace(tiles, tokens=min(tokens, 32), outputs=outputs // 2, inputs=inputs // 4)
+        yield tiles
+
+
+class ProductBench:
+    """A product of random tokens and a random matrix, which is not in the cache."""
+
+    def __init__(self, product: Product, n_tokens: int, device: Device) -> None:
+        self._product, self._device = product, device
+        n_rows = product.n_out * (2 if product.is_gated else 1)
+        weight = torch.randn(n_rows, product.n_in, dtype=product.dtype, device="cuda")
+        self._matrix = Int8Matrix.of(weight)
+        self._x = torch.randn(n_tokens, product.n_in, dtype=product.dtype, device="cuda")
+        self._out = self._x.new_empty(n_tokens, product.n_out)
+
+    def time_ms(self, tiles: ProductTiles) -> float:
+        """Milliseconds of a call with `tiles`; infinite where they do not fit the device."""
+        cut = cut_with(tiles, self._product, len(self._x), self._device)
+        gate = int(self._product.is_gated)
+        try:
+            time_ms = triton.testing.do_bench(
+                lambda: multiply(
+                    self._matrix, self._x, None, self._out, cut, gate=gate, has_residual=False
+                ),
+                return_mode="median",
+            )
+        except OutOfResources:
+            return float("inf")
+        return float(time_ms)
+
+
+def fastest_product(product: Product, n_tokens: int, device: Device) -> ProductTiles:
+    """The best of the candidates by measurement."""
+    bench = ProductBench(product, n_tokens, device)
+    times = {tiles: bench.time_ms(tiles) for tiles in product_candidates(n_tokens, product.dtype)}
+    best = min(times, key=times.__getitem__)
+    name = product_tiles.entry(product, n_tokens)
+    _logger.info("%s: %s, %.3f ms", name, best, times[best])
+    return best
+
+
+def _matrix_size(text: str) -> tuple[int, int]:
+    n_out, n_in = map(int, text.split("x"))
+    return n_out, n_in
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128], metavar="SIZE")
+    parser.add_argument("--head-dim", type=int, nargs="*", default=[64, 128], metavar="SIZE")
+    parser.add_argument(
+        "--int8", type=_matrix_size, nargs="+", default=[], metavar="OUTxIN", help="of a rank"
+    )
+    parser.add_argument(
+        "--int8-gated",
+        type=_matrix_size,
+        nargs="+",
+        default=[],
+        metavar="OUTxIN",
+        help="of a rank, each of both matrices of this size",
+    )
     parser.add_argument("--dtype", nargs="+", choices=_TYPES, default=["bfloat16"])
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -115,7 +193,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for head_dim, name, kind in itertools.product(options.head_dim, options.dtype, Kind):
         dtype = _TYPES[name]
         best = fastest(kind, head_dim, dtype, device)
-        path = save(device.name, {entry(kind, head_dim, dtype): best})
+        _keep(device, entry(kind, head_dim, dtype), best)
+    sizes = [(size, False) for size in options.int8] + [(size, True) for size in options.int8_gated]
+    for (size, is_gated), name, n_tokens in itertools.product(sizes, options.dtype, _TOKENS):
+        n_out, n_in = size
+        product = Product(n_out, n_in, is_gated=is_gated, dtype=_TYPES[name])
+        best_tiles = fastest_product(product, n_tokens, device)
+        _keep(device, product_tiles.entry(product, n_tokens), best_tiles)
+
+
+def _keep(device: Device, name: str, tiles: Tiles | ProductTiles) -> None:
+    path = save(device.name, {name: tiles})
     _logger.info("kept in %s", path)
 
 

@@ -2,7 +2,8 @@
 
 `tiles_for` returns what `python -m kernels.triton.tune` has measured on a device of the same name,
 if it has, and else a default for its compute capability. Measurements are a JSON file per device in
-the folder that ORCINUS_TUNING_DIR names, or in the user's cache; it is read once per process.
+the folder that ORCINUS_TUNING_DIR names, or in the user's cache; it is read once per process. What
+else is measured (`kernels.triton.product_tiles`) is kept in the same file.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 from triton.runtime import driver
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Kind(StrEnum):
@@ -70,8 +75,8 @@ def device_of(device: torch.device) -> Device:
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """The best known tiles for items of `kind`."""
-    measured = _read_once(device.name).get(entry(kind, head_dim, dtype))
-    return measured or default_tiles(kind, head_dim, dtype, device)
+    found = measured(device.name).get(entry(kind, head_dim, dtype))
+    return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
@@ -106,22 +111,21 @@ def measurements_path(device_name: str) -> Path:
 
 
 @cache
-def _read_once(device_name: str) -> Mapping[str, Tiles]:
+def measured(device_name: str) -> Mapping[str, Mapping[str, int]]:
+    """The tiles of each entry that were measured on devices of that name, by their fields."""
     return _read(device_name)
 
 
-def _read(device_name: str) -> Mapping[str, Tiles]:
+def _read(device_name: str) -> Mapping[str, Mapping[str, int]]:
     path = measurements_path(device_name)
-    if not path.exists():
-        return {}
-    return {name: Tiles(**tiles) for name, tiles in json.loads(path.read_text()).items()}
+    found: Mapping[str, Mapping[str, int]] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
-def save(device_name: str, measured: Mapping[str, Tiles]) -> Path:
+def save(device_name: str, tiles: Mapping[str, DataclassInstance]) -> Path:
     """Adds to what was measured on devices of that name; running processes do not see it."""
     path = measurements_path(device_name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    together = {**_read(device_name), **measured}
-    lines = {name: asdict(tiles) for name, tiles in sorted(together.items())}
-    path.write_text(json.dumps(lines, indent=1) + "\n")
+    together = {**_read(device_name), **{name: asdict(each) for name, each in tiles.items()}}
+    path.write_text(json.dumps(dict(sorted(together.items())), indent=1) + "\n")
     return path

@@ -75,8 +75,8 @@ class WorkerSettings(ServerSettings):
 
     quantization: Quantization = "none"
     """Of the matrices of layers when they are loaded: `int8` takes half of bfloat16's memory and is
-    less exact. It is for CPUs with VNNI; all stages must have the same. Embedding, head, norms and
-    experts stay as they are."""
+    less exact. It is for CPUs with VNNI and for GPUs with Triton; all stages must have the same.
+    Embedding, head, norms and experts stay as they are."""
 
     load_format: LoadFormat = "safetensors"
     """Where weights come from; `random` needs only config.json and is for benchmarks."""
@@ -165,14 +165,6 @@ class WorkerSettings(ServerSettings):
         if self.kv_memory in ("auto", None) and self.data_plane == "gloo" and self.device != "cpu":
             raise ValueError(
                 "kv_memory must be given with data_plane gloo, for ranks that may share a GPU"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantization(self) -> Self:
-        if self.device != "cpu" and self.quantization != "none":
-            raise ValueError(
-                f"quantization {self.quantization} is computed on CPUs; the device is {self.device}"
             )
         return self
 

@@ -103,7 +103,8 @@ def test_kernels_and_engine_run_where_there_is_only_pytorch(tmp_path: Path, bare
             assert 0 < row["floor_s"] / row["seconds"] == pytest.approx(row["of_floor"])
     compared = [row for row in sections["operations"]["rows"] if row["version"] == "torch"]
     assert all({"difference", "n_different"} & set(row) for row in compared)
-    assert any(row["case"].startswith("rotary_write_kv") for row in compared)
+    for operation in ("rotary_write_kv", "int8 down", "int8 gate and up"):
+        assert any(row["case"].startswith(operation) for row in compared)
     (workload,) = sections["serving"]["rows"]
     asked = workload_lengths()
     assert workload["n_output_tokens"] == sum(each.n_output for each in asked)
@@ -266,6 +267,7 @@ def test_an_iteration_of_llama_8b_by_hand() -> None:
     n_layers, n_head = 32 * 218_103_808, 525_336_576
     assert LLAMA_8B.iteration_bytes(0, 2) == 2 * (n_layers + n_head)
     assert LLAMA_8B.iteration_bytes(1, 2) - LLAMA_8B.iteration_bytes(0, 2) == 128 << 10
+    assert LLAMA_8B.iteration_bytes(0, 2, layer_itemsize=1) == n_layers + 2 * n_head
     # One decode at the first position: each weight once, and one pair in 32 layers of 32 heads.
     assert LLAMA_8B.iteration_flops(1, 1, 1) == 2 * (n_layers + n_head) + 4 * 32 * 32 * 128
 

@@ -27,6 +27,8 @@ def correct_bfloat16() -> None:
             return TensorHandle(bits.reshape(np.shape(src.data)), tl.bfloat16)
         if types == (tl.bfloat16, tl.float32):
             return _widened(src)
+        if types == (tl.int8, tl.bfloat16):
+            return cast_impl(self, cast(self, src, tl.float32), tl.bfloat16)
         return cast(self, src, dst_type)
 
     def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:

@@ -89,8 +89,8 @@ def build_stage(
     check_rank(tp_rank, tp_size)
     if not can_compute(quantization, device):
         raise UnsupportedModel(
-            f"quantization {quantization} needs the native kernels (`python -m kernels.build`) and "
-            "a CPU with AVX-512, BF16 and VNNI"
+            f"quantization {quantization} needs Triton on a GPU, and on a CPU the native kernels "
+            "(`python -m kernels.build`), AVX-512, BF16 and VNNI"
         )
     family = FAMILIES[config.architecture]
     place = StagePlace(
@@ -131,6 +131,7 @@ def random_stage(
     n_stages: int = 1,
     dtype: torch.dtype,
     device: torch.device,
+    quantization: Quantization = "none",
 ) -> StageModel:
     """A whole stage of random weights, which needs no file: to measure and to try things."""
     return build_stage(
@@ -143,5 +144,5 @@ def random_stage(
         dtype=dtype,
         device=device,
         on_progress=lambda n_done, n_total: None,
-        quantization="none",
+        quantization=quantization,
     )
