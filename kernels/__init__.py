@@ -15,9 +15,11 @@ import torch
 
 from kernels.attention import attention
 from kernels.attention_metadata import AttentionForm, plan_attention
+from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.greedy import greedy
+from kernels.head_norms import HeadNorms
 from kernels.layer_norm import layer_norm
 from kernels.native.operations import native_ops
 from kernels.ops import AttentionMetadata, Ops
@@ -34,6 +36,7 @@ __all__ = [
     "TORCH",
     "AttentionForm",
     "AttentionMetadata",
+    "HeadNorms",
     "Ops",
     "native_ops",
     "ops_for",
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 TORCH = Ops(
+    embedding=embedding,
     rms_norm=rms_norm,
     layer_norm=layer_norm,
     rotary=rotary,

@@ -9,7 +9,15 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.sampling_columns import SamplingColumns
+from kernels.sampling_columns import IN_PROMPT, Penalties, SamplingColumns
+
+
+def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
+    """Of each token its row of `table`, the first of which is that of token `first`, or zeros."""
+    own = range(first, first + len(table))
+    nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
+    rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
+    return torch.stack(rows)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -118,8 +126,29 @@ def expert_mlp(
     return out.to(x.dtype)
 
 
+def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
+    """One row and one token after the other, in float64."""
+    penalized = logits.to(torch.float64, copy=True)
+    for i, (row, count_row) in enumerate(
+        zip(penalties.rows.tolist(), penalties.count_rows.tolist(), strict=True)
+    ):
+        repetition = penalties.repetition[i].item()
+        for token, count in enumerate(penalties.counts[count_row].tolist()):
+            if not count:
+                continue
+            logit = penalized[row, token].item()
+            n_generated = count - IN_PROMPT if count >= IN_PROMPT else count
+            logit = logit / repetition if logit > 0 else logit * repetition
+            logit -= penalties.frequency[i].item() * n_generated
+            logit -= penalties.presence[i].item() if n_generated else 0
+            penalized[row, token] = logit
+    return penalized
+
+
 def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
     """Every row by itself, in float64, with all its tokens in order."""
+    if columns.penalties is not None:
+        logits = penalize(logits, columns.penalties)
     pairs = list(zip(columns.forbidden_rows.tolist(), columns.forbidden_ids.tolist(), strict=True))
     tokens = []
     for row, values in enumerate(logits.double()):

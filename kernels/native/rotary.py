@@ -5,10 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kernels.head_norms import HeadNorms
 from kernels.native.call import ELEMENT, declare, dense_heads
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
 from kernels.write_kv import write_kv
+
+# Their element type, the weights of queries and of keys, and epsilon.
+_NO_NORMS = (0, None, None, 0.0)
 
 
 class Rotary:
@@ -16,7 +20,7 @@ class Rotary:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rotary = declare(library, "rotary", "ipipppiii")
-        self._rotary_write_kv = declare(library, "rotary_write_kv", "ippppppiiii")
+        self._rotary_write_kv = declare(library, "rotary_write_kv", "ippppppiiiiippf")
         self._write_kv = declare(library, "write_kv", "pipipppii")
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -44,10 +48,11 @@ class Rotary:
         value_cache: Tensor,
         slots: Tensor,
         n_heads: int,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         is_taken = qkv.dtype in ELEMENT and qkv.is_contiguous() and _are_angles_of(qkv, cos, sin)
-        if not is_taken or key_cache.dtype != qkv.dtype:
-            return rotary_write_kv(qkv, cos, sin, key_cache, value_cache, slots, n_heads)
+        if not is_taken or key_cache.dtype != qkv.dtype or not _are_taken(norms):
+            return rotary_write_kv(qkv, cos, sin, key_cache, value_cache, slots, n_heads, norms)
         n_kv_heads, head_dim = key_cache.shape[2:]
         n_tokens = qkv.shape[0]
         self._rotary_write_kv(
@@ -62,6 +67,7 @@ class Rotary:
             n_heads,
             n_kv_heads,
             head_dim,
+            *_NO_NORMS if norms is None else _arguments(norms),
         )
         return qkv.view(n_tokens, -1, head_dim)[:, :n_heads]
 
@@ -90,3 +96,12 @@ def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether the angles are as the library takes them: dense, and of the type of `x`."""
     is_dense = cos.is_contiguous() and sin.is_contiguous()
     return is_dense and cos.dtype == sin.dtype == x.dtype
+
+
+def _are_taken(norms: HeadNorms | None) -> bool:
+    """Whether the library takes these: weights of one type that it knows."""
+    return norms is None or (norms.q.dtype == norms.k.dtype and norms.q.dtype in ELEMENT)
+
+
+def _arguments(norms: HeadNorms) -> tuple[int, int, int, float]:
+    return ELEMENT[norms.q.dtype], norms.q.data_ptr(), norms.k.data_ptr(), norms.eps

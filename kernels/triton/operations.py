@@ -19,6 +19,7 @@ def triton_ops() -> Ops | None:
 
     from kernels.triton.attention import attention
     from kernels.triton.attention_plan import plan_items
+    from kernels.triton.embedding import embedding
     from kernels.triton.expert_mlp import expert_mlp
     from kernels.triton.gelu_and_mul import gelu_and_mul
     from kernels.triton.greedy import greedy
@@ -33,6 +34,7 @@ def triton_ops() -> Ops | None:
     # A product may be added before it is rounded. Unsaid, Triton 3.9 warns of another default.
     knobs.language.default_fp_fusion = True
     return Ops(
+        embedding=embedding,
         rms_norm=rms_norm,
         layer_norm=layer_norm,
         rotary=rotary,

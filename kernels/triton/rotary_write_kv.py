@@ -3,7 +3,9 @@
 One launch reads a token's queries, keys and values once and writes each once to where it stays:
 queries where they were, keys and values into their slot. That is 4 * head_dim bytes per head in
 bfloat16, and nothing in between, where turning, slicing and storing one after the other would move
-keys twice and need five launches. 3 operations per element that turns, in float32.
+keys twice and need five launches. 3 operations per element that turns, in float32. A head that is
+normalised first is in a program's registers whole, so that costs its squares and the two weights,
+which stay in the cache; nothing is rounded in between.
 
 A program has some heads of one token, of whatever kind. Each kind has a store of its own, which
 heads of the others leave out.
@@ -15,7 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.head_norms import HeadNorms
 from kernels.triton.rotary import head_form, turn
+
+
+@triton.jit
+def _weights(q_norm, k_norm, place, is_there, is_query):
+    """Of heads [n, 1], what their elements at `place` [1, pairs] are multiplied by."""
+    of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
+    of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
+    return tl.where(is_query, of_q, of_k)
 
 
 @triton.jit
@@ -26,6 +37,9 @@ def _rotary_write_kv(
     key_cache,
     value_cache,
     slots,
+    q_norm,
+    k_norm,
+    eps,
     N_HEADS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -44,7 +58,13 @@ def _rotary_write_kv(
     place = qkv + (token * (N_HEADS + 2 * N_KV_HEADS) + head) * HEAD_DIM + pair
     first = tl.load(place, is_there, 0.0)
     second = tl.load(place + HALF, is_there, 0.0)
-    turned_first, turned_second = turn(first.to(tl.float32), second.to(tl.float32), cosines, sines)
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    if q_norm is not None:
+        squares = tl.sum(wide_first * wide_first, 1) + tl.sum(wide_second * wide_second, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]  # [HEADS, 1]
+        wide_first *= scale * _weights(q_norm, k_norm, pair, is_pair, head < N_HEADS)
+        wide_second *= scale * _weights(q_norm, k_norm, HALF + pair, is_pair, head < N_HEADS)
+    turned_first, turned_second = turn(wide_first, wide_second, cosines, sines)
 
     is_query = (head < N_HEADS) & is_pair
     tl.store(place, turned_first, is_query)
@@ -72,6 +92,7 @@ def rotary_write_kv(
     value_cache: Tensor,
     slots: Tensor,
     n_heads: int,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """As `kernels.rotary_write_kv` says; the queries are a part of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
@@ -86,6 +107,9 @@ def rotary_write_kv(
         key_cache,
         value_cache,
         slots,
+        None if norms is None else norms.q,
+        None if norms is None else norms.k,
+        0.0 if norms is None else norms.eps,
         N_HEADS=n_heads,
         N_KV_HEADS=n_kv_heads,
         HEAD_DIM=head_dim,

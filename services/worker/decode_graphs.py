@@ -9,19 +9,23 @@ the recording reads them:
     block tables    as wide as sequences of 1,024 tokens, 2,048, 4,096, ... and the longest
 
 How wide the tables are decides how attention divides its work, so one width would make short
-sequences as slow to plan and to send as long ones. Of the two dozen sizes and few widths those that
-occur are recorded, when they occur first: an epoch begins without delay, and as all ranks of a
-stage run the same plans, they record together. A recording costs one iteration more, and a second
-or less.
+sequences as slow to plan and to send as long ones. Of the two dozen sizes and few widths some are
+recorded when an epoch begins (`warm_up`), and others when they occur first: as all ranks of a stage
+run the same plans, they record together. A recording costs one iteration more, and a second or
+less.
 
 Padding reads and writes a block that no request has. What a graph computes is the stage's share:
 embedding or what was received, layers, and on the last stage the logits. Sampling comes after.
+
+If another rank is lost within a recording, the error that is raised is one of CUDA and ends the
+process: what had been recorded cannot be taken back. PyTorch's allocator would go on as if the
+recording did.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -138,7 +142,7 @@ class DecodeGraphs:
         self._max_spans = max_spans
         self._max_model_len = max_model_len
         self._block_size = block_size
-        self._device = device
+        self.device = device
         self._hidden = hidden
         self._results: Tensor | None = None  # [max_spans, any], of whatever ran last
         self._recorded: dict[DecodeShape, _Recorded] = {}
@@ -160,10 +164,30 @@ class DecodeGraphs:
             n_columns=-(-padded_length(n_keys, self._max_model_len) // self._block_size),
         )
 
+    def shapes(self) -> Iterator[DecodeShape]:
+        """All that may be recorded, the commonest first: short sequences before long ones.
+
+        Of a width the largest batch comes first, for all others have room in the memory that its
+        recording takes; then the smallest.
+        """
+        sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
+        *smaller, largest = sorted(sizes)
+        length = 0
+        while length < self._max_model_len:
+            length = padded_length(length + 1, self._max_model_len)
+            for n_spans in (largest, *smaller):
+                yield DecodeShape(n_spans, -(-length // self._block_size))
+
+    def record(self, shape: DecodeShape) -> None:
+        """Records decodes of `shape`, if that has not been done."""
+        if shape not in self._recorded:
+            self._recorded[shape] = self._record(shape)
+
     def build(self, spans: Spans, shape: DecodeShape) -> InputBatch:
         """The batch of `spans`, where the graph of `shape` reads it."""
         if shape not in self._recorded:
-            self._recorded[shape] = self._record(shape)
+            log.info("an iteration waits until decodes are recorded: %s", shape)
+            self.record(shape)
         self._uploads.aim(self._recorded[shape].inputs)
         self._built = self._builder.build_decodes(spans, shape)
         return self._built
@@ -185,7 +209,6 @@ class DecodeGraphs:
         self._recorded.clear()
 
     def _record(self, shape: DecodeShape) -> _Recorded:
-        log.info("recording decodes: %d requests, %d blocks each", shape.n_spans, shape.n_columns)
         hidden = None if self._hidden is None else self._hidden[: shape.n_spans]
         padding = self._builder.build_decodes(Spans.none(), shape)
         n_bytes = self._uploads.n_bytes + _BYTES_PER_SPAN * shape.n_spans + _ALIGNMENT_BYTES
@@ -193,7 +216,7 @@ class DecodeGraphs:
             result = self._compute_from(padding, hidden)
             self._results = result.new_empty(self._max_spans, *result.shape[1:])
         results = self._results[: shape.n_spans]
-        inputs = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        inputs = torch.empty(n_bytes, dtype=torch.uint8, device=self.device)
         self._uploads.aim(inputs)
         batch = self._builder.build_decodes(Spans.none(), shape)
         graph = self._new_graph()

@@ -1,10 +1,11 @@
 """How much memory of a GPU keys and values may have: what nothing else needs.
 
-    fraction of the whole - what is in use - what an iteration takes - what graphs take
+    fraction of the whole - what is in use - an iteration - what is on its way - graphs
 
 The first is the operator's; the second is known when the weights are loaded, and includes what
-other processes and the driver have; the third is found out by trying; the fourth is set aside. What
-the fraction leaves is for NCCL and for fragments. Numbers only; who asks the GPU is `GpuMemory`.
+other processes and the driver have; the third is found out by trying; the fourth are the hidden
+states of further iterations in flight, and is computed; the fifth is set aside. What the fraction
+leaves is for NCCL and for fragments. Numbers only; who asks the GPU is `GpuMemory`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class MemoryShares:
     total: int
     used: int
     iteration: int
+    transfers: int
     graphs: int
 
     def kv_memory(self, fraction: float) -> int:
@@ -72,22 +74,41 @@ class MemoryShares:
         Raises:
             NoMemoryLeft: nothing.
         """
-        left = int(self.total * fraction) - self.used - self.iteration - self.graphs
+        needed = self.used + self.iteration + self.transfers + self.graphs
+        left = int(self.total * fraction) - needed
         if left <= 0:
             raise NoMemoryLeft(
                 f"kv_memory auto: device_memory_fraction {fraction:g} of {_gib(self.total)} leaves "
                 f"nothing for keys and values: {_gib(self.used)} are in use, an iteration of "
-                f"trial_tokens takes {_gib(self.iteration)}, and {_gib(self.graphs)} are for graphs"
+                f"trial_tokens takes {_gib(self.iteration)}, others on their way take "
+                f"{_gib(self.transfers)}, and {_gib(self.graphs)} are for graphs"
             )
         return left
 
 
-def measure(memory: DeviceMemory, iteration: Callable[[], None], *, graphs: int) -> MemoryShares:
+def transfer_bytes(
+    hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
+) -> int:
+    """What hidden states take that are on their way, beside those of the iteration that is run.
+
+    Those of one iteration are `hidden_bytes`. As many iterations are in flight as the scheduler
+    allows where nothing else is set: one for each stage, and two at least. A rank makes room for
+    all that have been announced, and keeps what it has sent until that has arrived.
+    """
+    n_others = max(n_stages, 2) - 1
+    n_received = n_others if stage_index > 0 else 0
+    n_sent = min(n_others, max_pending_sends) if stage_index + 1 < n_stages else 0
+    return (n_received + n_sent) * hidden_bytes
+
+
+def measure(
+    memory: DeviceMemory, iteration: Callable[[], None], *, transfers: int, graphs: int
+) -> MemoryShares:
     """The shares when all but K/V is loaded; `iteration` is run twice, since the first one also
     compiles and allocates what stays."""
     iteration()
     peak = memory.peak_of(iteration)
-    return MemoryShares(memory.total(), memory.used(), peak, graphs)
+    return MemoryShares(memory.total(), memory.used(), peak, transfers, graphs)
 
 
 def _gib(n_bytes: int) -> str:

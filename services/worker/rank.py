@@ -32,7 +32,7 @@ from services.worker.device_clock import HostClock, StreamClock
 from services.worker.epoch_entry import EpochEntry
 from services.worker.epoch_member import EpochMember, Finished
 from services.worker.kv_cache import kv_block_bytes
-from services.worker.kv_memory import DeviceMemory, GpuMemory, measure
+from services.worker.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.lifeline import Lifeline
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel, checkpoint_digest
@@ -41,7 +41,8 @@ from services.worker.profiler import Profiler
 from services.worker.sampler import NonFiniteLogits
 from services.worker.settings import RankSettings
 from services.worker.staging import StagedTransport
-from services.worker.trial_iteration import TrialIteration
+from services.worker.trial_iteration import TrialIteration, trial_lengths
+from services.worker.warm_up import compile_kernels, record_decodes
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ PROGRESS_INTERVAL_S = 0.1
 
 JOIN_TIMEOUT_S = 40.0
 """For finding the other ranks and a first exchange; less than the controller's, which hears why."""
+
+RECORDING_LIMIT_S = 1.0
+"""For recording decodes when an epoch begins."""
 
 
 class Rank:
@@ -285,14 +289,21 @@ def kv_memory_of(
     """
     if settings.kv_memory_bytes is not None:
         return settings.kv_memory_bytes
-    trial = TrialIteration(model, n_tokens=settings.trial_tokens, block_size=settings.block_size)
+    lengths = trial_lengths(settings.trial_tokens, model.config.max_position_embeddings)
+    trial = TrialIteration(model, lengths, block_size=settings.block_size)
+    n_transfer_bytes = transfer_bytes(
+        settings.trial_tokens * model.hidden_size * model.dtype.itemsize,
+        stage_index=settings.stage_index,
+        n_stages=settings.n_stages,
+        max_pending_sends=transport.MAX_PENDING_SENDS,
+    )
     n_graph_bytes = 0
     if has_graphs(settings, model):
         n_results = model.config.vocab_size if model.is_last else model.hidden_size
         n_graph_bytes = decode_graphs.reserved_bytes(
             settings.max_graph_batch_size, n_results * torch.float32.itemsize
         )
-    shares = measure(memory(), trial.run, graphs=n_graph_bytes)
+    shares = measure(memory(), trial.run, transfers=n_transfer_bytes, graphs=n_graph_bytes)
     left = shares.kv_memory(settings.device_memory_fraction)
     log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
     return left
@@ -359,6 +370,9 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
     model = load(settings, channel)
     runs_ahead = device.type == "cuda" and not is_staged(settings)
 
+    def new_graphs() -> Callable[[], decode_graphs.Graph] | None:
+        return decode_graphs.cuda_graphs() if has_graphs(settings, model) else None
+
     def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         runner = ModelRunner(
             model,
@@ -366,11 +380,26 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batching=settings.batching,
-            new_graph=decode_graphs.cuda_graphs() if has_graphs(settings, model) else None,
+            new_graph=new_graphs(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
-        return EpochMember(
+        member = EpochMember(
             request, runner, peers, StreamClock() if runs_ahead else HostClock(device)
+        )
+        if runner.graphs is not None:
+            try:
+                record_decodes(runner.graphs, peers.tensor_parallel, limit_s=RECORDING_LIMIT_S)
+            except transport.TransferError:
+                member.close()
+                raise
+        return member
+
+    if device.type == "cuda":  # and on a CPU there is nothing to compile
+        compile_kernels(
+            model,
+            n_tokens=settings.trial_tokens,
+            block_size=settings.block_size,
+            new_graph=new_graphs(),
         )
 
     return Rank(

@@ -1,49 +1,76 @@
-"""An iteration as large as they may come, of requests that nobody has made.
+"""An iteration of requests that nobody has made.
 
-It is run before there is an epoch, to see how much memory it takes. What it computes is of no use:
-all of its requests have the same block of keys and values, and other ranks are not there.
+It is run before there is an epoch, to see how much memory it takes, or to compile what it needs.
+What it computes is of no use: all of its requests have the same block of keys and values, and other
+ranks are not there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
+from services.worker.decode_graphs import Graph
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.plan import Admission, IterationPlan, SamplingParams
 
-# Requests whose tokens are sampled, with filters, in an iteration that is tried.
+# Requests whose tokens are sampled, with filters and penalties, in an iteration that is tried.
 _N_SAMPLED = 256
 
-_DRAWN = SamplingParams(
-    temperature=1, top_k=50, top_p=0.9, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
+DRAWN = SamplingParams(
+    temperature=1,
+    top_k=50,
+    top_p=0.9,
+    min_p=0,
+    seed=0,
+    min_tokens=0,
+    stop_token_ids=(),
+    frequency_penalty=1,
 )
 
 
 class TrialIteration:
-    """One rank's part of an iteration of `n_tokens` tokens."""
+    """One rank's part of an iteration of prompts of `lengths` tokens, all of which are sampled.
 
-    def __init__(self, model: StageModel, *, n_tokens: int, block_size: int) -> None:
+    Those of one token are to the rank what decodes are: without others, with `new_graph`, they are
+    recorded.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        lengths: Sequence[int],
+        *,
+        block_size: int,
+        sampling: SamplingParams = DRAWN,
+        new_graph: Callable[[], Graph] | None = None,
+    ) -> None:
         self._model = model
-        self._n_tokens = n_tokens
+        self._lengths = lengths
         self._block_size = block_size
+        self._sampling = sampling
+        self._new_graph = new_graph
 
     def run(self) -> None:
         """Runs it and keeps nothing."""
-        model = self._model
-        lengths = trial_lengths(self._n_tokens, model.config.max_position_embeddings)
+        model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,
             n_kv_blocks=1,
             block_size=self._block_size,
             tensor_parallel=LoneRank(model.tp_rank, model.tp_size),
+            new_graph=self._new_graph,
+            max_graph_batch_size=len(lengths),
         )
-        batch = runner.prepare(trial_plan(lengths, self._block_size))
+        batch = runner.prepare(trial_plan(lengths, self._block_size, self._sampling))
         hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
         result = runner.forward(batch, hidden)
         if model.is_last:
             runner.sample(batch, result)
+        runner.close()
 
 
 class LoneRank:
@@ -71,13 +98,13 @@ def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
     return lengths + [1] * n_single
 
 
-def trial_plan(lengths: list[int], block_size: int) -> IterationPlan:
+def trial_plan(lengths: Sequence[int], block_size: int, sampling: SamplingParams) -> IterationPlan:
     """A prompt of each of these lengths, all of them stored in block 0."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,
         released_rows=(),
-        admissions=[Admission(row, length, _DRAWN) for row, length in enumerate(lengths)],
+        admissions=[Admission(row, length, sampling) for row, length in enumerate(lengths)],
         rows=range(len(lengths)),
         start_positions=[0] * len(lengths),
         n_tokens=lengths,

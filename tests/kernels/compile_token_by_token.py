@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.head_norms import HeadNorms
+from kernels.triton.embedding import embedding
 from kernels.triton.gelu_and_mul import gelu_and_mul
 from kernels.triton.greedy import greedy
 from kernels.triton.layer_norm import layer_norm
@@ -52,6 +54,15 @@ def heads(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> N
     rotary(qkv[:, :n_heads], angles, angles)
     write_kv(k, v, cache, cache, slots)
     rotary_write_kv(qkv.flatten(1), angles, angles, cache, cache, slots, n_heads)
+    for weight_dtype in (dtype, torch.float32):
+        weight = empty(head_dim, dtype=weight_dtype)
+        norms = HeadNorms(weight, weight, 1e-6)
+        rotary_write_kv(qkv.flatten(1), angles, angles, cache, cache, slots, n_heads, norms)
+
+
+def rows(n_rows: int, size: int, dtype: torch.dtype) -> None:
+    token_ids = torch.zeros(N_TOKENS, dtype=torch.int64)
+    embedding(empty(n_rows, size, dtype=dtype), token_ids, n_rows)
 
 
 def most_likely(vocab_size: int, dtype: torch.dtype) -> None:
@@ -68,6 +79,7 @@ _CALLS: tuple[tuple[str, Callable[..., None], tuple[int, ...], tuple[torch.dtype
     ("heads of SmolLM", heads, (9, 3, 64), (torch.float16,)),
     ("heads of Gemma", heads, (8, 4, 256), (torch.bfloat16,)),
     ("heads of 80", heads, (32, 32, 80), (torch.bfloat16,)),
+    ("rows of Llama", rows, (16032, 4096), (torch.bfloat16, torch.float32)),
     ("logits of Llama", most_likely, (128256,), (torch.bfloat16, torch.float32)),
     ("few logits", most_likely, (5000,), (torch.bfloat16,)),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import Ops, ops_for, reference
+from kernels import HeadNorms, Ops, ops_for, reference
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -222,6 +222,65 @@ def test_rotary_write_kv(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dt
     assert_close(turned, reference.rotary(q, cos, sin))
     assert_close(ours[0], expected[0])
     assert torch.equal(ours[1], expected[1])
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=lambda dtype: f"weights of {dtype}")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
+@pytest.mark.parametrize("head_dim", [2, 10, 64, 96])
+def test_rotary_write_kv_of_normal_heads(
+    ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    n_heads, n_kv_heads = 5, 2
+    heads = 3 * torch.randn(n_tokens, n_heads + 2 * n_kv_heads, head_dim, dtype=dtype)
+    heads[0, 1] = heads[-1, n_heads] = 0  # the epsilon matters only here
+    before = heads.clone()
+    q, k, v = before[:, :n_heads], before[:, n_heads:-n_kv_heads], before[:, -n_kv_heads:]
+    angles = 6 * torch.rand(n_tokens, 1, head_dim // 2)
+    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+    q_norm, k_norm = torch.randn(2, head_dim, dtype=weight_dtype)
+    norms = HeadNorms(q_norm, k_norm, 1e-5)
+    slots = torch.randperm(15 * 5)[:n_tokens]
+    ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
+    expected = ours.clone()
+    turned = ops.rotary_write_kv(
+        heads.flatten(1), cos, sin, ours[0], ours[1], slots, n_heads, norms
+    )
+    normal_q, normal_k = (
+        reference.rms_norm(part.float(), weight.float(), norms.eps).to(dtype)
+        for part, weight in ((q, norms.q), (k, norms.k))
+    )
+    reference.write_kv(reference.rotary(normal_k, cos, sin), v, expected[0], expected[1], slots)
+    assert_close(turned, reference.rotary(normal_q, cos, sin))
+    assert_close(ours[0], expected[0])
+    assert torch.equal(ours[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n_tokens", SIZES)
+@pytest.mark.parametrize("size", [1, 40, 1100])
+@pytest.mark.parametrize(
+    ("first", "n_rows"), [(0, 90), (0, 30), (30, 30), (60, 30), (90, 0), (20, 1)]
+)
+def test_embedding_of_a_share_of_the_vocabulary(
+    ops: Ops, first: int, n_rows: int, size: int, n_tokens: int, dtype: torch.dtype
+) -> None:
+    table = torch.randn(n_rows, size, dtype=dtype)
+    token_ids = torch.randint(90, (n_tokens,))
+    token_ids[0], token_ids[-1] = first % 90, (first - 1) % 90  # at the edge, and beyond it
+    ours = ops.embedding(table, token_ids, first)
+    assert torch.equal(ours, reference.embedding(table, token_ids, first))
+
+
+def test_embedding_in_a_table_of_more_elements_than_32_bits_can_count(ops: Ops) -> None:
+    size = 1 << 16
+    n_rows = (1 << 15) + 5
+    # Never touched but at its end, so it takes no memory.
+    table = torch.empty(n_rows, size, dtype=torch.bfloat16)
+    table[-1] = torch.randn(size)
+    ours = ops.embedding(table, torch.tensor([7 + n_rows - 1, 7 + n_rows]), 7)
+    assert torch.equal(ours, torch.stack((table[-1], torch.zeros_like(table[-1]))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

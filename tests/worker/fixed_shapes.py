@@ -95,6 +95,7 @@ def load_fixed(
     n_stages: int = 1,
     ops: Ops = OPS,
     device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> StageModel:
     """A stage that computes with operations whose shapes are fixed."""
     config = read_config(directory)
@@ -106,13 +107,13 @@ def load_fixed(
         ops=ops,
     )
     wanted = WantedTensors(0, 1)
-    family(config, place, source=wanted, dtype=torch.float32, device=device)
+    family(config, place, source=wanted, dtype=dtype, device=device)
     source = CheckpointTensors(
         directory,
         wanted,
-        dtype=torch.float32,
+        dtype=dtype,
         device=device,
         on_progress=lambda n_done, n_total: None,
         quantization="none",
     )
-    return family(config, place, source=source, dtype=torch.float32, device=device)
+    return family(config, place, source=source, dtype=dtype, device=device)

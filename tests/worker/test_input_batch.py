@@ -412,6 +412,48 @@ class TestSampling:
         as_lists = [[(row, ids.tolist()) for row, ids in rows] for rows in forbidden]
         assert as_lists == [[(0, [2, 9])], [(0, [2, 9])], []]
 
+    @pytest.mark.parametrize(("is_padded", "first"), [(False, 1), (True, 3)])
+    def test_tokens_of_penalised_rows_are_counted_where_they_lie(
+        self, is_padded: bool, first: int
+    ) -> None:
+        table = make_table()
+        penalised = replace(GREEDY, presence_penalty=1)
+        plan = replace(FIRST, admissions=(admit(3, 4, penalised), admit(1, 1)))
+        batch = build(plan, table, is_padded=is_padded)
+        assert batch.counted is not None
+        assert batch.counted.prompt_tokens.tolist() == [0, 1, 2, 3]
+        assert batch.counted.prompt_rows.tolist() == [0] * 4
+        assert batch.counted.generated_tokens.tolist() == [4, 5]
+        assert batch.counted.generated_rows.tolist() == [0] * 2
+        assert batch.sampling.penalties is not None
+        assert batch.sampling.penalties.rows.tolist() == [0]
+        second = build(SECOND, table, is_padded=is_padded)
+        assert second.counted is not None
+        assert second.counted.prompt_tokens.tolist() == []
+        assert second.counted.generated_tokens.tolist() == [first, first + 1, first + 2]
+        assert second.sampling.penalties is not None
+        assert second.sampling.penalties.rows.tolist() == [1]
+        third = make_plan(
+            released_rows=(3,),
+            rows=(1,),
+            start_positions=(2,),
+            n_tokens=(1,),
+            sample=(True,),
+            n_new_blocks=(0,),
+            token_ids=(5,),
+        )
+        assert build(third, table).counted is None
+        assert not table._token_counts.n_reserved
+
+    def test_a_stage_that_does_not_sample_counts_nothing(self) -> None:
+        table = RequestTable(
+            n_kv_blocks=40, block_size=BLOCK_SIZE, vocab_size=100, max_model_len=64,
+            counts_tokens=False,
+        )  # fmt: skip
+        penalised = replace(GREEDY, repetition_penalty=1.1)
+        plan = replace(FIRST, admissions=(admit(3, 6, penalised), admit(1, 1)))
+        assert build(plan, table).counted is None
+
     @pytest.mark.parametrize(
         "wrong",
         [
@@ -425,6 +467,10 @@ class TestSampling:
             {"top_k": -1},
             {"min_tokens": -1},
             {"seed": 2**64},
+            {"presence_penalty": 2.1},
+            {"frequency_penalty": float("nan")},
+            {"repetition_penalty": 0.0},
+            {"repetition_penalty": float("inf")},
         ],
         ids=str,
     )

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.kv_memory import MemoryShares, NoMemoryLeft, measure
+from services.worker.kv_memory import MemoryShares, NoMemoryLeft, measure, transfer_bytes
+from services.worker.transport import MAX_PENDING_SENDS
 from services.worker.trial_iteration import LoneRank, TrialIteration, trial_lengths
 from tests.checkpoints import write_checkpoint
 from tests.worker.pipeline import load
@@ -41,23 +42,43 @@ class Memory:
 
 def test_the_shares_are_those_after_a_first_iteration() -> None:
     memory = Memory()
-    shares = measure(memory, memory.run, graphs=GIB)
-    assert shares == MemoryShares(total=80 * GIB, used=17 * GIB, iteration=3 * GIB, graphs=GIB)
+    shares = measure(memory, memory.run, transfers=2 * GIB, graphs=GIB)
+    assert shares == MemoryShares(
+        total=80 * GIB, used=17 * GIB, iteration=3 * GIB, transfers=2 * GIB, graphs=GIB
+    )
     assert memory.asked == ["peak after 1", "used after 2"]
 
 
 def test_keys_and_values_have_what_the_fraction_leaves() -> None:
-    shares = MemoryShares(total=80 * GIB, used=17 * GIB, iteration=3 * GIB, graphs=GIB)
-    assert shares.kv_memory(0.9) == int(80 * GIB * 0.9) - 21 * GIB
+    shares = MemoryShares(
+        total=80 * GIB, used=17 * GIB, iteration=3 * GIB, transfers=2 * GIB, graphs=GIB
+    )
+    assert shares.kv_memory(0.9) == int(80 * GIB * 0.9) - 23 * GIB
 
 
 def test_having_none_left_is_said_with_figures_and_settings() -> None:
-    shares = MemoryShares(total=16 * GIB, used=13 * GIB, iteration=GIB, graphs=GIB)
+    shares = MemoryShares(
+        total=16 * GIB, used=12 * GIB, iteration=GIB, transfers=GIB // 2, graphs=GIB
+    )
     with pytest.raises(NoMemoryLeft) as error:
         shares.kv_memory(0.9)
-    for part in ("kv_memory", "device_memory_fraction 0.9", "16.00 GiB", "13.00 GiB", "1.00 GiB"):
+    for part in ("kv_memory", "device_memory_fraction 0.9", "16.00 GiB", "12.00 GiB", "1.00 GiB"):
         assert part in str(error.value)
     assert "trial_tokens" in str(error.value)
+    assert "0.50 GiB" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stage_index", "n_stages", "n_buffers"),
+    [(0, 1, 0), (0, 2, 1), (1, 2, 1), (0, 4, 3), (1, 4, 3 + 3), (3, 4, 3), (3, 9, 8 + 4)],
+)
+def test_hidden_states_on_their_way_are_those_of_the_other_iterations_in_flight(
+    stage_index: int, n_stages: int, n_buffers: int
+) -> None:
+    taken = transfer_bytes(
+        GIB, stage_index=stage_index, n_stages=n_stages, max_pending_sends=MAX_PENDING_SENDS
+    )
+    assert taken == n_buffers * GIB
 
 
 @given(n_tokens=st.integers(1, 3000), max_model_len=st.integers(1, 1000))
@@ -81,7 +102,8 @@ def test_a_trial_runs_on_any_rank_by_itself(
         tp_rank=tp_size - 1,
         tp_size=tp_size,
     )
-    trial = TrialIteration(model, n_tokens=300, block_size=4)
+    lengths = trial_lengths(300, model.config.max_position_embeddings)
+    trial = TrialIteration(model, lengths, block_size=4)
     for _ in range(2):
         trial.run()
 

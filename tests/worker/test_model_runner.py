@@ -1,10 +1,16 @@
 """A stage's part of an iteration, beyond what the oracle in test_models checks."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from services.worker.model_runner import ModelRunner
 from services.worker.plan import Admission, IterationPlan, PlanError, SamplingParams
@@ -85,6 +91,64 @@ class TestSampledTokens:
             pipeline.release(0)
 
 
+def most_likely(
+    logits: Tensor, sequence: Sequence[int], n_prompt: int, params: SamplingParams
+) -> int:
+    """The token that is chosen after a sequence, with its penalties and no temperature."""
+    values = logits.double().numpy().copy()
+    seen = sorted(set(sequence))
+    repetition = params.repetition_penalty
+    values[seen] = np.where(values[seen] > 0, values[seen] / repetition, values[seen] * repetition)
+    n_generated = np.bincount(sequence[n_prompt:], minlength=len(values))
+    values -= params.frequency_penalty * n_generated + params.presence_penalty * (n_generated > 0)
+    return int(values.argmax())
+
+
+PENALIZED = [
+    GREEDY,
+    replace(GREEDY, frequency_penalty=0.7),
+    replace(GREEDY, repetition_penalty=1.3),
+    replace(GREEDY, presence_penalty=-1.5, repetition_penalty=1.4),
+    replace(GREEDY, presence_penalty=2.0, frequency_penalty=-0.2, repetition_penalty=0.6),
+]
+
+
+@pytest.mark.parametrize(("n_stages", "tp_size"), [(1, 1), (2, 1), (3, 2)])
+def test_penalties_are_for_the_whole_sequence_however_it_has_come(
+    checkpoint: Path, n_stages: int, tp_size: int
+) -> None:
+    """In chunks of prompts, decodes, or what is recomputed of both; in rows that are used again."""
+    pipeline = Pipeline(checkpoint, n_stages=n_stages, tp_size=tp_size)
+
+    @given(seed=st.integers(0, 10**6))
+    @settings(max_examples=24 // n_stages, deadline=None)
+    def run(seed: int) -> None:
+        chance = random.Random(seed)
+        given = chance.choices(PENALIZED, k=chance.randint(1, 5))
+        sequences, n_prompts, n_run = [], [], [0] * len(given)
+        for row, sampling in enumerate(given):
+            sequences.append([chance.randrange(12) for _ in range(chance.randint(1, 14))])
+            n_prompts.append(chance.randint(1, len(sequences[row])))
+            pipeline.admit(row, n_prompts[row], sampling)
+        for _ in range(10):
+            spans = []
+            for row in chance.sample(range(len(given)), chance.randint(1, len(given))):
+                waiting = sequences[row][n_run[row] :]
+                chunk = waiting[: chance.randint(1, len(waiting))]
+                n_run[row] += len(chunk)
+                spans.append(Span(row, chunk, sample=len(chunk) == len(waiting)))
+            sampled, logits = pipeline.run(spans)
+            rows = [span.row for span in spans if span.sample]
+            for row, token, values in zip(rows, sampled, logits, strict=True):
+                expected = most_likely(values, sequences[row], n_prompts[row], given[row])
+                assert token == expected, given[row]
+                sequences[row].append(token)
+        for row in range(len(given)):
+            pipeline.release(row)
+
+    run()
+
+
 class TestStages:
     @pytest.fixture(name="stages")
     def make_stages(self, checkpoint: Path) -> list[ModelRunner]:
@@ -105,6 +169,13 @@ class TestStages:
         assert logits.dtype == torch.float32
         likeliest = logits.argmax(-1).tolist()
         assert last.sample(last_batch, logits).tolist() == likeliest
+
+    def test_count_tokens_only_where_they_are_sampled(self, stages: list[ModelRunner]) -> None:
+        penalised = replace(GREEDY, presence_penalty=1)
+        plan = prompt_plan(admissions=(Admission(0, 3, penalised), Admission(1, 5, GREEDY)))
+        first, last = (stage.prepare(plan).counted for stage in stages)
+        assert first is None
+        assert last is not None
 
     def test_sample_nothing_when_nothing_is_asked(self, checkpoint: Path) -> None:
         runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)

@@ -1,0 +1,46 @@
+"""Rows of a rank's share of a table of tokens, on a GPU: one launch, which also says what is zero.
+
+A row is read once and written once, 4 * size bytes a token in bfloat16, and nothing is read of a
+token that another rank has.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024  # elements of a program
+
+
+@triton.jit(do_not_specialize=["first", "n_rows"])
+def _embedding(
+    table, token_ids, out, first, n_rows, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < SIZE
+    row = tl.load(token_ids + token).to(tl.int64) - first
+    is_here = (row >= 0) & (row < n_rows)
+    found = tl.load(table + row * row_stride + column, is_there & is_here, 0.0)
+    tl.store(out + token * SIZE + column, found, is_there)
+
+
+def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
+    """As `kernels.embedding` says; a row lies in memory without gaps."""
+    n_rows, size = table.shape
+    n_tokens = len(token_ids)
+    out = torch.empty((n_tokens, size), dtype=table.dtype, device=table.device)
+    _embedding[(n_tokens, triton.cdiv(size, _BLOCK))](
+        table,
+        token_ids.contiguous(),
+        out,
+        first,
+        n_rows,
+        table.stride(0),
+        SIZE=size,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return out
