@@ -6,8 +6,9 @@ Prints for each batch the milliseconds of an iteration (median), and the floor b
 of what it takes to read the weights at the measured bandwidth, and of what the linear layers take
 by themselves, one after the other over the same weights. Then where the iteration's time goes:
 linear layers, attention, the other operations (norms, rotary embedding with K/V, gates that are not
-in a linear layer), sampling, and everything outside kernels. With several stages it is the first
-one that is measured, whose layers are the most.
+in a linear layer), sampling, and everything outside kernels: laying out the batch, the Python
+between calls, and what PyTorch does. The time to make a plan is not in it. With several stages it
+is the first one that is measured, whose layers are the most.
 
 `--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
 """
@@ -36,6 +37,7 @@ from kernels.packed_linear import OneDnnWeight, PlainWeight
 from services.worker.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.layer_stack import AllAtOnce
 from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 BLOCK_SIZE = 16
@@ -52,7 +54,7 @@ WEIGHTS = (
     OneDnnWeight,
     PlainWeight,
 )
-KINDS = {"attention": "attention", "greedy": "sampling"}  # of operations; all else is "other"
+KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Stopwatch:
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
     """Operations that are timed by their kinds."""
-    names = [f.name for f in dataclasses.fields(ops) if f.name != "plan_attention"]
+    names = {f.name for f in dataclasses.fields(ops)} - {"plan_attention", "layers"}
     return dataclasses.replace(
         ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
     )
@@ -141,6 +143,15 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
     return weights
 
 
+def seconds_at_once(model: StageModel) -> dict[str, float]:
+    """What layers that run at once have taken until now, by kind."""
+    layer_stack = getattr(model, "_layer_stack", None)
+    if not isinstance(layer_stack, AllAtOnce):
+        return {}
+    seconds = layer_stack.layers.seconds
+    return {"linear": seconds.linear, "attention": seconds.attention, "other": seconds.other}
+
+
 class Batch:
     """One case on a fresh runner, its context filled, to be run as often as one likes."""
 
@@ -156,30 +167,36 @@ class Batch:
         self._iteration = 0
         self._position = context
         for row in range(case.n_decodes):
-            self._run([(row, 0, context)], admitted=[row])
+            self.run(self._plan([(row, 0, context)], admitted=[row]))
 
-    def run(self) -> None:
-        """One iteration."""
+    def next_plan(self) -> IterationPlan:
+        """What the engine master would send for the next iteration."""
         spans = [(row, self._position, 1) for row in range(self.case.n_decodes)]
         self._position += 1
         if not self.case.n_prompt_tokens:
-            self._run(spans)
-            return
+            return self._plan(spans)
         row = self.case.n_decodes
         is_again = self._iteration > self.case.n_decodes
-        self._run(
+        return self._plan(
             [*spans, (row, 0, self.case.n_prompt_tokens)],
             admitted=[row],
             released=[row] if is_again else [],
         )
 
-    def _run(
+    def run(self, plan: IterationPlan) -> None:
+        """One iteration."""
+        batch = self._runner.prepare(plan)
+        result = self._runner.forward(batch, None)
+        if self._model.is_last:
+            self._runner.sample(batch, result).tolist()
+
+    def _plan(
         self,
         spans: Sequence[tuple[int, int, int]],  # row, start position, tokens
         *,
         admitted: Sequence[int] = (),
         released: Sequence[int] = (),
-    ) -> None:
+    ) -> IterationPlan:
         rows, starts, lengths = zip(*spans, strict=True)
         n_new = [self._n_blocks if row in admitted else 0 for row in rows]
         plan = IterationPlan(
@@ -200,10 +217,7 @@ class Batch:
             token_on_rank=[False] * len(spans),
         )
         self._iteration += 1
-        batch = self._runner.prepare(plan)
-        result = self._runner.forward(batch, None)
-        if self._model.is_last:
-            self._runner.sample(batch, result).tolist()
+        return plan
 
 
 def bandwidth() -> float:
@@ -275,14 +289,19 @@ def measure(
     floor = max(n_bytes / rate, linears_alone(model, weights, case))
     batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
     for _ in range(N_WARM_UPS):
-        batch.run()
+        batch.run(batch.next_plan())
     times = []
     watch.seconds.clear()
+    before = seconds_at_once(model)
     for _ in range(n_iterations):
+        plan = batch.next_plan()
         start = time.perf_counter()
-        batch.run()
+        batch.run(plan)
         times.append(time.perf_counter() - start)
-    shares = {kind: spent / sum(times) for kind, spent in watch.seconds.items()}
+    spent = dict(watch.seconds)
+    for kind, seconds in seconds_at_once(model).items():
+        spent[kind] = spent.get(kind, 0.0) + seconds - before[kind]
+    shares = {kind: seconds / sum(times) for kind, seconds in spent.items()}
     shares["outside"] = 1 - sum(shares.values())
     return Line(case, 1e3 * statistics.median(times), 1e3 * floor, shares)
 
@@ -308,7 +327,9 @@ def main() -> None:
     parser.add_argument("--quantization", choices=("none", "int8"), default="none")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument(
+        "--context", type=int, default=48, help="tokens; the paper has 32 or 128 and those it adds"
+    )
     parser.add_argument("--iterations", type=int, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

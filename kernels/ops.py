@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import Tensor
 
 from kernels.attention_metadata import AttentionGroups
 from kernels.native.attention import AttentionSpans
+from kernels.native.layers import NativeLayer, NativeLayers
 from kernels.sampling_columns import SamplingColumns
 
 if TYPE_CHECKING:  # Triton need not be installed
@@ -26,6 +28,7 @@ class Ops:
     Arguments are as in the file of each operation's name.
     """
 
+    embedding: Callable[[Tensor, Tensor, int], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,8 +36,10 @@ class Ops:
     gelu_and_mul: Callable[[Tensor], Tensor]
     expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    rotary_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    rotary_write_kv: Callable[..., Tensor]
     plan_attention: Callable[..., AttentionMetadata]
     attention: Callable[..., Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
+    layers: Callable[[Sequence[NativeLayer], torch.dtype], NativeLayers] | None = None
+    """Several layers in one call, where there is such a thing."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.attention import attention
 from kernels.attention_metadata import AttentionForm, AttentionGroups, Ints, plan_attention
-from kernels.native.call import ELEMENT, declare, dense_heads
+from kernels.native.call import ELEMENT, address, declare, dense_heads
 from kernels.upload import Uploads
 
 _PLAIN = AttentionForm()
@@ -63,8 +63,9 @@ def plan_spans(
         for column in (start_positions, n_tokens, block_tables)
     )
     starts, counts, tables = columns
-    addresses = (starts.ctypes.data, counts.ctypes.data, tables.ctypes.data)
-    return AttentionSpans(starts, counts, tables, addresses)
+    return AttentionSpans(
+        starts, counts, tables, (address(starts), address(counts), address(tables))
+    )
 
 
 class Attention:

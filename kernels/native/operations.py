@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from functools import cache, partial
 
+from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.native.attention import Attention, plan_spans
 from kernels.native.gates import Gates
 from kernels.native.greedy import Greedy
+from kernels.native.layers import NativeLayers
 from kernels.native.library import library
 from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
@@ -28,6 +30,7 @@ def ops_of(library: ctypes.CDLL) -> Ops:
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
     greedy = Greedy(library).greedy
     return Ops(
+        embedding=embedding,
         rms_norm=norms.rms_norm,
         layer_norm=norms.layer_norm,
         rotary=rotary.rotary,
@@ -40,4 +43,5 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         attention=Attention(library).attention,
         greedy=greedy,
         sample=partial(sample, greedy=greedy),
+        layers=partial(NativeLayers, library),
     )

@@ -1,5 +1,6 @@
 """Which tokens are chosen, how often, and what may not influence it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from kernels.sample import token_weights as weights_of_columns
 from kernels.upload import Uploads
 from services.worker.sampler import (
     NonFiniteLogits,
+    PenalizedRows,
     SamplingBatch,
     refuse_non_finite,
     uniforms,
@@ -34,7 +36,7 @@ def batch_of(
     n_rows: int, *, forbidden: tuple[tuple[int, list[int]], ...] = (), **columns: Any
 ) -> SamplingBatch:
     """Rows that share what is given once and differ in what is given as a list."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.broadcast_to(np.asarray(columns.get(name, default), DTYPES[name]), n_rows).copy()
         for name, default in DEFAULTS.items()
     }
@@ -350,6 +352,27 @@ class TestColumns:
 
         columns = batch_of(5, temperature=0, top_k=3, min_p=0.5).columns(NoUploads(), 100)
         assert columns.is_greedy
+
+    @pytest.mark.parametrize("temperature", [0, 1])
+    def test_say_who_is_penalised(self, temperature: float) -> None:
+        penalized = PenalizedRows(
+            rows=np.array([1]),
+            repetition=np.array([1.5], np.float32),
+            frequency=np.array([0.5], np.float32),
+            presence=np.array([-1], np.float32),
+            count_rows=np.array([7]),
+            counts=torch.zeros(8, 100, dtype=torch.int32),
+        )
+        batch = replace(batch_of(2, temperature=temperature), penalized=penalized)
+        columns = batch.columns(Uploads(), 100)
+        assert columns.is_greedy == (temperature == 0)
+        penalties = columns.penalties
+        assert penalties is not None
+        assert penalties.counts is penalized.counts
+        assert (penalties.rows.tolist(), penalties.count_rows.tolist()) == ([1], [7])
+        amounts = penalties.repetition, penalties.frequency, penalties.presence
+        assert [amount.tolist() for amount in amounts] == [[1.5], [0.5], [-1]]
+        assert batch_of(2).columns(Uploads(), 100).penalties is None
 
     def test_know_what_is_needed(self) -> None:
         def facts(**given: Any) -> tuple[bool, bool, bool]:

@@ -3,7 +3,7 @@ padded or handed over on the rank, each request gets the tokens that it gets alo
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,9 @@ class Want:
     max_new_tokens: int
     temperature: float
     min_tokens: int = 0
+    presence_penalty: float = 0
+    frequency_penalty: float = 0
+    repetition_penalty: float = 0
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
@@ -54,6 +57,9 @@ class Want:
                 seed=index,
                 min_tokens=self.min_tokens,
                 stop_token_ids=stops,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                repetition_penalty=self.repetition_penalty,
             ).SerializeToString(),
         )
 
@@ -65,6 +71,9 @@ WANTS = [
     Want(11, 1, 1.0),
     Want(9, 10, 1.0, min_tokens=3),
     Want(23, 4, 0.7),
+    Want(8, 12, 0.0, frequency_penalty=1.5),
+    Want(12, 9, 0.8, presence_penalty=0.5, repetition_penalty=1.3, min_tokens=2),
+    Want(3, 10, 0.0, presence_penalty=-2, frequency_penalty=-0.5),
 ]
 
 
@@ -172,6 +181,15 @@ def test_tokens_do_not_depend_on_recorded_graphs(
     policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
     serve(Rank(checkpoint, has_graphs=True), make_scheduler(policy, depth=depth), requests)
     assert [request.generated_token_ids for request in requests] == alone
+
+
+def test_penalties_decide_about_tokens(checkpoint: Path, alone: list[list[int]]) -> None:
+    for index, want in enumerate(WANTS):
+        plain = replace(want, presence_penalty=0, frequency_penalty=0, repetition_penalty=0)
+        request = plain.request(index)
+        scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1)
+        serve(Rank(checkpoint), scheduler, [request])
+        assert (request.generated_token_ids == alone[index]) == (plain == want)
 
 
 def test_who_stops_while_its_next_token_is_computed_disturbs_nobody(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from kernels import TORCH
 from kernels.native.linear import NativeGatedWeight, NativeWeight
 from kernels.packed_linear import OneDnnWeight
 from services.worker import transport
@@ -188,8 +189,9 @@ class TestLayers:
 
     @pytest.mark.parametrize("tp_size", [1, 2, 3, 4])
     @pytest.mark.parametrize("vocab_size", [1, 5, 7, 8, 199])
+    @pytest.mark.parametrize("is_tied", [False, True], ids=["plain", "tied"])
     def test_a_vocabulary_of_any_size_is_embedded_and_scored(
-        self, vocab_size: int, tp_size: int
+        self, vocab_size: int, tp_size: int, is_tied: bool
     ) -> None:
         table = torch.randn(vocab_size, 6)
         token_ids = torch.tensor([vocab_size - 1, 0, 3, 3, 2, vocab_size // 2]) % vocab_size
@@ -198,7 +200,7 @@ class TestLayers:
         def work(rank: ThreadRank) -> tuple[Tensor, Tensor]:
             source = MemoryTensors({"table": table}, rank.rank, rank.size)
             embedding = VocabParallelEmbedding.read(
-                source, "table", vocab_size=vocab_size, hidden_size=6
+                source, "table", vocab_size=vocab_size, hidden_size=6, ops=TORCH, is_tied=is_tied
             )
             return embedding(token_ids, rank), VocabParallelHead.tied(embedding)(hidden, rank)
 

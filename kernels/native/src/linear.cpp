@@ -22,6 +22,7 @@
 #include <omp.h>
 
 #include "element.h"
+#include "operations.h"
 #include "vectors.h"
 
 namespace orcinus {

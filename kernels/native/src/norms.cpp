@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "element.h"
+#include "operations.h"
 #include "threads.h"
 
 namespace orcinus {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, Ops
+from kernels import AttentionForm
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
@@ -21,14 +21,14 @@ from services.worker.models.config import (
     read_windows,
     require,
 )
-from services.worker.models.decoder import (
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import (
     MLP,
     Attention,
     DecoderBatch,
     GatedMLP,
     Layer,
     Norm,
-    RotaryStage,
 )
 from services.worker.models.stage import LayerKV
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
@@ -88,18 +88,6 @@ class Gemma2Config(GemmaConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class OnePlusRMSNorm:
-    """Root-mean-square normalisation, scaled in float32 by one plus the stored weight."""
-
-    scale: Tensor  # [size] float32
-    eps: float
-    ops: Ops
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.scale, self.eps)  # [..., size]
-
-
-@dataclass(frozen=True, slots=True)
 class SandwichLayer:
     """Attention and MLP, each between two norms and added to the residual stream."""
 
@@ -126,9 +114,8 @@ class GemmaStage(RotaryStage):
         # Rounded to the element type first, as in training.
         return hidden * torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
 
-    def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
-        weight = source.tensor(f"{name}.weight", size)
-        return OnePlusRMSNorm(1 + weight.float(), self.config.rms_norm_eps, self.ops)
+    def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
+        return 1 + super().read_scale(source, name, size).float()  # not rounded
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         def norm(name: str) -> Norm:

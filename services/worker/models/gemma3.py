@@ -19,7 +19,7 @@ from services.worker.models.config import (
     UnsupportedModel,
     read_rope,
 )
-from services.worker.models.decoder import Angles, Attention
+from services.worker.models.decoder_layers import Angles, Attention
 from services.worker.models.gemma2 import GemmaConfig, GemmaStage
 from services.worker.models.layers import RotaryEmbedding
 from services.worker.models.stage import StagePlace
@@ -97,7 +97,6 @@ class Gemma3Stage(GemmaStage):
         return (*super().angles(positions), self._sliding_rotary(positions))  # _FULL, _SLIDING
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        q_norm, k_norm = self.read_head_norms(source, prefix)
         return Attention.read(
             source,
             prefix,
@@ -107,6 +106,5 @@ class Gemma3Stage(GemmaStage):
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,
             rotary=_FULL if self.config.layer_windows[index] is None else _SLIDING,
-            q_norm=q_norm,
-            k_norm=k_norm,
+            head_norms=self.read_head_norms(source, prefix),
         )

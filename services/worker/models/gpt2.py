@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernels import AttentionForm
 from services.worker.models.config import JsonObject, ModelConfig, PositiveFloat, PositiveInt
-from services.worker.models.decoder import (
+from services.worker.models.decoder import DecoderStage
+from services.worker.models.decoder_layers import (
     ACTIVATIONS,
     Activation,
     Attention,
-    DecoderStage,
     Layer,
     LayerNorm,
     Norm,
@@ -123,8 +123,6 @@ class GPT2Stage(DecoderStage):
             ops=self.ops,
             form=AttentionForm(scale=scale),
             rotary=None,
-            q_norm=None,
-            k_norm=None,
         )
 
     def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:

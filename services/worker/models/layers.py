@@ -142,6 +142,7 @@ class VocabParallelEmbedding:
     table: TableWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
     vocab_size: int
+    ops: Ops
 
     @classmethod
     def read(
@@ -151,27 +152,32 @@ class VocabParallelEmbedding:
         *,
         vocab_size: int,
         hidden_size: int,
+        ops: Ops,
         is_tied: bool = False,
     ) -> Self:
         """Reads this rank's rows of the table `name`; `is_tied` says that a head uses it too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         table = source.table(part) if is_tied else PlainWeight(source.joined([part]))
-        return cls(table, share, vocab_size)
+        return cls(table, share, vocab_size, ops)
 
     def __call__(self, token_ids: Tensor, ranks: TensorParallel) -> Tensor:
         if ranks.size == 1:
             return self.table.rows(token_ids)  # [n_tokens, hidden]
-        rows = token_ids - self.share.start
-        is_elsewhere = (rows < 0) | (rows >= len(self.share))
-        if len(self.share):
-            hidden = self.table.rows(rows.masked_fill(is_elsewhere, 0))
-            hidden.masked_fill_(is_elsewhere[:, None], 0)
-        else:
-            nothing = self.table.rows(token_ids[:0])  # [0, hidden]
-            hidden = nothing.new_zeros(len(token_ids), nothing.shape[1])
+        hidden = self._own_rows(token_ids)
         ranks.all_reduce(hidden)
         return hidden
+
+    def _own_rows(self, token_ids: Tensor) -> Tensor:
+        """[n_tokens, hidden], zeros for tokens of other ranks."""
+        first = self.share.start
+        if isinstance(self.table, PlainWeight):
+            return self.ops.embedding(self.table.weight, token_ids, first)
+        # A packed one, which is on a CPU and has rows.
+        rows = token_ids - first
+        is_elsewhere = (rows < 0) | (rows >= len(self.share))
+        hidden = self.table.rows(rows.masked_fill(is_elsewhere, 0))
+        return hidden.masked_fill_(is_elsewhere[:, None], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,33 +215,30 @@ class VocabParallelHead:
 class RMSNorm:
     """Root-mean-square normalisation with a learned scale."""
 
-    weight: Tensor  # [hidden]
+    weight: Tensor  # [size]
     eps: float
     ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps)  # [n_tokens, hidden]
+        return self.ops.rms_norm(x, self.weight, self.eps)  # [..., size]
 
 
 class RotaryEmbedding:
-    """Angles of positions, in the form that the rotary operation takes."""
+    """Angles of all positions, in the form that the rotary operation takes."""
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
-        self._dtype = dtype
+        """The angles are computed in float32 and only then rounded: at position 4,000 a bfloat16
+        angle would be off by whole turns."""
+        frequencies = inverse_frequencies(config.rope, config.head_dim)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        angles = positions[:, None, None] * frequencies  # [n_positions, 1, head_dim / 2]
+        cos, sin = (half.to(device, dtype) for half in (angles.cos(), angles.sin()))
+        self._cos = torch.cat((cos, cos), -1)  # [n_positions, 1, head_dim]
+        self._signed_sin = torch.cat((-sin, sin), -1)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens].
-
-        The angles are computed in float32 and only then rounded: at position 4,000 a bfloat16
-        angle would be off by whole turns.
-        """
-        angles = positions[:, None].float() * self._frequencies  # [n_tokens, head_dim / 2]
-        cos, sin = angles.cos(), angles.sin()
-        return (
-            torch.cat((cos, cos), -1).unsqueeze(1).to(self._dtype),
-            torch.cat((-sin, sin), -1).unsqueeze(1).to(self._dtype),
-        )
+        """Cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
+        return self._cos.index_select(0, positions), self._signed_sin.index_select(0, positions)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from kernels import AttentionForm
 from services.worker.models.config import RotaryConfig
-from services.worker.models.decoder import MLP, Attention, GatedMLP, RotaryStage
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
 from services.worker.models.weights import TensorSource
 
 

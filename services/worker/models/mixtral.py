@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.models.config import PositiveInt, RotaryConfig
-from services.worker.models.decoder import MLP, RotaryStage
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP
 from services.worker.models.mixture import read_experts
 from services.worker.models.weights import TensorSource
 

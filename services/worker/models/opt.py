@@ -20,12 +20,12 @@ from services.worker.models.config import (
     UnsupportedModel,
     require,
 )
-from services.worker.models.decoder import (
+from services.worker.models.decoder import DecoderStage
+from services.worker.models.decoder_layers import (
     ACTIVATIONS,
     Activation,
     Attention,
     DecoderBatch,
-    DecoderStage,
     Layer,
     LayerNorm,
     Norm,

@@ -8,7 +8,8 @@ from typing import Any
 
 from kernels import AttentionForm
 from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, read_windows
-from services.worker.models.decoder import Attention, RotaryStage
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import Attention
 from services.worker.models.weights import TensorSource
 
 # What `Qwen2Config` and `Qwen3Config` mean by a file that does not say it.

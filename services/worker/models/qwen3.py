@@ -8,7 +8,8 @@ from typing import Any
 
 from kernels import AttentionForm
 from services.worker.models.config import JsonObject
-from services.worker.models.decoder import Attention, RotaryStage
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import Attention
 from services.worker.models.qwen2 import QwenConfig
 from services.worker.models.weights import TensorSource
 
@@ -33,7 +34,6 @@ class QwenHeadNormStage(RotaryStage):
     """One stage of a model with Qwen3's attention."""
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        q_norm, k_norm = self.read_head_norms(source, prefix)
         return Attention.read(
             source,
             prefix,
@@ -42,8 +42,7 @@ class QwenHeadNormStage(RotaryStage):
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=self.has_attention_bias,
             output_bias=self.has_attention_bias,
-            q_norm=q_norm,
-            k_norm=k_norm,
+            head_norms=self.read_head_norms(source, prefix),
         )
 
     @property

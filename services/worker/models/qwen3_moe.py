@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, UnsupportedModel
-from services.worker.models.decoder import MLP
+from services.worker.models.decoder_layers import MLP
 from services.worker.models.mixture import read_experts
 from services.worker.models.qwen3 import QwenHeadNormStage
 from services.worker.models.weights import TensorSource

@@ -1,0 +1,112 @@
+"""How a stage runs its layers: one after the other, or on a CPU at once where that is the same.
+
+What the native library can run at once are layers of a single rank that descend from Llama: rotary
+attention and a gated MLP behind root-mean-square norms, all weights in its own forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.native.attention import AttentionSpans
+from kernels.native.layers import Gated, NativeLayer, NativeLayers, Projection
+from services.worker.models.decoder_layers import (
+    Attention,
+    DecoderBatch,
+    GatedMLP,
+    Layer,
+    PreNormLayer,
+)
+from services.worker.models.layers import RMSNorm
+from services.worker.models.stage import LayerKV, StagePlace
+
+
+class LayerStack(Protocol):
+    """All layers of a stage: hidden states [n_tokens, hidden], used up, to the same shape.
+
+    K and V are stored on the way, in each layer's `kv`.
+    """
+
+    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: Sequence[LayerKV]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerByLayer:
+    """Each layer is called, on any device."""
+
+    layers: Sequence[Layer]
+
+    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: Sequence[LayerKV]) -> Tensor:
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            hidden = layer(hidden, batch, layer_kv)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class AllAtOnce:
+    """The native library is called for all layers, on a CPU."""
+
+    layers: NativeLayers
+    rotary: int  # which of the batch's angles turn queries and keys
+
+    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: Sequence[LayerKV]) -> Tensor:
+        if not isinstance(batch.attention, AttentionSpans):
+            raise TypeError("the batch was planned with other operations")
+        cos, sin = batch.angles[self.rotary]
+        return self.layers(hidden, cos, sin, batch.slots, batch.attention, kv)
+
+
+def stack(layers: Sequence[Layer], place: StagePlace, dtype: torch.dtype) -> LayerStack:
+    """The fastest way to run `layers`, of which there is one at least; `dtype` is that of K/V."""
+    if place.ops.layers is None or place.tp_size > 1:
+        return LayerByLayer(layers)
+    native: list[NativeLayer] = []
+    rotaries: set[int] = set()
+    for layer in layers:
+        if not isinstance(layer, PreNormLayer) or layer.attention.rotary is None:
+            return LayerByLayer(layers)
+        same = _native_layer(layer, layer.attention)
+        if same is None:
+            return LayerByLayer(layers)
+        native.append(same)
+        rotaries.add(layer.attention.rotary)
+    if len(rotaries) > 1 or len({layer.sizes for layer in native}) > 1:
+        return LayerByLayer(layers)
+    return AllAtOnce(place.ops.layers(native, dtype), rotaries.pop())
+
+
+def _native_layer(layer: PreNormLayer, attention: Attention) -> NativeLayer | None:
+    """The same for the native library; None if it does not have all of it."""
+    before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
+    if not (isinstance(before, RMSNorm) and isinstance(between, RMSNorm)):
+        return None
+    if not isinstance(mlp, GatedMLP):
+        return None
+    qkv, output = attention.qkv.weight, attention.output.weight
+    gate_up, down = mlp.inner, mlp.down.weight
+    if not (isinstance(qkv, Projection) and isinstance(output, Projection)):
+        return None
+    if not (isinstance(gate_up, Gated) and isinstance(down, Projection)):
+        return None
+    return NativeLayer(
+        n_heads=attention.n_heads,
+        n_kv_heads=attention.n_kv_heads,
+        head_dim=attention.head_dim,
+        attention_norm=before.weight,
+        qkv=qkv,
+        qkv_bias=attention.qkv.bias,
+        head_norms=attention.head_norms,
+        form=attention.form,
+        output=output,
+        output_bias=attention.output.bias,
+        mlp_norm=between.weight,
+        gate_up=gate_up,
+        down=down,
+        down_bias=mlp.down.bias,
+        eps=before.eps,
+    )
