@@ -183,6 +183,8 @@ class NativeLayers:
         `cos` and `sin` are as in `kernels.rotary`, `slots` [n_tokens] int64 says where K and V are
         stored, `kv` has each layer's keys and values [n_blocks, block_size, n_kv_heads, head_dim].
         """
+        if len(kv) != len(self._weights):
+            raise ValueError(f"keys and values of {len(kv)} layers for {len(self._weights)}")
         hidden = hidden.contiguous()
         n_tokens = hidden.shape[0]
         n_spans, n_columns = plan.block_tables.shape
