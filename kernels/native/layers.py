@@ -106,6 +106,7 @@ class NativeLayer:
     n_kv_heads: int
     head_dim: int
     attention_norm: Tensor  # [hidden_size]
+    attention_eps: float
     qkv: Projection
     qkv_bias: Tensor | None
     head_norms: HeadNorms | None
@@ -113,16 +114,30 @@ class NativeLayer:
     output: Projection
     output_bias: Tensor | None
     mlp_norm: Tensor  # [hidden_size]
+    mlp_eps: float
     gate_up: Gated
     down: Projection
     down_bias: Tensor | None
-    eps: float  # of the two norms
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """What layers that run at once have in common."""
         inside = (*self.qkv.shape, *self.output.shape, *self.gate_up.shape, *self.down.shape)
         return self.n_heads, self.n_kv_heads, self.head_dim, *inside
+
+    def refuse_others_than(self, dtype: torch.dtype) -> None:
+        """Raises ValueError if a weight or bias is not of `dtype`, or int8, or norms of heads
+        differ."""
+        for weight in (self.qkv, self.output, self.gate_up, self.down):
+            if isinstance(weight, NativeInt8Weight | NativeInt8GatedWeight):
+                continue  # which is for all
+            if weight.packed.dtype != dtype:
+                raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
+        for bias in (self.qkv_bias, self.output_bias, self.down_bias):
+            if bias is not None and (bias.dtype != dtype or not bias.is_contiguous()):
+                raise ValueError(f"a bias of {bias.dtype} where layers are {dtype}")
+        if self.head_norms is not None and self.head_norms.q.dtype != self.head_norms.k.dtype:
+            raise ValueError("norms of queries and of keys of different types")
 
     def norms(self) -> list[Tensor]:
         """What norms multiply by."""
@@ -141,7 +156,7 @@ class NativeLayers:
     ) -> None:
         """`dtype` is that of hidden states, K/V and biases.
 
-        Raises ValueError if the library does not take them.
+        Raises ValueError if the library does not take them: it does not look itself.
         """
         if len({layer.sizes for layer in layers}) != 1:
             raise ValueError("layers of different sizes, or none")
@@ -150,7 +165,10 @@ class NativeLayers:
         for norm in (norm for layer in layers for norm in layer.norms()):
             if norm.dtype not in ELEMENT or not norm.is_contiguous():
                 raise ValueError(f"a norm of {norm.dtype} with strides {norm.stride()}")
+        for layer in layers:
+            layer.refuse_others_than(dtype)
         self._weights = tuple(layers)  # the library has their addresses
+        self._dtype = dtype
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._sizes = _Sizes(
             ELEMENT[dtype],
@@ -182,7 +200,14 @@ class NativeLayers:
 
         `cos` and `sin` are as in `kernels.rotary`, `slots` [n_tokens] int64 says where K and V are
         stored, `kv` has each layer's keys and values [n_blocks, block_size, n_kv_heads, head_dim].
+
+        Raises ValueError if these are of other types, or angles not dense.
         """
+        tensors = (hidden, cos, sin, *kv[0])
+        if any(x.dtype != self._dtype for x in tensors):
+            raise ValueError(f"{[x.dtype for x in tensors]} where layers are {self._dtype}")
+        if not (cos.is_contiguous() and sin.is_contiguous()):
+            raise ValueError("angles with gaps")
         if len(kv) != len(self._weights):
             raise ValueError(f"keys and values of {len(kv)} layers for {len(self._weights)}")
         hidden = hidden.contiguous()
@@ -214,14 +239,14 @@ class NativeLayers:
 
 
 def _layer(layer: NativeLayer) -> _Layer:
-    form, heads, eps = layer.form, layer.head_norms, layer.eps
+    form, heads = layer.form, layer.head_norms
     return _Layer(
-        _norm(layer.attention_norm, eps),
+        _norm(layer.attention_norm, layer.attention_eps),
         _weight(layer.qkv, layer.qkv_bias),
         _Norm() if heads is None else _norm(heads.q, heads.eps),
         _Norm() if heads is None else _norm(heads.k, heads.eps),
         _weight(layer.output, layer.output_bias),
-        _norm(layer.mlp_norm, eps),
+        _norm(layer.mlp_norm, layer.mlp_eps),
         _weight(layer.gate_up),
         _weight(layer.down, layer.down_bias),
         form.window or 0,

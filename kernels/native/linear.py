@@ -180,7 +180,8 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = rows.abs().amax(1)
     steps = torch.where(largest > _NOTHING, largest.new_tensor(_LARGEST) / largest, 0.0)
-    return (rows * steps[:, None]).round_().to(torch.int8), largest / _LARGEST
+    # By a tensor: by a number CUDA multiplies with its inverse, and scales would differ.
+    return (rows * steps[:, None]).round_().to(torch.int8), largest / largest.new_tensor(_LARGEST)
 
 
 @dataclass(frozen=True, slots=True)

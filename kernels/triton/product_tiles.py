@@ -98,12 +98,15 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
     if n_tiles <= MAX_DIVIDED:
         n_wanted = tiles.n_programs * device.n_multiprocessors // n_tiles
         n_parts = max(1, min(n_wanted, n_steps // _MIN_STEPS))
+        if n_tokens > tiles.tokens:
+            # Powers of two, so that what a warm-up with powers of two tokens compiles is all.
+            n_parts = 1 << (n_parts.bit_length() - 1)
     n_steps = triton.cdiv(n_steps, n_parts)
     return Cut(tiles, n_tiles, triton.cdiv(product.n_in, n_steps * tiles.inputs), n_steps)
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Tiles that fit every device, and that nobody has measured."""
+    """Tiles that nobody has measured, for 99 KiB of shared memory and more."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 

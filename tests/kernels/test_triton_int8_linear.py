@@ -19,6 +19,8 @@ from tests.kernels.implementations import CPU, CUDA
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from kernels.triton import product_tiles
 from kernels.triton.linear_int8 import (
     Int8Matrix,
@@ -167,11 +169,17 @@ def test_every_candidate_computes_the_same(n_tokens: int, dtype: torch.dtype) ->
     candidates = {
         replace(tiles, n_warps=4, n_stages=2) for tiles in product_candidates(n_tokens, dtype)
     }
+    n_computed = 0
     for tiles in candidates:
         out = x.new_empty(n_tokens, 70)
         cut = cut_with(tiles, shape, n_tokens, Device("none", 90, 8))
-        multiply(matrix, x, None, out, cut, gate=1, has_residual=False)
+        try:
+            multiply(matrix, x, None, out, cut, gate=1, has_residual=False)
+        except OutOfResources:
+            continue  # on a smaller GPU, as in `tune`
         check_close(out, expected)
+        n_computed += 1
+    assert n_computed
 
 
 @pytest.mark.gpu
@@ -259,6 +267,16 @@ class TestCut:
         cut = cut_product(self.LLAMA, 1, self.H100)
         assert (cut.tiles.tokens, cut.n_parts) == (16, 4)
         assert cut.n_tiles * cut.n_parts == 256
+
+    @pytest.mark.parametrize("n_out", [384, 768, 896, 1152, 1536, 6144])
+    def test_powers_of_two_tokens_meet_every_kernel(self, n_out: int) -> None:
+        def kernel(n_tokens: int) -> object:
+            product = Product(n_out, 4096, is_gated=False, dtype=torch.bfloat16)
+            cut = cut_product(product, n_tokens, self.H100)
+            return cut.tiles, cut.n_parts, cut.n_steps
+
+        warmed_up = {kernel(n) for n in (8, *(1 << i for i in range(4, 12)))}
+        assert {kernel(n) for n in range(1, 2049)} <= warmed_up
 
     def test_a_prompt_is_not_divided(self) -> None:
         assert cut_product(self.LLAMA, 2048, self.H100).n_parts == 1

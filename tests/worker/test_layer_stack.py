@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -14,9 +15,21 @@ from transformers import (
     Qwen3Config,
 )
 
-from kernels.native.linear import can_gate, has_int8
+from kernels import AttentionForm, HeadNorms, native_ops
+from kernels.native.linear import NativeGatedWeight, can_gate, has_int8
+from kernels.packed_linear import pack
+from kernels.upload import uploads_for
 from services.worker.models import decoder
-from services.worker.models.layer_stack import AllAtOnce, LayerByLayer
+from services.worker.models.decoder_layers import (
+    Attention,
+    DecoderBatch,
+    GatedMLP,
+    PreNormLayer,
+)
+from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
+from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from services.worker.models.stage import StagePlace
+from services.worker.models.tensor_parallel import SINGLE
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -36,7 +49,7 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
 }
 LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
-    "no whole panels of gates": LlamaConfig(**SMALL),
+    "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
     "biases of the MLP": LlamaConfig(**LLAMA_LIKE, mlp_bias=True),
     "experts": MixtralConfig(**LLAMA_LIKE, num_local_experts=4),
     "no rotary embedding": GPT2Config(vocab_size=199, n_embd=48, n_layer=2, n_head=6),
@@ -88,6 +101,9 @@ def test_layers_at_once_compute_the_same(
 def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_native("float32")
     write_family_checkpoint(tmp_path, AT_ONCE["llama"])
+    for index in range(2):
+        stage = load(tmp_path, stage_index=index, n_stages=2)
+        assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
     assert_equal_at_once(tmp_path, monkeypatch, n_stages=2)
 
 
@@ -111,3 +127,83 @@ def test_ranks_that_share_layers_meet_within_each(tmp_path: Path) -> None:
     write_family_checkpoint(tmp_path, AT_ONCE["llama"])
     stage = load(tmp_path, tp_size=2)
     assert isinstance(stage._layer_stack, LayerByLayer)  # type: ignore[attr-defined]
+
+
+class TestWhatNoFamilyHas:
+    """Scale, soft cap, the other gate, and biases everywhere, on two threads."""
+
+    N_HEADS, N_KV_HEADS, HEAD_DIM, HIDDEN, N_TOKENS = 6, 2, 16, 48, 9
+
+    def layers(self) -> list[PreNormLayer]:
+        generator = torch.Generator().manual_seed(0)
+        ops = native_ops()
+        assert ops is not None
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator) / 4
+
+        def layer() -> PreNormLayer:
+            width = self.N_HEADS * self.HEAD_DIM
+            n_qkv = (self.N_HEADS + 2 * self.N_KV_HEADS) * self.HEAD_DIM
+            attention = Attention(
+                ColumnParallelLinear(pack(random(n_qkv, self.HIDDEN)), random(n_qkv)),
+                RowParallelLinear(pack(random(self.HIDDEN, width)), random(self.HIDDEN)),
+                self.N_HEADS,
+                self.N_KV_HEADS,
+                self.HEAD_DIM,
+                ops,
+                AttentionForm(window=4, scale=0.3, soft_cap=5.0),
+                0,
+                HeadNorms(random(self.HEAD_DIM), random(self.HEAD_DIM), 1e-5),
+            )
+            mlp = GatedMLP(
+                NativeGatedWeight.of(random(128, self.HIDDEN), "gelu_tanh"),
+                RowParallelLinear(pack(random(self.HIDDEN, 64)), random(self.HIDDEN)),
+            )
+            before, between = (RMSNorm(random(self.HIDDEN), eps, ops) for eps in (1e-5, 1e-3))
+            return PreNormLayer(before, attention, between, mlp)
+
+        return [layer(), layer()]
+
+    def run(self, run: LayerStack, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        n, ops = self.N_TOKENS, native_ops()
+        assert ops is not None
+        shape = (3, 4, self.N_KV_HEADS, self.HEAD_DIM)
+        kv = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+        attention = ops.plan_attention(
+            np.array([0, 0]),
+            np.array([5, 4]),
+            block_tables=np.array([[2, 0], [1, 1]]),
+            key_cache=kv[0][0],
+            n_heads=self.N_HEADS,
+            uploads=uploads_for(torch.device("cpu")),
+        )
+        cos, sin = torch.randn(2, n, 1, self.HEAD_DIM, generator=generator).to(dtype)
+        slots = torch.tensor([8, 9, 10, 11, 0, 4, 5, 6, 7])
+        batch = DecoderBatch([(cos, sin)], slots, attention, SINGLE)
+        return run(torch.randn(n, self.HIDDEN, generator=generator), batch, kv)
+
+    def test_is_computed_as_well(self) -> None:
+        skip_without_native("float32")
+        ops, n_threads = native_ops(), torch.get_num_threads()
+        assert ops is not None
+        layers = self.layers()
+        at_once = stack(layers, StagePlace(range(2), True, True, ops), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        torch.set_num_threads(2)
+        try:
+            assert torch.equal(self.run(at_once), self.run(LayerByLayer(layers)))
+        finally:
+            torch.set_num_threads(n_threads)
+
+    def test_other_types_are_refused(self) -> None:
+        skip_without_native("float32")
+        ops = native_ops()
+        assert ops is not None
+        place = StagePlace(range(2), True, True, ops)
+        with pytest.raises(ValueError, match=r"where layers are torch\.bfloat16"):
+            stack(self.layers(), place, torch.bfloat16)
+        at_once = stack(self.layers(), place, torch.float32)
+        with pytest.raises(ValueError, match=r"where layers are torch\.float32"):
+            self.run(at_once, torch.bfloat16)

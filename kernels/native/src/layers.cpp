@@ -1,8 +1,8 @@
 // Consecutive layers of what descends from Llama, in one call: what the operations of the other files
 // compute, one after the other, and nothing else.
 //
-// A layer has seven operations. Each that Python calls costs some 15 microseconds, because weights have
-// gone through the caches since and the interpreter has to come back from memory.
+// A layer has eight operations. For each that Python calls the interpreter has to come back from memory,
+// because weights have gone through the caches since.
 
 #include <chrono>
 #include <cstdint>

@@ -98,6 +98,7 @@ def _native_layer(layer: PreNormLayer, attention: Attention) -> NativeLayer | No
         n_kv_heads=attention.n_kv_heads,
         head_dim=attention.head_dim,
         attention_norm=before.weight,
+        attention_eps=before.eps,
         qkv=qkv,
         qkv_bias=attention.qkv.bias,
         head_norms=attention.head_norms,
@@ -105,8 +106,8 @@ def _native_layer(layer: PreNormLayer, attention: Attention) -> NativeLayer | No
         output=output,
         output_bias=attention.output.bias,
         mlp_norm=between.weight,
+        mlp_eps=between.eps,
         gate_up=gate_up,
         down=down,
         down_bias=mlp.down.bias,
-        eps=before.eps,
     )

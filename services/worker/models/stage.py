@@ -104,8 +104,8 @@ class StageModel(ABC):
     ) -> Tensor:
         """Runs this stage's layers over a flat batch, storing its keys and values in `kv`.
 
-        `hidden` is [n_tokens, hidden_size], and so is the result; `positions` and `slots` are
-        [n_tokens]; `kv` has one entry per layer of the stage.
+        `hidden` [n_tokens, hidden_size] is used up, and the result is of the same shape;
+        `positions` and `slots` are [n_tokens]; `kv` has one entry per layer of the stage.
         """
 
     @abstractmethod
