@@ -81,7 +81,7 @@ class _Tokens(ctypes.Structure):
 
 
 class Seconds(ctypes.Structure):
-    """What layers have taken since the process began, by kind of operation."""
+    """What the layers of one `NativeLayers` have taken, by kind of operation."""
 
     _fields_ = (
         ("linear", ctypes.c_double),
