@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.attention import attention
 from kernels.attention_metadata import AttentionForm, AttentionGroups, Ints, plan_attention
-from kernels.native.call import ELEMENT, address, declare, dense_heads
+from kernels.native.call import ELEMENT, declare, dense_heads
 from kernels.upload import Uploads
 
 _PLAIN = AttentionForm()
@@ -24,12 +24,20 @@ _PLAIN = AttentionForm()
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpans:
-    """The spans of one batch, in its order; the library reads the columns where they lie."""
+    """The spans of one batch, in its order; the library reads the columns where they lie.
 
-    start_positions: Ints  # [n_spans]
-    n_tokens: Ints  # [n_spans]
-    block_tables: Ints  # [n_spans, n_columns]
-    addresses: tuple[int, int, int]  # of the three
+    They are tensors because these say faster than arrays where that is. All are int64.
+    """
+
+    start_positions: Tensor  # [n_spans]
+    n_tokens: Tensor  # [n_spans]
+    block_tables: Tensor  # [n_spans, n_columns]
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of the three."""
+        columns = self.start_positions, self.n_tokens, self.block_tables
+        return columns[0].data_ptr(), columns[1].data_ptr(), columns[2].data_ptr()
 
 
 def plan_spans(
@@ -58,14 +66,11 @@ def plan_spans(
             uploads=uploads,
             has_fixed_shape=has_fixed_shape,
         )
-    columns = tuple(
-        np.ascontiguousarray(column, np.int64)
+    starts, counts, tables = (
+        torch.from_numpy(np.ascontiguousarray(column, np.int64))
         for column in (start_positions, n_tokens, block_tables)
     )
-    starts, counts, tables = columns
-    return AttentionSpans(
-        starts, counts, tables, (address(starts), address(counts), address(tables))
-    )
+    return AttentionSpans(starts, counts, tables)
 
 
 class Attention:

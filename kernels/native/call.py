@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 # The element types that the library computes with, by their numbers in `element.h`.
@@ -24,12 +23,6 @@ def declare(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., No
     function.argtypes = [_KINDS[letter] for letter in arguments]
     function.restype = None
     return function  # type: ignore[no-any-return]
-
-
-def address(array: NDArray[Any]) -> int:
-    """Where an array begins; `array.ctypes.data` takes several times as long to say it."""
-    begin: int = array.__array_interface__["data"][0]
-    return begin
 
 
 def dense_heads(x: Tensor) -> Tensor:

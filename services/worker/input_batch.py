@@ -126,20 +126,20 @@ class BatchBuilder:
         and of further spans if there is a `shape`."""
         add, block_size = self._uploads.add, self._block_size
         next_positions = spans.start_positions + spans.n_tokens
-        ends = np.cumsum(widths)
-        first_tokens = ends - widths
-        span_of_token = np.repeat(np.arange(len(ends)), widths)
-        positions = np.arange(ends[-1]) + (starts - first_tokens)[span_of_token]
+        first_tokens, span_of_token, positions = _places(starts, widths)
         blocks = block_tables[span_of_token, positions // block_size]
+        slots = blocks * block_size + positions % block_size
         if is_padded:
-            blocks[positions >= next_positions[span_of_token]] = self._scratch
+            is_padding = positions >= next_positions[span_of_token]
+            slots[is_padding] = self._scratch * block_size + positions[is_padding] % block_size
+            positions = np.minimum(positions, self._table.max_model_len - 1)
         first_tokens = first_tokens[: len(spans.rows)]
         # What layers read comes first, so that its places depend on nothing but the shape.
         token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(positions)))
         batch = InputBatch(
             token_ids=token_ids,
-            positions=add(np.minimum(positions, self._table.max_model_len - 1)),
-            slots=add(blocks * block_size + positions % block_size),
+            positions=add(positions),
+            slots=add(slots),
             attention=self._ops.plan_attention(
                 starts,
                 widths,
@@ -167,9 +167,10 @@ class BatchBuilder:
         return batch
 
     def _sampling(self, spans: Spans, next_positions: Ints) -> SamplingColumns:
-        if self._vocab_size is None:
+        rows = spans.rows[spans.sample]
+        if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
-        sampling = self._table.sampling(spans.rows[spans.sample], next_positions[spans.sample])
+        sampling = self._table.sampling(rows, next_positions[spans.sample])
         return sampling.columns(self._uploads, self._vocab_size)
 
     def _counted(self, spans: Spans, first_tokens: Ints) -> CountedTokens | None:
@@ -192,6 +193,19 @@ class BatchBuilder:
 def n_batch_tokens(n_tokens: Sequence[int], *, is_padded: bool) -> int:
     """Tokens of a batch of spans that are so long, padding included."""
     return len(n_tokens) * max(n_tokens) if is_padded else sum(n_tokens)
+
+
+def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
+    """Where in the batch spans begin [n_spans], and of each token its span and its position in the
+    sequence [n_tokens]."""
+    n_spans, n_tokens = len(widths), sum(widths.tolist())
+    if n_tokens == n_spans:
+        places = np.arange(n_spans)
+        return places, places, starts
+    first_tokens = np.cumsum(widths) - widths
+    span_of_token = np.repeat(np.arange(n_spans), widths)
+    positions: Ints = np.arange(n_tokens) + (starts - first_tokens)[span_of_token]
+    return first_tokens, span_of_token, positions
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:

@@ -42,6 +42,11 @@ class SamplingParams:
         penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
         return penalties != (1, 0, 0)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the most likely one, wherever it is."""
+        return self.temperature == 0 and not self.min_tokens and not self.has_penalty
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise PlanError(f"temperature {self.temperature} is not a finite number from 0")
@@ -114,32 +119,29 @@ class Spans:
     @classmethod
     def of(cls, plan: IterationPlan) -> Spans:
         """The columns of `plan`; raises PlanError if they do not fit together."""
-        spans = cls(
+        n_spans = len(plan.rows)
+        if not n_spans:
+            raise PlanError("an iteration without spans")
+        for name in ("start_positions", "n_tokens", "n_new_blocks", "sample", "token_on_rank"):
+            if (n := len(getattr(plan, name))) != n_spans:
+                raise PlanError(f"{name} has {n} entries for {n_spans} spans")
+        n_sent = sum(plan.n_tokens) - sum(plan.token_on_rank)
+        for total, parts, n_promised in (
+            ("token_ids", "n_tokens", n_sent),
+            ("new_block_ids", "n_new_blocks", sum(plan.n_new_blocks)),
+        ):
+            if (n := len(getattr(plan, total))) != n_promised:
+                raise PlanError(f"{total} has {n} entries where {parts} adds up to {n_promised}")
+        return cls(
             rows=column(plan.rows),
             start_positions=column(plan.start_positions),
             n_tokens=column(plan.n_tokens),
-            sample=np.fromiter(plan.sample, np.bool_, len(plan.sample)),
+            sample=np.fromiter(plan.sample, np.bool_, n_spans),
             n_new_blocks=column(plan.n_new_blocks),
-            token_on_rank=np.fromiter(plan.token_on_rank, np.bool_, len(plan.token_on_rank)),
+            token_on_rank=np.fromiter(plan.token_on_rank, np.bool_, n_spans),
             token_ids=column(plan.token_ids),
             new_block_ids=column(plan.new_block_ids),
         )
-        n_spans = len(spans.rows)
-        if not n_spans:
-            raise PlanError("an iteration without spans")
-        for name in ("start_positions", "n_tokens", "sample", "n_new_blocks", "token_on_rank"):
-            n = len(getattr(spans, name))
-            if n != n_spans:
-                raise PlanError(f"{name} has {n} entries for {n_spans} spans")
-        n_sent = int(spans.n_tokens.sum()) - int(spans.token_on_rank.sum())
-        for total, parts, n_promised in (
-            ("token_ids", "n_tokens", n_sent),
-            ("new_block_ids", "n_new_blocks", int(spans.n_new_blocks.sum())),
-        ):
-            n = len(getattr(spans, total))
-            if n != n_promised:
-                raise PlanError(f"{total} has {n} entries where {parts} adds up to {n_promised}")
-        return spans
 
 
 def column(values: Sequence[int]) -> Ints:

@@ -7,9 +7,10 @@ plan may not say is refused here. Knows no model and no layout of a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
@@ -58,8 +59,9 @@ class RequestTable:
         self._n_kv_blocks = n_kv_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._is_held = np.zeros(0, dtype=np.bool_)  # all columns [n_rows]
-        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)
+        self._held: set[int] = set()  # rows
+        self._not_greedy: set[int] = set()  # of these, those that take more than the likeliest
+        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
         self._n_stored_tokens = np.zeros(0, dtype=np.int64)
         self._has_last_token = np.zeros(0, dtype=np.bool_)  # the last span was sampled
         self._n_blocks = np.zeros(0, dtype=np.int64)
@@ -84,25 +86,25 @@ class RequestTable:
         spans = Spans.of(plan)
         self._check(spans)
         self._append_blocks(spans.rows, spans.n_new_blocks, spans.new_block_ids)
-        end_positions = spans.start_positions + spans.n_tokens
-        room = self._n_blocks[spans.rows] * self._block_size
-        _refuse(spans.rows, room < end_positions, "has too few blocks for its span")
-        self._n_stored_tokens[spans.rows] = end_positions
+        self._n_stored_tokens[spans.rows] = spans.start_positions + spans.n_tokens
         self._has_last_token[spans.rows] = spans.sample
         return spans
 
     def keep_tokens(self, rows: Tensor, token_ids: Tensor) -> None:
         """Keeps what was sampled for `rows` [n_sampled], for plans that leave it out.
 
-        Both are int64, on the table's device, which is not waited for. -1, which says that nothing
-        could be sampled, becomes a token: it may have been looked up before it is refused.
+        Both are int64, on the table's device, which is not waited for.
         """
         if self._keeps_tokens:
-            self._last_tokens.index_copy_(0, rows, token_ids.clamp(min=0))
+            self._last_tokens.index_copy_(0, rows, token_ids)
 
     def last_tokens(self, rows: Tensor) -> Tensor:
-        """The tokens that were sampled last for `rows`; both int64 on the table's device."""
-        return self._last_tokens.index_select(0, rows)
+        """The tokens that were sampled last for `rows`; both int64 on the table's device.
+
+        -1, which says that nothing could be sampled, becomes a token: it may be looked up before
+        it is refused.
+        """
+        return self._last_tokens.index_select(0, rows).clamp_(min=0)
 
     def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
         """Counts tokens of a batch `token_ids` [n_tokens], for penalties from now on."""
@@ -121,7 +123,7 @@ class RequestTable:
 
     def block_tables(self, rows: Ints) -> Ints:
         """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
-        return self._block_ids[rows, : self._n_blocks[rows].max()]
+        return self._block_ids[:, : max(self._n_blocks[rows].tolist())][rows]
 
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
         """The first `n_columns` blocks of `rows`, [n_spans, n_columns]; those that a row does not
@@ -131,6 +133,10 @@ class RequestTable:
         tables = np.full((len(rows), n_columns), scratch)
         tables[:, : blocks.shape[1]] = np.where(is_there, blocks, scratch)
         return tables
+
+    def is_greedy(self, rows: Ints) -> bool:
+        """Whether the token of each of `rows` is the most likely one."""
+        return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
         """How to sample the tokens of `rows` that will have `positions`."""
@@ -165,23 +171,26 @@ class RequestTable:
         )
 
     def _release(self, row: int) -> None:
-        if not self._holds(row):
+        if row not in self._held:
             raise PlanError(f"released row {row} is not held")
-        self._is_held[row] = False
+        self._held.remove(row)
+        self._not_greedy.discard(row)
         if self._count_rows[row] != NOT_COUNTED:
             self._token_counts.release(int(self._count_rows[row]))
         self._stop_token_ids.pop(row, None)
 
     def _admit(self, admission: Admission) -> None:
         row = admission.row
-        if self._holds(row):
+        if row in self._held:
             raise PlanError(f"admitted row {row} is held by another request")
         if not 0 <= row < _MAX_ROWS:
             raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
-        if row >= len(self._is_held):
+        if row >= len(self._n_blocks):
             self._grow_rows(row + 1)
         sampling = admission.sampling
-        self._is_held[row] = True
+        self._held.add(row)
+        if not sampling.is_greedy:
+            self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
         self._n_stored_tokens[row] = 0
         self._has_last_token[row] = False
@@ -203,31 +212,41 @@ class RequestTable:
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
 
-    def _holds(self, row: int) -> bool:
-        return 0 <= row < len(self._is_held) and bool(self._is_held[row])
-
     def _check(self, spans: Spans) -> None:
-        rows = spans.rows
-        _refuse(rows, (rows < 0) | (rows >= len(self._is_held)), "is unknown")
-        _refuse(rows, ~self._is_held[rows], "is unknown")
-        if len(set(rows.tolist())) < len(rows):
-            raise PlanError(f"a row has two spans: rows {rows.tolist()}")
-        _refuse(rows, spans.n_tokens < 1, "has a span without tokens")
-        n_stored = self._n_stored_tokens[rows]
-        _refuse(
+        rows = spans.rows.tolist()
+        if unknown := set(rows) - self._held:
+            raise PlanError(f"row {min(unknown)} is unknown")
+        if len(set(rows)) < len(rows):
+            raise PlanError(f"a row has two spans: rows {rows}")
+        # Numbers one by one: after weights have gone through the caches, a loop over a few spans
+        # costs less than a few calls for all.
+        for row, start, n_tokens, n_new, is_left_out, n_stored, n_blocks in zip(
             rows,
-            spans.start_positions != n_stored,
-            "has a span that does not continue what is stored:",
-            starts=spans.start_positions,
-            stored=n_stored,
-        )
-        end_positions = spans.start_positions + spans.n_tokens
-        _refuse(rows, end_positions > self.max_model_len, "grows longer than the model allows")
-        _refuse(rows, spans.token_on_rank & (spans.n_tokens != 1), "leaves out more than a token")
-        is_kept = self._has_last_token[rows] & self._keeps_tokens
-        _refuse(rows, spans.token_on_rank & ~is_kept, "leaves out a token that is not on the rank")
-        _refuse_outside("token_ids", spans.token_ids, self._vocab_size)
-        _refuse_outside("new_block_ids", spans.new_block_ids, self._n_kv_blocks)
+            spans.start_positions.tolist(),
+            spans.n_tokens.tolist(),
+            spans.n_new_blocks.tolist(),
+            spans.token_on_rank.tolist(),
+            self._n_stored_tokens[spans.rows].tolist(),
+            self._n_blocks[spans.rows].tolist(),
+            strict=True,
+        ):
+            if n_tokens < 1:
+                raise PlanError(f"row {row} has a span without tokens")
+            if start != n_stored:
+                raise PlanError(
+                    f"row {row} has a span that does not continue what is stored: starts {start}, "
+                    f"stored {n_stored}"
+                )
+            if start + n_tokens > self.max_model_len:
+                raise PlanError(f"row {row} grows longer than the model allows")
+            if start + n_tokens > (n_blocks + n_new) * self._block_size:
+                raise PlanError(f"row {row} has too few blocks for its span")
+            if is_left_out and n_tokens != 1:
+                raise PlanError(f"row {row} leaves out more than a token")
+            if is_left_out and not (self._keeps_tokens and self._has_last_token[row]):
+                raise PlanError(f"row {row} leaves out a token that is not on the rank")
+        _refuse_outside("token_ids", spans.token_ids.tolist(), self._vocab_size)
+        _refuse_outside("new_block_ids", spans.new_block_ids.tolist(), self._n_kv_blocks)
 
     def _append_blocks(self, rows: Ints, n_new: Ints, block_ids: Ints) -> None:
         if not len(block_ids):
@@ -242,8 +261,7 @@ class RequestTable:
         self._n_blocks[rows] = n_after
 
     def _grow_rows(self, n_rows: int) -> None:
-        n_more = max(n_rows, 2 * len(self._is_held)) - len(self._is_held)
-        self._is_held = np.pad(self._is_held, (0, n_more))
+        n_more = max(n_rows, 2 * len(self._n_blocks)) - len(self._n_blocks)
         self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
         self._n_stored_tokens = np.pad(self._n_stored_tokens, (0, n_more))
         self._has_last_token = np.pad(self._has_last_token, (0, n_more))
@@ -260,15 +278,7 @@ class RequestTable:
             self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
 
 
-def _refuse(rows: Ints, is_wrong: NDArray[np.bool_], what: str, **details: Ints) -> None:
-    if np.count_nonzero(is_wrong):  # faster than any() where there are few
-        i = int(is_wrong.argmax())
-        shown = ", ".join(f"{name} {values[i]}" for name, values in details.items())
-        raise PlanError(f"row {rows[i]} {what} {shown}".rstrip())
-
-
-def _refuse_outside(name: str, ids: Ints, limit: int) -> None:
-    is_wrong = (ids < 0) | (ids >= limit)
-    if np.count_nonzero(is_wrong):
-        wrong = ids[is_wrong]
-        raise PlanError(f"{name} {wrong[:8].tolist()} are not in [0, {limit})")
+def _refuse_outside(name: str, ids: Sequence[int], limit: int) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= limit):
+        wrong = [i for i in ids if not 0 <= i < limit]
+        raise PlanError(f"{name} {wrong[:8]} are not in [0, {limit})")
