@@ -1,6 +1,9 @@
 // The most likely token of every row of logits, in one pass that also looks for numbers that are none.
 //
-// Reads every logit once, with 5 operations for a vector of them.
+// Reads every logit once, with 5 operations for a vector of them, each of which waits for the one before
+// it; so several vectors go side by side.
+
+#include <cmath>
 
 #include "element.h"
 #include "threads.h"
@@ -8,27 +11,52 @@
 namespace orcinus {
 namespace {
 
-// The first of the largest, or -1 if any is NaN or infinite.
-template <class T>
-int64_t greedy(const T* logits, int64_t size) {
-  Floats largest = load_up_to(logits, size);
-  if (size < kLanes) largest = select(lane_indices() < static_cast<int32_t>(size), largest, splat(largest[0]));
-  Ints place{};  // of the vector that each lane's largest is from
+// The largest of some logits in each lane, and where they are.
+struct Largest {
+  Floats largest = splat(-INFINITY);
+  Ints place{};    // of the vector that each lane's largest is from
   Floats zeros{};  // 0 * x, which is NaN if x is not finite
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const auto n = static_cast<int32_t>(size - i);
-    Floats some = load_up_to(logits + i, n);
+
+  // Looks at the first `n` logits of the vector at `place_of_some`.
+  void add(Floats some, int64_t place_of_some, int32_t n) {
     zeros += 0.0f * some;
     if (n < kLanes) some = select(lane_indices() < n, some, largest);
     const Ints is_larger = some > largest;
-    place = is_larger ? splat(static_cast<int32_t>(i)) : place;
+    place = is_larger ? splat(static_cast<int32_t>(place_of_some)) : place;
     largest = select(is_larger, some, largest);
   }
-  if (sum_of_lanes(zeros) != 0.0f) return -1;
-  const float most = largest_of_lanes(largest);
+};
+
+constexpr int kSideBySide = 4;
+
+// The first of the largest, or -1 if any is NaN or infinite.
+template <class T>
+int64_t greedy(const T* logits, int64_t size) {
+  Largest parts[kSideBySide];
+  int64_t at = 0;
+  for (; at + kSideBySide * kLanes <= size; at += kSideBySide * kLanes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kSideBySide; ++i) {
+      const int64_t place = at + i * kLanes;
+      parts[i].add(load_up_to(logits + place, kLanes), place, kLanes);
+    }
+  }
+  for (; at < size; at += kLanes) {
+    const auto n = static_cast<int32_t>(std::min<int64_t>(kLanes, size - at));
+    parts[0].add(load_up_to(logits + at, n), at, n);
+  }
+
+  float zero = 0, most = -INFINITY;
+  for (const Largest& part : parts) {
+    zero += sum_of_lanes(part.zeros);
+    most = std::max(most, largest_of_lanes(part.largest));
+  }
+  if (zero != 0.0f) return -1;
   int64_t first = size;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (largest[lane] == most) first = std::min<int64_t>(first, place[lane] + lane);
+  for (const Largest& part : parts) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (part.largest[lane] == most) first = std::min<int64_t>(first, part.place[lane] + lane);
+    }
   }
   return first;
 }
