@@ -279,6 +279,7 @@ class Worker {
       } else if (const Piece* next = claim()) {
         find_rows(*next, next->first_key);
       }
+      spread(piece, key);
       for (int64_t i = 0; i < piece.n_kv_heads; ++i) attend_tile(piece, key, i);
     }
     finish(piece, part);
@@ -365,6 +366,14 @@ class Worker {
     values_ahead_ = {batch_.values + head, static_cast<int>(n), n_lines};
   }
 
+  // Divides the lines of the next tile among the vectors of keys of the tile from `key` on.
+  void spread(const Piece& piece, int64_t key) {
+    const int64_t n_keys = std::min<int64_t>(kTileKeys, piece.end_key - key);
+    const int64_t n_vectors = piece.n_kv_heads * ((n_keys + kLanes - 1) / kLanes);
+    n_fetched_ = static_cast<int>(
+        (keys_ahead_.n_keys * keys_ahead_.n_lines + n_vectors - 1) / n_vectors);
+  }
+
   // Keys as [head_words, kTileKeys]: as many of them as a vector has lanes at a time.
   void pack_keys(const T* keys, int n_keys) {
     const int head_words = head_words_, head_dim = head_dim_;
@@ -415,10 +424,10 @@ class Worker {
     int line = 0;
   };
 
-  // Asks for as many lines as a vector has lanes, in the order in which they lie, which the processor's
-  // own prefetcher follows. All of a tile at once would be more than can be on the way.
-  void fetch(Ahead& ahead) const {
-    for (int i = 0; i < kLanes && ahead.key < ahead.n_keys; ++i) {
+  // Asks for some lines in the order in which they lie, which the processor's own prefetcher follows. All
+  // of a tile at once would be more than can be on the way.
+  void fetch(Ahead& ahead, int n_lines = kLanes) const {
+    for (int i = 0; i < n_lines && ahead.key < ahead.n_keys; ++i) {
       __builtin_prefetch(ahead.rows + next_offsets_[ahead.key] + ahead.line * kFetched, 0, 2);
       if (++ahead.line == ahead.n_lines) {
         ahead.line = 0;
@@ -517,7 +526,7 @@ class Worker {
         }
         store(scores_ + r * kTileKeys + vector * kLanes, sums_of_lanes(sums));
       }
-      for (int at = 0; at < head_dim_; at += kFetched) fetch(keys_ahead_);
+      fetch(keys_ahead_, n_fetched_);
     }
   }
 
@@ -556,7 +565,7 @@ class Worker {
           multiply<Product>(sums, probabilities_ + i / Product::kDepth, kTileKeys / Product::kDepth,
                             words, 0, 1);
         }
-        for (int line = 0; line < kStoredElements; line += kFetched) fetch(values_ahead_);
+        fetch(values_ahead_, n_fetched_);
       }
       store_sums(sums, results + at);
     }
@@ -713,6 +722,7 @@ class Worker {
   std::array<int64_t, kTileKeys> next_offsets_{};
   Ahead keys_ahead_;
   Ahead values_ahead_;
+  int n_fetched_ = 0;  // lines for each vector of keys of a tile that is not packed
 };
 
 template <class T, class Product>
