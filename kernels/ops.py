@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.attention_metadata import AttentionGroups
 from kernels.native.attention import AttentionSpans
-from kernels.native.layers import NativeLayer, NativeLayers
+from kernels.native.layers import NativeHead, NativeLayer, NativeLayers
 from kernels.sampling_columns import SamplingColumns
 
 if TYPE_CHECKING:  # Triton need not be installed
@@ -41,5 +41,7 @@ class Ops:
     attention: Callable[..., Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    layers: Callable[[Sequence[NativeLayer], torch.dtype], NativeLayers] | None = None
+    layers: (
+        Callable[[Sequence[NativeLayer], NativeHead | None, torch.dtype], NativeLayers] | None
+    ) = None
     """Several layers in one call, where there is such a thing."""

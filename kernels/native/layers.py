@@ -1,4 +1,4 @@
-"""Consecutive layers of what descends from Llama on the CPU, in one call.
+"""Consecutive layers of what descends from Llama on the CPU, and the head after them, in one call.
 
 The same operations in the same order as layer by layer, so the results are the same to the bit;
 what it saves is the interpreter between them (`docs/performance.md` says how much that is).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,10 @@ class _Layer(ctypes.Structure):
     )
 
 
+class _Head(ctypes.Structure):
+    _fields_ = (("norm", _Norm), ("weight", _Weight))
+
+
 class _Sizes(ctypes.Structure):
     _fields_ = tuple(
         (name, _int)
@@ -78,6 +83,10 @@ class _Tokens(ctypes.Structure):
         ("n_spans", _int),
         ("n_columns", _int),
     )
+
+
+class _Sampled(ctypes.Structure):
+    _fields_ = (("tokens", _pointer), ("n", _int), ("logits", _pointer))
 
 
 class Seconds(ctypes.Structure):
@@ -129,10 +138,7 @@ class NativeLayer:
         """Raises ValueError if a weight or bias is not of `dtype`, or int8, or norms of heads
         differ."""
         for weight in (self.qkv, self.output, self.gate_up, self.down):
-            if isinstance(weight, NativeInt8Weight | NativeInt8GatedWeight):
-                continue  # which is for all
-            if weight.packed.dtype != dtype:
-                raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
+            _refuse_others_than(dtype, weight)
         for bias in (self.qkv_bias, self.output_bias, self.down_bias):
             if bias is not None and (bias.dtype != dtype or not bias.is_contiguous()):
                 raise ValueError(f"a bias of {bias.dtype} where layers are {dtype}")
@@ -145,16 +151,26 @@ class NativeLayer:
         return [self.attention_norm, self.mlp_norm, *heads]
 
 
+@dataclass(frozen=True, slots=True)
+class NativeHead:
+    """What makes logits of the last layer's hidden states."""
+
+    norm: Tensor  # [hidden_size]
+    eps: float
+    weight: Projection  # [vocab_size, hidden_size]
+
+
 class NativeLayers:
-    """Layers of the same sizes, one after the other."""
+    """Layers of the same sizes, one after the other, and perhaps a head."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         layers: Sequence[NativeLayer],
+        head: NativeHead | None,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype` is that of hidden states, K/V and biases.
+        """`dtype` is that of hidden states, K/V, biases and logits.
 
         Raises ValueError if the library does not take them: it does not look itself.
         """
@@ -162,14 +178,25 @@ class NativeLayers:
             raise ValueError("layers of different sizes, or none")
         if dtype not in ELEMENT:
             raise ValueError(f"the native library does not compute with {dtype}")
-        for norm in (norm for layer in layers for norm in layer.norms()):
-            if norm.dtype not in ELEMENT or not norm.is_contiguous():
-                raise ValueError(f"a norm of {norm.dtype} with strides {norm.stride()}")
+        norms = [norm for layer in layers for norm in layer.norms()]
         for layer in layers:
             layer.refuse_others_than(dtype)
+        if head is not None:
+            norms.append(head.norm)
+            _refuse_others_than(dtype, head.weight)
+            if head.weight.shape[1] != layers[0].qkv.shape[1]:
+                raise ValueError("a head for other hidden states than those of the layers")
+        for norm in norms:
+            if norm.dtype not in ELEMENT or not norm.is_contiguous():
+                raise ValueError(f"a norm of {norm.dtype} with strides {norm.stride()}")
+        self.head = head
         self._weights = tuple(layers)  # the library has their addresses
         self._dtype = dtype
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._head: Any = None  # a null pointer
+        if head is not None:
+            self._head = ctypes.pointer(_Head(_norm(head.norm, head.eps), _weight(head.weight)))
+        self._caches = _pointer * (2 * len(layers))
         self._sizes = _Sizes(
             ELEMENT[dtype],
             len(layers),
@@ -184,7 +211,7 @@ class NativeLayers:
         self._room.argtypes = (_pointer, _pointer, _int)
         self._room.restype = _int
         self._run = library.orcinus_layers
-        self._run.argtypes = (_pointer,) * 7
+        self._run.argtypes = (_pointer,) * 9
         self._run.restype = None
 
     def __call__(
@@ -195,13 +222,15 @@ class NativeLayers:
         slots: Tensor,
         plan: AttentionSpans,
         kv: Sequence[tuple[Tensor, Tensor]],
+        sampled: Tensor | None = None,
     ) -> Tensor:
-        """Of hidden states [n_tokens, hidden_size], which are used up, those after the last layer.
+        """Of hidden states [n_tokens, hidden_size], which are used up, those after the last layer,
+        or the logits [n_sampled, vocab_size] after the tokens `sampled` [n_sampled], in order.
 
         `cos` and `sin` are as in `kernels.rotary`, `slots` [n_tokens] int64 says where K and V are
         stored, `kv` has each layer's keys and values [n_blocks, block_size, n_kv_heads, head_dim].
 
-        Raises ValueError if these are of other types, or angles not dense.
+        Raises ValueError if these are of other types, or angles not dense, or there is no head.
         """
         tensors = (hidden, cos, sin, *kv[0])
         if any(x.dtype != self._dtype for x in tensors):
@@ -211,6 +240,13 @@ class NativeLayers:
         if len(kv) != len(self._weights):
             raise ValueError(f"keys and values of {len(kv)} layers for {len(self._weights)}")
         hidden = hidden.contiguous()
+        result, wanted = hidden, _Sampled()
+        if sampled is not None:
+            if self.head is None or sampled.dtype != torch.int64 or not sampled.is_contiguous():
+                raise ValueError("tokens are sampled by a head, and int64")
+            n_sampled, vocab_size = len(sampled), self.head.weight.shape[0]
+            result = torch.empty((n_sampled, vocab_size), dtype=self._dtype)
+            wanted = _Sampled(sampled.data_ptr(), n_sampled, result.data_ptr())
         n_tokens = hidden.shape[0]
         n_spans, n_columns = plan.block_tables.shape
         tokens = _Tokens(
@@ -224,18 +260,27 @@ class NativeLayers:
         )
         self._sizes.block_size = kv[0][0].shape[1]
         layers, sizes = ctypes.byref(self._layers), ctypes.byref(self._sizes)
-        caches = (_pointer * (2 * len(kv)))(*(cache.data_ptr() for pair in kv for cache in pair))
+        caches = self._caches(*[cache.data_ptr() for pair in kv for cache in pair])
         room = torch.empty(self._room(layers, sizes, n_tokens), dtype=torch.uint8)
         self._run(
             layers,
+            None if sampled is None else self._head,
             sizes,
             ctypes.byref(tokens),
+            ctypes.byref(wanted),
             ctypes.byref(caches),
             hidden.data_ptr(),
             room.data_ptr(),
             ctypes.byref(self.seconds),
         )
-        return hidden
+        return result
+
+
+def _refuse_others_than(dtype: torch.dtype, weight: Projection | Gated) -> None:
+    if isinstance(weight, NativeInt8Weight | NativeInt8GatedWeight):
+        return  # which is for all
+    if weight.packed.dtype != dtype:
+        raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
 
 
 def _layer(layer: NativeLayer) -> _Layer:

@@ -133,12 +133,8 @@ class ModelRunner:
         """
         with torch.inference_mode():
             if batch.shape is None or self.graphs is None:
-                hidden = self._layers(batch, hidden)
-                if not self.model.is_last:
-                    return hidden
-                if len(batch.sampled_tokens) < len(hidden):
-                    hidden = hidden.index_select(0, batch.sampled_tokens)
-                return self.model.logits(hidden, self._ranks)
+                sampled = batch.sampled_tokens if self.model.is_last else None
+                return self._layers(batch, hidden, sampled)
             self._check(hidden, n_tokens=batch.n_spans)
             result = self.graphs.run(batch, hidden)
             if not self.model.is_last:
@@ -177,7 +173,9 @@ class ModelRunner:
         hidden = self._layers(batch, hidden)
         return self.model.logits(hidden, self._ranks) if self.model.is_last else hidden
 
-    def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+    def _layers(
+        self, batch: InputBatch, hidden: Tensor | None, sampled: Tensor | None = None
+    ) -> Tensor:
         self._check(hidden, n_tokens=len(batch.positions))
         if hidden is None:
             hidden = self.model.embed(batch.token_ids, self._ranks)
@@ -188,6 +186,7 @@ class ModelRunner:
             attention=batch.attention,
             kv=self._kv_cache.layers,
             ranks=self._ranks,
+            sampled_tokens=sampled,
         )
 
     def _check(self, hidden: Tensor | None, *, n_tokens: int) -> None:

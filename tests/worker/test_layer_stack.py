@@ -1,5 +1,6 @@
 """Layers at once and layer by layer: which models run how, and that it makes no difference."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,17 @@ from services.worker.models.decoder_layers import (
     Attention,
     DecoderBatch,
     GatedMLP,
+    NormedHead,
     PreNormLayer,
 )
+from services.worker.models.gemma2 import CappedHead
 from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
-from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from services.worker.models.layers import (
+    ColumnParallelLinear,
+    RMSNorm,
+    RowParallelLinear,
+    VocabParallelHead,
+)
 from services.worker.models.stage import StagePlace
 from services.worker.models.tensor_parallel import SINGLE
 from tests.checkpoints import SMALL, write_family_checkpoint
@@ -82,7 +90,9 @@ def assert_equal_at_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> None:
     at_once = run(Pipeline(directory, **options))  # type: ignore[arg-type]
-    monkeypatch.setattr(decoder, "stack", lambda layers, place, dtype: LayerByLayer(layers))
+    monkeypatch.setattr(
+        decoder, "stack", lambda layers, head, place, dtype: LayerByLayer(layers, head)
+    )
     by_layer = run(Pipeline(directory, **options))  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(at_once, by_layer, strict=True))
 
@@ -165,7 +175,20 @@ class TestWhatNoFamilyHas:
 
         return [layer(), layer()]
 
-    def run(self, run: LayerStack, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def head(self) -> NormedHead:
+        ops = native_ops()
+        assert ops is not None
+        generator = torch.Generator().manual_seed(2)
+        weight = torch.randn(70, self.HIDDEN, generator=generator)
+        norm = RMSNorm(torch.randn(self.HIDDEN, generator=generator), 1e-2, ops)
+        return NormedHead(norm, VocabParallelHead(pack(weight), range(70), 70))
+
+    def run(
+        self,
+        run: LayerStack,
+        dtype: torch.dtype = torch.float32,
+        sampled: Sequence[int] | None = None,
+    ) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1)
         n, ops = self.N_TOKENS, native_ops()
         assert ops is not None
@@ -182,20 +205,53 @@ class TestWhatNoFamilyHas:
         cos, sin = torch.randn(2, n, 1, self.HEAD_DIM, generator=generator).to(dtype)
         slots = torch.tensor([8, 9, 10, 11, 0, 4, 5, 6, 7])
         batch = DecoderBatch([(cos, sin)], slots, attention, SINGLE)
-        return run(torch.randn(n, self.HIDDEN, generator=generator), batch, kv)
+        hidden = torch.randn(n, self.HIDDEN, generator=generator)
+        if sampled is None:
+            return run(hidden, batch, kv)
+        return run.logits(hidden, batch, kv, torch.tensor(sampled, dtype=torch.int64))
 
     def test_is_computed_as_well(self) -> None:
         skip_without_native("float32")
         ops, n_threads = native_ops(), torch.get_num_threads()
         assert ops is not None
-        layers = self.layers()
-        at_once = stack(layers, StagePlace(range(2), True, True, ops), torch.float32)
+        layers, head = self.layers(), self.head()
+        at_once = stack(layers, head, StagePlace(range(2), True, True, ops), torch.float32)
         assert isinstance(at_once, AllAtOnce)
+        assert at_once.layers.head is not None
+        by_layer = LayerByLayer(layers, head)
         torch.set_num_threads(2)
         try:
-            assert torch.equal(self.run(at_once), self.run(LayerByLayer(layers)))
+            assert torch.equal(self.run(at_once), self.run(by_layer))
+            for sampled in ([4, 8], [0, 1, 5], range(self.N_TOKENS), []):
+                logits = self.run(at_once, sampled=sampled)
+                assert torch.equal(logits, self.run(by_layer, sampled=sampled))
+                assert logits.shape == (len(sampled), 70)
         finally:
             torch.set_num_threads(n_threads)
+
+    def test_without_a_head_there_are_no_logits(self) -> None:
+        skip_without_native("float32")
+        ops = native_ops()
+        assert ops is not None
+        place = StagePlace(range(2), True, False, ops)
+        for run in (
+            stack(self.layers(), None, place, torch.float32),
+            LayerByLayer(self.layers(), None),
+        ):
+            with pytest.raises(RuntimeError, match="only the last stage"):
+                self.run(run, sampled=[8])
+
+    def test_a_head_that_the_library_lacks_is_called(self) -> None:
+        skip_without_native("float32")
+        ops, head = native_ops(), self.head()
+        assert ops is not None
+        place = StagePlace(range(2), True, True, ops)
+        capped = CappedHead(head, 2.0)
+        at_once = stack(self.layers(), capped, place, torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        assert at_once.layers.head is None
+        expected = self.run(LayerByLayer(self.layers(), capped), sampled=[4, 8])
+        assert torch.equal(self.run(at_once, sampled=[4, 8]), expected)
 
     def test_other_types_are_refused(self) -> None:
         skip_without_native("float32")
@@ -203,7 +259,7 @@ class TestWhatNoFamilyHas:
         assert ops is not None
         place = StagePlace(range(2), True, True, ops)
         with pytest.raises(ValueError, match=r"where layers are torch\.bfloat16"):
-            stack(self.layers(), place, torch.bfloat16)
-        at_once = stack(self.layers(), place, torch.float32)
+            stack(self.layers(), None, place, torch.bfloat16)
+        at_once = stack(self.layers(), None, place, torch.float32)
         with pytest.raises(ValueError, match=r"where layers are torch\.float32"):
             self.run(at_once, torch.bfloat16)

@@ -1,11 +1,12 @@
-// Consecutive layers of what descends from Llama, in one call: what the operations of the other files
-// compute, one after the other, and nothing else.
+// Consecutive layers of what descends from Llama, and the head after the last, in one call: what the
+// operations of the other files compute, one after the other, and nothing else.
 //
 // A layer has eight operations. For each that Python calls the interpreter has to come back from memory,
 // because weights have gone through the caches since.
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 
 #include "element.h"
 #include "operations.h"
@@ -56,6 +57,12 @@ struct Layer {
   float soft_cap;  // 0: none
 };
 
+// What makes logits of hidden states.
+struct Head {
+  Norm norm;
+  Weight weight;
+};
+
 struct Sizes {
   int64_t element;
   int64_t n_layers;
@@ -75,6 +82,13 @@ struct Tokens {
   const int64_t* blocks;  // [n_spans, n_columns]
   int64_t n_spans;
   int64_t n_columns;
+};
+
+// Tokens whose logits are wanted.
+struct Sampled {
+  const int64_t* tokens;  // [n], in order
+  int64_t n;
+  void* logits;  // [n, vocab_size]
 };
 
 // Seconds by kind, added to what is there.
@@ -142,6 +156,23 @@ void run(const Layer& layer, const Sizes& sizes, const Tokens& tokens, void* key
   watch.add_to(seconds.linear);
 }
 
+// Hidden states of tokens that are sampled take the places of the first ones.
+void sample(const Head& head, const Sizes& sizes, const Sampled& sampled, char* hidden,
+            const Room& room, Seconds& seconds) {
+  const int64_t hidden_size = head.weight.n_in;
+  const int64_t n_bytes = hidden_size * (sizes.element == kFloat32 ? 4 : 2);
+  Stopwatch watch;
+  for (int64_t i = 0; i < sampled.n; ++i) {
+    if (sampled.tokens[i] != i) {
+      std::memcpy(hidden + i * n_bytes, hidden + sampled.tokens[i] * n_bytes, n_bytes);
+    }
+  }
+  normalise(sizes, head.norm, hidden, room.normalised, sampled.n, hidden_size);
+  watch.add_to(seconds.other);
+  head.weight.multiply(sizes.element, room.normalised, nullptr, sampled.logits, sampled.n);
+  watch.add_to(seconds.linear);
+}
+
 int64_t round_up_to_line(int64_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
 
 }  // namespace
@@ -162,9 +193,11 @@ int64_t orcinus_layers_room(const Layer* layers, const Sizes* sizes, int64_t n_t
 
 // Turns `hidden` [n_tokens, hidden_size] into what the last of the layers makes of it. `kv` has the
 // keys and the values of each layer, [n_blocks, block_size, n_kv_heads, head_dim]; all layers have the
-// same sizes.
-void orcinus_layers(const Layer* layers, const Sizes* sizes, const Tokens* tokens, void* const* kv,
-                    void* hidden, char* memory, Seconds* seconds) {
+// same sizes. If there is a `head`, writes the logits of what is `sampled` and leaves `hidden` in
+// disorder.
+void orcinus_layers(const Layer* layers, const Head* head, const Sizes* sizes, const Tokens* tokens,
+                    const Sampled* sampled, void* const* kv, char* hidden, char* memory,
+                    Seconds* seconds) {
   const int64_t n_bytes = tokens->n_tokens * (sizes->element == kFloat32 ? 4 : 2);
   Room room;
   room.normalised = memory;
@@ -174,5 +207,6 @@ void orcinus_layers(const Layer* layers, const Sizes* sizes, const Tokens* token
   for (int64_t i = 0; i < sizes->n_layers; ++i) {
     run(layers[i], *sizes, *tokens, kv[2 * i], kv[2 * i + 1], hidden, room, *seconds);
   }
+  if (head != nullptr && sampled->n > 0) sample(*head, *sizes, *sampled, hidden, room, *seconds);
 }
 }

@@ -21,8 +21,10 @@ from services.worker.models.decoder_layers import (
     Attention,
     DecoderBatch,
     GatedMLP,
+    Head,
     Layer,
     Norm,
+    NormedHead,
     PreNormLayer,
 )
 from services.worker.models.layer_stack import stack
@@ -62,11 +64,8 @@ class DecoderStage(StageModel):
         self._decoder_layers = [
             self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers
         ]
-        self._layer_stack = stack(self._decoder_layers, place, dtype)
-        self._head: tuple[Norm, VocabParallelHead] | None = None
-        if place.is_last:
-            norm = self.read_final_norm(source)
-            self._head = norm, self._read_head(source)
+        self._head = self.read_head(source) if place.is_last else None
+        self._layer_stack = stack(self._decoder_layers, self._head, place, dtype)
 
     def _read_embedding_table(self, source: TensorSource) -> VocabParallelEmbedding:
         size, hidden_size = self.config.vocab_size, self.config.hidden_size
@@ -79,7 +78,11 @@ class DecoderStage(StageModel):
             is_tied=self.is_last and self.config.tie_word_embeddings,
         )
 
-    def _read_head(self, source: TensorSource) -> VocabParallelHead:
+    def read_head(self, source: TensorSource) -> Head:
+        """Reads what makes logits of the last layer's hidden states."""
+        return NormedHead(self.read_final_norm(source), self._read_projection(source))
+
+    def _read_projection(self, source: TensorSource) -> VocabParallelHead:
         is_tied = self.config.tie_word_embeddings
         if is_tied and self._embedding is not None:
             return VocabParallelHead.tied(self._embedding)
@@ -124,17 +127,19 @@ class DecoderStage(StageModel):
         attention: AttentionMetadata,
         kv: Sequence[LayerKV],
         ranks: TensorParallel = SINGLE,
+        sampled_tokens: Tensor | None = None,
     ) -> Tensor:
         batch = DecoderBatch(self.angles(positions), slots, attention, ranks)
         if self.is_first:
             hidden = self.enter(hidden, positions)
+        if sampled_tokens is not None:
+            return self._layer_stack.logits(hidden, batch, kv, sampled_tokens)
         return self._layer_stack(hidden, batch, kv)  # [n_tokens, hidden]
 
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         if self._head is None:
             raise RuntimeError("only the last stage has logits")
-        norm, head = self._head
-        return head(norm(hidden), ranks)  # [n, vocab_size]
+        return self._head(hidden, ranks)  # [n, vocab_size]
 
 
 class RotaryStage(DecoderStage):

@@ -17,7 +17,12 @@ from torch import Tensor
 from kernels import AttentionForm, AttentionMetadata, HeadNorms, Ops
 from kernels.packed_linear import Gate
 from services.worker.models.config import ModelConfig
-from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear, read_gated
+from services.worker.models.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelHead,
+    read_gated,
+)
 from services.worker.models.stage import LayerKV
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
 from services.worker.models.weights import TensorSource
@@ -49,6 +54,12 @@ class Layer(Protocol):
     """One layer: hidden states [n_tokens, hidden] to the same, its K and V stored on the way."""
 
     def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor: ...
+
+
+class Head(Protocol):
+    """Hidden states [n, hidden] after the last layer to logits [n, vocab_size], on every rank."""
+
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor: ...
 
 
 class MLP(Protocol):
@@ -232,3 +243,14 @@ class PreNormLayer:
     def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
         hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
         return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class NormedHead:
+    """A norm, then the product with the row of every token."""
+
+    norm: Norm
+    projection: VocabParallelHead
+
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        return self.projection(self.norm(hidden), ranks)  # [n, vocab_size]

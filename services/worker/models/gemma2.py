@@ -27,11 +27,12 @@ from services.worker.models.decoder_layers import (
     Attention,
     DecoderBatch,
     GatedMLP,
+    Head,
     Layer,
     Norm,
 )
 from services.worker.models.stage import LayerKV
-from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -85,6 +86,17 @@ class Gemma2Config(GemmaConfig):
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
             if key in config and config[key] is None
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CappedHead:
+    """Logits that stay within a cap, in float32."""
+
+    head: Head
+    cap: float
+
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        return self.cap * torch.tanh(self.head(hidden, ranks).float() / self.cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +154,9 @@ class GemmaStage(RotaryStage):
             soft_cap=self.config.attn_logit_softcapping,
         )
 
-    def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        logits = super().logits(hidden, ranks)  # [n, vocab_size]
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits.float() / cap)
+    def read_head(self, source: TensorSource) -> Head:
+        head, cap = super().read_head(source), self.config.final_logit_softcapping
+        return head if cap is None else CappedHead(head, cap)
 
 
 class Gemma2Stage(GemmaStage):

@@ -101,11 +101,14 @@ class StageModel(ABC):
         attention: AttentionMetadata,
         kv: Sequence[LayerKV],
         ranks: TensorParallel = SINGLE,
+        sampled_tokens: Tensor | None = None,
     ) -> Tensor:
         """Runs this stage's layers over a flat batch, storing its keys and values in `kv`.
 
         `hidden` [n_tokens, hidden_size] is used up, and the result is of the same shape;
-        `positions` and `slots` are [n_tokens]; `kv` has one entry per layer of the stage.
+        `positions` and `slots` are [n_tokens]; `kv` has one entry per layer of the stage. With
+        `sampled_tokens` [n_sampled], places in the batch in order, the result is what `logits`
+        makes of theirs.
         """
 
     @abstractmethod
