@@ -121,13 +121,15 @@ class EpochMember:
         computed_ns = time.perf_counter_ns()
         if not self._is_last:
             self._peers.send(result, message.iteration)
+        sent_ns, sent_unix_ns = time.perf_counter_ns(), time.time_ns()
         self._started.append(
             _Started(
                 message,
                 token_ids,
                 marks=(began, received, computed),
                 prepare_ns=0 if is_hidden else prepared_ns - started_ns,
-                send_ns=time.perf_counter_ns() - computed_ns,
+                send_ns=sent_ns - computed_ns,
+                ended_unix_ns=sent_unix_ns if self._clock.has_passed(computed) else None,
             )
         )
 
@@ -167,7 +169,8 @@ class EpochMember:
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
-            start_unix_ns = time.time_ns() - duration_ns
+            ended_unix_ns = started.ended_unix_ns or time.time_ns()
+            start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
         return Finished(timing, token_ids, trace)
 
@@ -201,3 +204,4 @@ class _Started:
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int
+    ended_unix_ns: int | None  # None: it goes on when it has been started, as on a GPU

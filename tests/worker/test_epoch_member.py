@@ -1,6 +1,7 @@
 """A rank that runs ahead of its device: what it launches when, and what it says of it. The device
 is a clock whose marks pass when the test says so."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -185,6 +186,24 @@ def test_a_rank_without_a_device_has_finished_what_it_has_started() -> None:
         assert (finished.timing.iteration, finished.token_ids) == (iteration, [7])
         assert finished.timing.compute_ns > 0
         assert finished.trace is None
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+def test_an_iteration_has_ended_when_it_did_and_not_when_somebody_looks(has_device: bool) -> None:
+    device = SlowDevice() if has_device else None
+    member = member_of(Runner(), device)
+    member.announce(plan(1, is_traced=True))
+    member.start_next()
+    started_ns = time.time_ns()
+    time.sleep(0.01)
+    if device is not None:
+        device.catch_up()
+    [finished] = member.take_finished()
+    assert finished.trace is not None
+    timing = finished.timing
+    spent_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
+    ended_ns = finished.trace.start_unix_ns + spent_ns
+    assert (ended_ns > started_ns) == has_device  # the device goes on, and nobody else knows
 
 
 def test_what_is_not_finite_is_refused_when_it_is_known() -> None:
