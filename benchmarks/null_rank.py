@@ -25,6 +25,7 @@ from services.worker.epoch_member import EpochMember
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.plan import IterationPlan
 from services.worker.settings import RankSettings
+from services.worker.stage_shard import join_peers
 
 HIDDEN_SIZE = 1024
 ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
@@ -89,7 +90,7 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
     def connect(request: worker_pb2.JoinPipelineRequest) -> transport.Transport:
         if os.environ.get(ACTIVATIONS) == "0":
             return NullPeers()
-        return rank.join_peers(settings, request)
+        return join_peers(settings, request)
 
     def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
         member = InBandMember if is_in_band() else EpochMember

@@ -6,7 +6,6 @@ the controller calls the epoch off, the epoch is over: it drops groups and K/V, 
 and waits for the next epoch. Any other error ends the process.
 """
 
-import hashlib
 import logging
 import os
 import signal
@@ -15,47 +14,31 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import NoReturn
 
-import torch
 from orcinus.v1 import worker_pb2
 from torch.distributed import TCPStore
 
-from kernels import TORCH
 from services.common import process
 from services.common.telemetry import configure_logging
-from services.worker import decode_graphs, transport, wire
-from services.worker.build import build_digest
+from services.worker import transport, wire
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
-from services.worker.device_clock import HostClock, StreamClock
 from services.worker.epoch_entry import EpochEntry
 from services.worker.epoch_member import EpochMember, Finished
-from services.worker.kv_cache import kv_block_bytes
-from services.worker.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.lifeline import Lifeline
-from services.worker.model_runner import ModelRunner
-from services.worker.models import StageModel, checkpoint_digest
-from services.worker.models.checkpoint import load_stage
 from services.worker.profiler import Profiler
 from services.worker.sampler import NonFiniteLogits
 from services.worker.settings import RankSettings
-from services.worker.staging import StagedTransport
-from services.worker.trial_iteration import TrialIteration, trial_lengths
-from services.worker.warm_up import compile_kernels, record_decodes
+from services.worker.stage_shard import StageShard, join_peers
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 """How often timings are reported."""
 
-PROGRESS_INTERVAL_S = 0.1
-
 JOIN_TIMEOUT_S = 40.0
 """For finding the other ranks and a first exchange; less than the controller's, which hears why."""
-
-RECORDING_LIMIT_S = 1.0
-"""For recording decodes when an epoch begins."""
 
 
 class Rank:
@@ -135,6 +118,7 @@ class Rank:
         try:
             entry = self._open(request)
             self._member = self._enter(request, entry.wait(JOIN_TIMEOUT_S))
+            self._check_epoch()  # it may have ended while decodes were recorded
         except transport.TransferError as error:
             self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
@@ -234,204 +218,22 @@ class Rank:
         self._channel.send(MessageKind.REPORT, report.SerializeToString())
 
 
-def device_of(settings: RankSettings) -> torch.device:
-    """The device of this rank: on GPUs, the one with the number of its shard, shared if
-    there are not as many."""
-    if settings.device == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
-
-
-def is_staged(settings: RankSettings) -> bool:
-    """Whether tensors of a GPU travel by way of the CPU, for which the host waits."""
-    return settings.device == "cuda" and settings.data_plane == "gloo"
-
-
-def has_graphs(settings: RankSettings, model: StageModel) -> bool:
-    """Whether batches of decodes are recorded; PyTorch's own operations have shapes that depend on
-    what is in a batch."""
-    is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
-    return settings.cuda_graphs and is_possible and settings.batching == "selective"
-
-
-def load(settings: RankSettings, channel: RankEnd) -> StageModel:
-    """Loads this rank's weights and tells the controller how far it is."""
-    last_report = 0.0
-
-    def on_progress(n_done: int, n_total: int) -> None:
-        nonlocal last_report
-        now = time.monotonic()
-        if n_done == n_total or now - last_report >= PROGRESS_INTERVAL_S:
-            last_report = now
-            channel.send(MessageKind.PROGRESS, f"{n_done} {n_total}".encode())
-
-    return load_stage(
-        Path(settings.model),
-        stage_index=settings.stage_index,
-        n_stages=settings.n_stages,
-        tp_rank=settings.tp_rank,
-        tp_size=settings.tp_size,
-        dtype=settings.dtype,
-        load_format=settings.load_format,
-        quantization=settings.quantization,
-        device=device_of(settings),
-        on_progress=on_progress,
-    )
-
-
-def kv_memory_of(
-    settings: RankSettings, model: StageModel, memory: Callable[[], DeviceMemory] = GpuMemory
-) -> int:
-    """Bytes for keys and values: what is set, or what the device has left.
-
-    Raises:
-        NoMemoryLeft: it has none.
-    """
-    if settings.kv_memory_bytes is not None:
-        return settings.kv_memory_bytes
-    lengths = trial_lengths(settings.trial_tokens, model.config.max_position_embeddings)
-    trial = TrialIteration(model, lengths, block_size=settings.block_size)
-    n_transfer_bytes = transfer_bytes(
-        settings.trial_tokens * model.hidden_size * model.dtype.itemsize,
-        stage_index=settings.stage_index,
-        n_stages=settings.n_stages,
-        max_pending_sends=transport.MAX_PENDING_SENDS,
-    )
-    n_graph_bytes = 0
-    if has_graphs(settings, model):
-        n_results = model.config.vocab_size if model.is_last else model.hidden_size
-        n_graph_bytes = decode_graphs.reserved_bytes(
-            settings.max_graph_batch_size, n_results * torch.float32.itemsize
-        )
-    shares = measure(memory(), trial.run, transfers=n_transfer_bytes, graphs=n_graph_bytes)
-    left = shares.kv_memory(settings.device_memory_fraction)
-    log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
-    return left
-
-
-def describe(
-    settings: RankSettings,
-    model: StageModel,
-    rendezvous: TCPStore | None,
-    *,
-    kv_memory_bytes: int,
-) -> worker_pb2.DescribeResponse:
-    """What the scheduler must know of this rank."""
-    block_bytes = kv_block_bytes(
-        model.config,
-        model.n_layers,
-        block_size=settings.block_size,
-        dtype=model.dtype,
-        tp_size=settings.tp_size,
-    )
-    n_kv_blocks = kv_memory_bytes // block_bytes
-    if n_kv_blocks == 0:
-        raise SystemExit(
-            f"kv_memory: {kv_memory_bytes} bytes are less than one block "
-            f"of {settings.block_size} slots, {block_bytes} bytes"
-        )
-    return worker_pb2.DescribeResponse(
-        model=settings.served_model_name,
-        fingerprint=fingerprint(settings, model),
-        stage_index=settings.stage_index,
-        n_stages=settings.n_stages,
-        tp_size=settings.tp_size,
-        first_layer=model.first_layer,
-        n_layers=model.n_layers,
-        vocab_size=model.config.vocab_size,
-        max_model_len=model.config.max_position_embeddings,
-        eos_token_ids=model.config.eos_token_ids,
-        block_size=settings.block_size,
-        n_kv_blocks=n_kv_blocks,
-        rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
-    )
-
-
-def fingerprint(settings: RankSettings, model: StageModel) -> str:
-    """Tells pipelines apart that must not mix: build, model, element types, checkpoint."""
-    parts = (
-        build_digest(),
-        torch.__version__,
-        model.config.fingerprint(model.dtype),
-        settings.quantization,
-        "random" if settings.load_format == "random" else checkpoint_digest(settings.model),
-    )
-    return hashlib.sha256("/".join(parts).encode()).hexdigest()
-
-
 def start(settings: RankSettings, channel: RankEnd) -> Rank:
     """Loads the model and makes the rank that runs it."""
-    rendezvous = None
+    rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
-    device = device_of(settings)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # whose streams and events are meant when none is named
-    model = load(settings, channel)
-    runs_ahead = device.type == "cuda" and not is_staged(settings)
-
-    def new_graphs() -> Callable[[], decode_graphs.Graph] | None:
-        return decode_graphs.cuda_graphs() if has_graphs(settings, model) else None
-
-    def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
-        runner = ModelRunner(
-            model,
-            n_kv_blocks=request.n_kv_blocks,
-            block_size=settings.block_size,
-            tensor_parallel=peers.tensor_parallel,
-            batching=settings.batching,
-            new_graph=new_graphs(),
-            max_graph_batch_size=settings.max_graph_batch_size,
-        )
-        member = EpochMember(
-            request, runner, peers, StreamClock() if runs_ahead else HostClock(device)
-        )
-        if runner.graphs is not None:
-            try:
-                record_decodes(runner.graphs, peers.tensor_parallel, limit_s=RECORDING_LIMIT_S)
-            except transport.TransferError:
-                member.close()
-                raise
-        return member
-
-    if device.type == "cuda":  # and on a CPU there is nothing to compile
-        compile_kernels(
-            model,
-            n_tokens=settings.trial_tokens,
-            block_size=settings.block_size,
-            new_graph=new_graphs(),
-        )
-
+        address = f"{settings.data_host}:{rendezvous.port}"
+    shard = StageShard.load(settings, channel)
+    shard.compile_kernels()
     return Rank(
         channel,
-        describe(settings, model, rendezvous, kv_memory_bytes=kv_memory_of(settings, model)),
+        shard.describe(rendezvous_address=address),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
-        connect=lambda request: join_peers(settings, request),
-        enter=enter,
+        connect=partial(join_peers, settings),
+        enter=shard.enter,
     )
-
-
-def join_peers(
-    settings: RankSettings, request: worker_pb2.JoinPipelineRequest
-) -> transport.Transport:
-    """Meets the other ranks of an epoch."""
-    device = device_of(settings)
-    peers = transport.join(
-        transport.Place(
-            pipeline_id=request.pipeline_id,
-            epoch=request.epoch,
-            stage_index=request.stage_index,
-            n_stages=len(request.members),
-            tp_rank=settings.tp_rank,
-            tp_size=request.tp_size,
-        ),
-        rendezvous_address=request.rendezvous_address,
-        data_host=settings.data_host,
-        device=torch.device("cpu") if is_staged(settings) else device,
-        timeout_s=settings.transfer_timeout_s,
-    )
-    return StagedTransport(peers) if is_staged(settings) else peers
 
 
 def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn:

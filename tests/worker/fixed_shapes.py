@@ -93,6 +93,8 @@ def load_fixed(
     *,
     stage_index: int = 0,
     n_stages: int = 1,
+    tp_rank: int = 0,
+    tp_size: int = 1,
     ops: Ops = OPS,
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
@@ -105,8 +107,10 @@ def load_fixed(
         is_first=stage_index == 0,
         is_last=stage_index + 1 == n_stages,
         ops=ops,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
     )
-    wanted = WantedTensors(0, 1)
+    wanted = WantedTensors(tp_rank, tp_size)
     family(config, place, source=wanted, dtype=dtype, device=device)
     source = CheckpointTensors(
         directory,

@@ -10,8 +10,8 @@ import torch
 
 from kernels.native.linear import has_int8
 from kernels.packed_linear import Quantization
-from services.worker.rank import fingerprint
 from services.worker.settings import WorkerSettings
+from services.worker.stage_shard import StageShard
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -106,5 +106,6 @@ def test_stages_of_different_quantizations_do_not_mix(tmp_path: Path) -> None:
     model = load(tmp_path)
     settings = WorkerSettings(model=tmp_path).for_rank(0)
     quantised = settings.model_copy(update={"quantization": "int8"})
-    assert fingerprint(settings, model) == fingerprint(settings, model)
-    assert fingerprint(settings, model) != fingerprint(quantised, model)
+    fingerprint = StageShard(settings, model).fingerprint()
+    assert StageShard(settings, model).fingerprint() == fingerprint
+    assert StageShard(quantised, model).fingerprint() != fingerprint

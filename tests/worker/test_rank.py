@@ -110,6 +110,7 @@ class World:
     unreachable: set[int] = field(default_factory=set)
     hanging: set[int] = field(default_factory=set)
     may_connect: threading.Event = field(default_factory=threading.Event)
+    on_enter: Callable[[], None] = lambda: None
 
     def read(self) -> tuple[MessageKind, bytes]:
         frame = self.controller.receive(5)
@@ -155,13 +156,17 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
         world.peers.append(Peers(world.broken, world.silent))
         return world.peers[-1]
 
+    def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
+        world.on_enter()
+        return EpochMember(request, world.runner, peers, clock)
+
     rank = Rank(
         End(theirs),
         worker_pb2.DescribeResponse(model="fake"),
         rendezvous=None,
         report_results=True,
         connect=connect,
-        enter=lambda request, peers: EpochMember(request, world.runner, peers, clock),
+        enter=enter,
     )
     world = World(End(ours), Runner(), rank)
 
@@ -171,14 +176,16 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    kind, payload = world.read()
-    assert kind is MessageKind.LOADED
-    assert worker_pb2.DescribeResponse.FromString(payload).model == "fake"
-    yield world
-    ours.close()
-    thread.join(5)
-    theirs.close()
-    assert not thread.is_alive()
+    try:
+        kind, payload = world.read()
+        assert kind is MessageKind.LOADED
+        assert worker_pb2.DescribeResponse.FromString(payload).model == "fake"
+        yield world
+    finally:  # also after a failure, or the thread would keep the process from its end
+        ours.close()
+        thread.join(5)
+        theirs.close()
+        assert not thread.is_alive()
 
 
 def test_the_last_stage_reports_tokens_and_another_stage_timings() -> None:
@@ -225,14 +232,39 @@ def test_an_epoch_that_cannot_be_joined_is_said_and_survived() -> None:
         assert world.join(2) is MessageKind.JOINED
 
 
+def test_an_epoch_that_is_lost_while_decodes_are_recorded_is_said_and_survived() -> None:
+    def lose() -> None:
+        raise TransferError("a rank of this stage does not answer")
+
+    with running_rank() as world:
+        world.on_enter = lose
+        world.tell_to_join(1)
+        said = (MessageKind.NOT_JOINED, b"1 a rank of this stage does not answer")
+        assert world.read() == said
+        world.on_enter = lambda: None
+        assert world.join(2) is MessageKind.JOINED
+
+
+def test_an_epoch_that_is_called_off_while_decodes_are_recorded_is_not_joined() -> None:
+    with running_rank() as world:
+        world.on_enter = lambda: world.rank.leave(before=2)
+        assert world.join(1) is MessageKind.NOT_JOINED
+        while not world.peers[0].is_closed:
+            time.sleep(0.001)
+        assert world.join(2) is MessageKind.JOINED
+        world.plan(2, 1)
+        assert world.report().result.iteration == 1
+
+
 def test_a_rank_that_waits_for_a_silent_neighbour_leaves_when_told_to() -> None:
     with running_rank() as world:
         world.silent.add(4)
         assert world.join(1) is MessageKind.JOINED
         world.plan(1, 4)
         world.rank.leave(before=2)
+        while not world.peers[0].is_closed:
+            time.sleep(0.001)
         assert world.join(2) is MessageKind.JOINED
-        assert world.peers[0].is_closed
         world.rank.leave(before=2)  # that of the current epoch, once more
         world.plan(2, 1)
         assert world.report().result.iteration == 1
