@@ -12,6 +12,7 @@ each form of it that they need, a line of JSON says what it takes (`CompiledKern
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
@@ -26,7 +27,8 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
+from triton.backends.nvidia.compiler import get_ptxas, get_ptxas_version
+from triton.runtime.cache import get_cache_manager
 
 from kernels import triton_ops
 
@@ -128,8 +130,14 @@ class Compiler:
 
 
 def _assemble(ptx: str, capability: int) -> str:
-    """What ptxas says of a kernel while it turns it into instructions."""
+    """What ptxas says of a kernel while it turns it into instructions; kept beside what Triton
+    keeps of what it has compiled."""
     arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
+    key = f"{get_ptxas_version(capability)} {arch} {ptx}"
+    cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    kept = cache.get_file("ptxas.txt")
+    if kept is not None:
+        return Path(kept).read_text()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
@@ -137,6 +145,7 @@ def _assemble(ptx: str, capability: int) -> str:
         done = subprocess.run(
             [*command, "-o", f"{folder}/kernel.cubin"], check=True, capture_output=True, text=True
         )
+    cache.put(done.stderr, "ptxas.txt")
     return done.stderr
 
 

@@ -22,10 +22,12 @@ def make_ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
         yield implementation.ops
 
 
-def assert_close(ours: Tensor, expected: Tensor) -> None:
+def assert_close(ours: Tensor, expected: Tensor, case: str = "") -> None:
     """Equal up to a few roundings of the element type."""
     tolerance = 1e-5 if expected.dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        ours, expected, rtol=tolerance, atol=tolerance, msg=lambda why: f"{case}\n{why}"
+    )
 
 
 def test_a_device_without_kernels_is_refused_by_name() -> None:
@@ -50,18 +52,18 @@ def test_rms_norm_of_bfloat16_is_closer_to_exact_than_the_reference(ops: Ops) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_tokens", SIZES)
 @pytest.mark.parametrize("head_dim", [2, 10, 64])
-def test_rotary(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
-    # Heads cut out of a wider row, as queries and keys are cut out of the fused projection.
-    x = torch.randn(n_tokens, 5, head_dim, dtype=dtype)[:, :3]
-    angles = 6 * torch.rand(n_tokens, 1, head_dim // 2)
-    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
-    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
-    turned = ops.rotary(x, cos, sin)
-    assert_close(turned, reference.rotary(x, cos, sin))
-    assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    assert not torch.equal(turned, x)
+def test_rotary(ops: Ops, head_dim: int, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        # Heads cut out of a wider row, as queries and keys are cut out of the fused projection.
+        x = torch.randn(n_tokens, 5, head_dim, dtype=dtype)[:, :3]
+        angles = 6 * torch.rand(n_tokens, 1, head_dim // 2)
+        cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+        sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+        turned = ops.rotary(x, cos, sin)
+        assert_close(turned, reference.rotary(x, cos, sin), f"{n_tokens} tokens")
+        assert_close(turned.norm(dim=-1), x.norm(dim=-1), f"{n_tokens} tokens")
+        assert not torch.equal(turned, x), f"{n_tokens} tokens"
 
 
 def test_heads_that_do_not_lie_side_by_side(ops: Ops) -> None:
@@ -107,20 +109,20 @@ def test_layer_norm(ops: Ops, n_tokens: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_tokens", SIZES)
 @pytest.mark.parametrize(("n_experts", "n_chosen"), [(5, 2), (3, 3), (40, 1)])
-def test_expert_mlp(
-    ops: Ops, n_experts: int, n_chosen: int, n_tokens: int, dtype: torch.dtype
-) -> None:
-    x = torch.randn(n_tokens, 12, dtype=dtype)
-    gate_up = torch.randn(n_experts, 2 * 7, 12, dtype=dtype) / 4
-    down = torch.randn(n_experts, 12, 7, dtype=dtype) / 4
-    scores = torch.rand(n_tokens, n_experts)
-    scores[:, 1] = 0  # where there are enough others, one is chosen by nobody
-    weights, experts = scores.topk(n_chosen)
-    ours = ops.expert_mlp(x, gate_up, down, experts, weights)
-    assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights))
-    assert ours.abs().max() > 0
+def test_expert_mlp(ops: Ops, n_experts: int, n_chosen: int, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        x = torch.randn(n_tokens, 12, dtype=dtype)
+        gate_up = torch.randn(n_experts, 2 * 7, 12, dtype=dtype) / 4
+        down = torch.randn(n_experts, 12, 7, dtype=dtype) / 4
+        scores = torch.rand(n_tokens, n_experts)
+        scores[:, 1] = 0  # where there are enough others, one is chosen by nobody
+        weights, experts = scores.topk(n_chosen)
+        ours = ops.expert_mlp(x, gate_up, down, experts, weights)
+        assert_close(
+            ours, reference.expert_mlp(x, gate_up, down, experts, weights), f"{n_tokens} tokens"
+        )
+        assert ours.abs().max() > 0, f"{n_tokens} tokens"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -203,74 +205,74 @@ def test_slots_lie_beyond_what_32_bits_can_count(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_tokens", SIZES)
 @pytest.mark.parametrize("head_dim", [2, 10, 64])
-def test_rotary_write_kv(ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
-    n_heads, n_kv_heads = 5, 2
-    qkv = torch.randn(n_tokens, (n_heads + 2 * n_kv_heads) * head_dim, dtype=dtype)
-    heads = qkv.clone().view(n_tokens, -1, head_dim)
-    q, k, v = heads[:, :n_heads], heads[:, n_heads:-n_kv_heads], heads[:, -n_kv_heads:]
-    cos, sin = torch.randn(2, n_tokens, 1, head_dim, dtype=dtype)
-    cos[..., head_dim // 2 :] = cos[..., : head_dim // 2]
-    sin[..., head_dim // 2 :] = -sin[..., : head_dim // 2]
-    slots = torch.randperm(15 * 5)[:n_tokens]
-    ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
-    expected = ours.clone()
-    turned = ops.rotary_write_kv(qkv, cos, sin, ours[0], ours[1], slots, n_heads)
-    turned_k = reference.rotary(k, cos, sin)
-    reference.write_kv(turned_k, v, expected[0], expected[1], slots)
-    assert_close(turned, reference.rotary(q, cos, sin))
-    assert_close(ours[0], expected[0])
-    assert torch.equal(ours[1], expected[1])
+def test_rotary_write_kv(ops: Ops, head_dim: int, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        n_heads, n_kv_heads = 5, 2
+        qkv = torch.randn(n_tokens, (n_heads + 2 * n_kv_heads) * head_dim, dtype=dtype)
+        heads = qkv.clone().view(n_tokens, -1, head_dim)
+        q, k, v = heads[:, :n_heads], heads[:, n_heads:-n_kv_heads], heads[:, -n_kv_heads:]
+        cos, sin = torch.randn(2, n_tokens, 1, head_dim, dtype=dtype)
+        cos[..., head_dim // 2 :] = cos[..., : head_dim // 2]
+        sin[..., head_dim // 2 :] = -sin[..., : head_dim // 2]
+        slots = torch.randperm(15 * 5)[:n_tokens]
+        ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
+        expected = ours.clone()
+        turned = ops.rotary_write_kv(qkv, cos, sin, ours[0], ours[1], slots, n_heads)
+        turned_k = reference.rotary(k, cos, sin)
+        reference.write_kv(turned_k, v, expected[0], expected[1], slots)
+        assert_close(turned, reference.rotary(q, cos, sin), f"{n_tokens} tokens")
+        assert_close(ours[0], expected[0], f"{n_tokens} tokens")
+        assert torch.equal(ours[1], expected[1]), f"{n_tokens} tokens"
 
 
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=lambda dtype: f"weights of {dtype}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_tokens", SIZES)
 @pytest.mark.parametrize("head_dim", [2, 10, 64, 96])
 def test_rotary_write_kv_of_normal_heads(
-    ops: Ops, n_tokens: int, head_dim: int, dtype: torch.dtype, weight_dtype: torch.dtype
+    ops: Ops, head_dim: int, dtype: torch.dtype, weight_dtype: torch.dtype
 ) -> None:
-    n_heads, n_kv_heads = 5, 2
-    heads = 3 * torch.randn(n_tokens, n_heads + 2 * n_kv_heads, head_dim, dtype=dtype)
-    heads[0, 1] = heads[-1, n_heads] = 0  # the epsilon matters only here
-    before = heads.clone()
-    q, k, v = before[:, :n_heads], before[:, n_heads:-n_kv_heads], before[:, -n_kv_heads:]
-    angles = 6 * torch.rand(n_tokens, 1, head_dim // 2)
-    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
-    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
-    q_norm, k_norm = torch.randn(2, head_dim, dtype=weight_dtype)
-    norms = HeadNorms(q_norm, k_norm, 1e-5)
-    slots = torch.randperm(15 * 5)[:n_tokens]
-    ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
-    expected = ours.clone()
-    turned = ops.rotary_write_kv(
-        heads.flatten(1), cos, sin, ours[0], ours[1], slots, n_heads, norms
-    )
-    normal_q, normal_k = (
-        reference.rms_norm(part.float(), weight.float(), norms.eps).to(dtype)
-        for part, weight in ((q, norms.q), (k, norms.k))
-    )
-    reference.write_kv(reference.rotary(normal_k, cos, sin), v, expected[0], expected[1], slots)
-    assert_close(turned, reference.rotary(normal_q, cos, sin))
-    assert_close(ours[0], expected[0])
-    assert torch.equal(ours[1], expected[1])
+    for n_tokens in SIZES:
+        n_heads, n_kv_heads = 5, 2
+        heads = 3 * torch.randn(n_tokens, n_heads + 2 * n_kv_heads, head_dim, dtype=dtype)
+        heads[0, 1] = heads[-1, n_heads] = 0  # the epsilon matters only here
+        before = heads.clone()
+        q, k, v = before[:, :n_heads], before[:, n_heads:-n_kv_heads], before[:, -n_kv_heads:]
+        angles = 6 * torch.rand(n_tokens, 1, head_dim // 2)
+        cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+        sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+        q_norm, k_norm = torch.randn(2, head_dim, dtype=weight_dtype)
+        norms = HeadNorms(q_norm, k_norm, 1e-5)
+        slots = torch.randperm(15 * 5)[:n_tokens]
+        ours = torch.randn(2, 15, 5, n_kv_heads, head_dim, dtype=dtype)
+        expected = ours.clone()
+        turned = ops.rotary_write_kv(
+            heads.flatten(1), cos, sin, ours[0], ours[1], slots, n_heads, norms
+        )
+        normal_q, normal_k = (
+            reference.rms_norm(part.float(), weight.float(), norms.eps).to(dtype)
+            for part, weight in ((q, norms.q), (k, norms.k))
+        )
+        reference.write_kv(reference.rotary(normal_k, cos, sin), v, expected[0], expected[1], slots)
+        assert_close(turned, reference.rotary(normal_q, cos, sin), f"{n_tokens} tokens")
+        assert_close(ours[0], expected[0], f"{n_tokens} tokens")
+        assert torch.equal(ours[1], expected[1]), f"{n_tokens} tokens"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n_tokens", SIZES)
 @pytest.mark.parametrize("size", [1, 40, 1100])
 @pytest.mark.parametrize(
     ("first", "n_rows"), [(0, 90), (0, 30), (30, 30), (60, 30), (90, 0), (20, 1)]
 )
 def test_embedding_of_a_share_of_the_vocabulary(
-    ops: Ops, first: int, n_rows: int, size: int, n_tokens: int, dtype: torch.dtype
+    ops: Ops, first: int, n_rows: int, size: int, dtype: torch.dtype
 ) -> None:
-    table = torch.randn(n_rows, size, dtype=dtype)
-    token_ids = torch.randint(90, (n_tokens,))
-    token_ids[0], token_ids[-1] = first % 90, (first - 1) % 90  # at the edge, and beyond it
-    ours = ops.embedding(table, token_ids, first)
-    assert torch.equal(ours, reference.embedding(table, token_ids, first))
+    for n_tokens in SIZES:
+        table = torch.randn(n_rows, size, dtype=dtype)
+        token_ids = torch.randint(90, (n_tokens,))
+        token_ids[0], token_ids[-1] = first % 90, (first - 1) % 90  # at the edge, and beyond it
+        ours = ops.embedding(table, token_ids, first)
+        assert torch.equal(ours, reference.embedding(table, token_ids, first)), f"{n_tokens} tokens"
 
 
 def test_embedding_in_a_table_of_more_elements_than_32_bits_can_count(ops: Ops) -> None:

@@ -8,7 +8,7 @@ computed here for each row (`allowed_tokens`); all else must be equal.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -34,33 +34,8 @@ from tests.kernels.implementations import (
 LAST_UNIFORM = 1 - 2.0**-52
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
-pytestmark = [
-    # NumPy, which interprets, says so where a tiny temperature makes an infinity.
-    pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning"),
-    # It patches its language for each call of a function, though the launch has done so.
-    pytest.mark.usefixtures("fast_interpreter"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast_interpreter() -> Iterator[None]:
-    """Lets the interpreter patch the language once for a launch and not for every function."""
-    if not IS_INTERPRETED:
-        yield
-        return
-    function = import_module("triton.runtime.interpreter").InterpretedFunction
-    call, patched = function.__call__, set()
-
-    def call_directly(self: Any, *args: Any, **kwargs: Any) -> Any:
-        module = self.fn.__module__
-        if module.startswith("triton.") and module not in patched:
-            patched.add(module)
-            return call(self, *args, **kwargs)
-        return self.rewrite()(*args, **kwargs)
-
-    function.__call__ = call_directly
-    yield
-    function.__call__ = call
+# NumPy, which interprets, says so where a tiny temperature makes an infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning")
 
 
 @dataclasses.dataclass(frozen=True)
