@@ -2,9 +2,10 @@
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
-Prints for each batch the milliseconds of an iteration (median), and the floor beside it: the larger
-of what it takes to read the weights at the measured bandwidth, and of what the linear layers take
-by themselves, one after the other over the same weights. Then where the iteration's time goes:
+Prints for each batch the milliseconds of an iteration, and the floor beside it: the larger of what
+it takes to read the weights at the measured bandwidth, and of what the linear layers take by
+themselves, one after the other over the same weights. The two run in turns, and medians are
+compared. Then where the iteration's time goes:
 linear layers, attention, the other operations (norms, rotary embedding with K/V, gates that are not
 in a linear layer), sampling, and everything outside kernels: laying out the batch, the Python
 between calls, and what PyTorch does. The time to make a plan is not in it. With several stages it
@@ -237,16 +238,18 @@ def bandwidth() -> float:
 
 def best_of(work: Callable[[], object], n: int = 5) -> float:
     """Seconds of the fastest of some runs."""
-    times = []
-    for _ in range(n):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(seconds_of(work) for _ in range(n))
 
 
-def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> float:
-    """Seconds of all linear layers, one after the other."""
+def seconds_of(work: Callable[..., object], *arguments: object) -> float:
+    """Seconds of one run."""
+    start = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - start
+
+
+def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Callable[[], None]:
+    """Runs all linear layers, one after the other."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
     *layers, last = weights
@@ -261,7 +264,7 @@ def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> floa
         for weight, n in calls:
             weight(inputs[n, weight.shape[1]])
 
-    return best_of(multiply, 7)
+    return multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,18 +289,19 @@ def measure(
 ) -> Line:
     """Runs one case; `rate` is the bandwidth."""
     n_bytes = sum(weight.nbytes for weight in weights)
-    floor = max(n_bytes / rate, linears_alone(model, weights, case))
+    multiply = linears_alone(model, weights, case)
     batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
     for _ in range(N_WARM_UPS):
         batch.run(batch.next_plan())
-    times = []
+        multiply()
+    times, alone = [], []
     watch.seconds.clear()
     before = seconds_at_once(model)
     for _ in range(n_iterations):
+        alone.append(seconds_of(multiply))
         plan = batch.next_plan()
-        start = time.perf_counter()
-        batch.run(plan)
-        times.append(time.perf_counter() - start)
+        times.append(seconds_of(batch.run, plan))
+    floor = max(n_bytes / rate, statistics.median(alone))
     spent = dict(watch.seconds)
     for kind, seconds in seconds_at_once(model).items():
         spent[kind] = spent.get(kind, 0.0) + seconds - before[kind]
