@@ -398,9 +398,8 @@ class TestSampling:
             token_ids=(1, 2, 3),
             new_block_ids=(0, 1),
         )
-        forbidden = [sampling_of(prompt, table).forbidden]
-        for position in (3, 4):
-            decode = make_plan(
+        decodes = [
+            make_plan(
                 rows=(0,),
                 start_positions=(position,),
                 n_tokens=(1,),
@@ -408,9 +407,15 @@ class TestSampling:
                 n_new_blocks=(0,),
                 token_ids=(5,),
             )
-            forbidden.append(sampling_of(decode, table).forbidden)
+            for position in (3, 4)
+        ]
+        forbidden = [sampling_of(plan, table).forbidden for plan in (prompt, *decodes)]
         as_lists = [[(row, ids.tolist()) for row, ids in rows] for rows in forbidden]
         assert as_lists == [[(0, [2, 9])], [(0, [2, 9])], []]
+        table = make_table()
+        batches = [build(plan, table) for plan in (prompt, *decodes)]
+        ids = [batch.sampling.forbidden_ids.tolist() for batch in batches]
+        assert ids == [[2, 9], [2, 9], []]
 
     @pytest.mark.parametrize(("is_padded", "first"), [(False, 1), (True, 3)])
     def test_tokens_of_penalised_rows_are_counted_where_they_lie(

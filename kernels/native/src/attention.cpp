@@ -551,6 +551,7 @@ class Worker {
   template <int kRows>
   void add_stored(const T* values, int64_t first, int n_vectors, const float* decay) {
     constexpr int n = kStoredElements / kLanes;
+    const int n_fetched = (n_fetched_ * kStoredElements + padded_dim_ - 1) / padded_dim_;
     float* results = sums_ + first * padded_dim_;
     for (int at = 0; at < padded_dim_; at += kStoredElements) {
       Floats sums[kRows][n];
@@ -565,7 +566,7 @@ class Worker {
           multiply<Product>(sums, probabilities_ + i / Product::kDepth, kTileKeys / Product::kDepth,
                             words, 0, 1);
         }
-        fetch(values_ahead_, n_fetched_);
+        fetch(values_ahead_, n_fetched);
       }
       store_sums(sums, results + at);
     }
