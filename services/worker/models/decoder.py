@@ -79,7 +79,8 @@ class DecoderStage(StageModel):
         )
 
     def read_head(self, source: TensorSource) -> Head:
-        """Reads what makes logits of the last layer's hidden states."""
+        """Reads what makes logits of the last layer's hidden states, all of it: what runs the
+        layers goes on with it."""
         return NormedHead(self.read_final_norm(source), self._read_projection(source))
 
     def _read_projection(self, source: TensorSource) -> VocabParallelHead:
