@@ -16,7 +16,6 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
-from orcinus.v1.sampling_pb2 import SamplingParams
 
 from services.common import rpc, tls
 from services.common.health import LIVENESS, READINESS, STARTUP
@@ -24,6 +23,7 @@ from services.local.child import Child
 from tests import checkpoints
 from tests.certificates import Authority
 from tests.checkpoints import Oracle
+from tests.worker.plans import prefill
 
 pytestmark = pytest.mark.system
 
@@ -151,26 +151,6 @@ class Pipeline:
             timeout=30,
         )
 
-    def plan(self) -> worker_pb2.RunIterationsRequest:
-        return worker_pb2.RunIterationsRequest(
-            pipeline_id="p",
-            epoch=self.epoch,
-            iteration=1,
-            admissions=[
-                worker_pb2.Admission(
-                    row=0, n_prompt_tokens=len(PROMPT), sampling=SamplingParams(top_p=1)
-                )
-            ],
-            row=[0],
-            start_position=[0],
-            n_tokens=[len(PROMPT)],
-            sample=[True],
-            n_new_blocks=[1],
-            token_on_rank=[False],
-            token_ids=PROMPT,
-            new_block_ids=[0],
-        )
-
     async def reports(self, index: int) -> Any:
         watch = self.stages[index].stub.WatchStage(
             worker_pb2.WatchStageRequest(), metadata=rpc.epoch_metadata(self.epoch)
@@ -191,7 +171,7 @@ class Pipeline:
 
     async def send_plan(self) -> Any:
         plans = self.stages[0].stub.RunIterations(metadata=rpc.epoch_metadata(self.epoch))
-        await plans.write(self.plan())
+        await plans.write(prefill(PROMPT, epoch=self.epoch))
         return plans
 
 

@@ -16,8 +16,9 @@ from services.worker.stage_shard import StageShard, has_graphs, join_peers
 from services.worker.transport import TransferError, Transport
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.fixed_shapes import OPS, RepeatedCall, load_fixed
+from tests.worker.plans import prefill
 from tests.worker.test_kv_memory import GIB, Memory
-from tests.worker.test_started_rank import decode, prefill, settings_of
+from tests.worker.test_started_rank import PROMPT, decode, settings_of
 from tests.worker.test_transport import rendezvous, together
 
 
@@ -100,7 +101,7 @@ def test_an_epoch_begins_with_decodes_recorded_and_the_next_one_records_anew(
 
             def iterate(index: int, members: Any = members, epoch: int = epoch) -> None:
                 member = members[index]
-                for plan in (prefill(epoch), decode(epoch, token=5)):
+                for plan in (prefill(PROMPT, epoch=epoch), decode(epoch, token=5)):
                     member.announce(plan)
                     member.start_next()
                 assert len(member.take_finished()) == 2

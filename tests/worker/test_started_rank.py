@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from orcinus.v1 import worker_pb2
-from orcinus.v1.sampling_pb2 import SamplingParams
 from torch.distributed import PrefixStore, TCPStore
 
 from services.worker import rank, transport
@@ -21,6 +20,7 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.settings import RankSettings, WorkerSettings
 from services.worker.transport import Place, Transport
 from tests.checkpoints import SMALL, Oracle, write_checkpoint
+from tests.worker.plans import prefill
 
 HOST = "127.0.0.1"
 PROMPT = list(range(3, 23))
@@ -36,28 +36,6 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(checkpoint: Path) -> list[int]:
     """The tokens after the prompt."""
     return Oracle(checkpoint).generate(PROMPT, 2)
-
-
-def prefill(epoch: int, *, block: int = 0) -> worker_pb2.RunIterationsRequest:
-    """The prompt, in one block."""
-    return worker_pb2.RunIterationsRequest(
-        pipeline_id="p",
-        epoch=epoch,
-        iteration=1,
-        admissions=[
-            worker_pb2.Admission(
-                row=0, n_prompt_tokens=len(PROMPT), sampling=SamplingParams(top_p=1)
-            )
-        ],
-        row=[0],
-        start_position=[0],
-        n_tokens=[len(PROMPT)],
-        sample=[True],
-        n_new_blocks=[1],
-        token_on_rank=[False],
-        token_ids=PROMPT,
-        new_block_ids=[block],
-    )
 
 
 def decode(epoch: int, token: int) -> worker_pb2.RunIterationsRequest:
@@ -259,7 +237,7 @@ def test_ranks_compute_the_same_in_every_epoch(checkpoint: Path, expected: list[
         for epoch, n_kv_blocks in ((1, 4), (2, 100), (7, 4)):
             ranks.join(epoch, n_kv_blocks)
             # The same row, and memory that only this epoch has.
-            ranks.run(prefill(epoch, block=n_kv_blocks - 1))
+            ranks.run(prefill(PROMPT, epoch=epoch, block=n_kv_blocks - 1))
             assert ranks[1].result() == expected[:1]
             ranks.run(decode(epoch, expected[0]))
             assert ranks[1].result() == expected[1:]
@@ -270,7 +248,7 @@ def test_of_the_ranks_of_a_stage_the_first_one_reports(
 ) -> None:
     with started(checkpoint, tp_size=2) as ranks:
         ranks.join(1)
-        ranks.run(prefill(1), decode(1, expected[0]))
+        ranks.run(prefill(PROMPT, epoch=1), decode(1, expected[0]))
         assert ranks[0].result() == expected[:1]
         assert ranks[0].result() == expected[1:], "for which both have finished the one before"
         for index, each in enumerate(ranks.all):
@@ -289,7 +267,7 @@ def test_an_epoch_is_called_off_while_a_rank_waits_for_another(
         ranks[1].rank.leave(before=2)
         assert ranks[1].outcome() == (MessageKind.NOT_JOINED, b"1 epoch 1 is over")
         ranks.join(2)
-        ranks.run(prefill(2))
+        ranks.run(prefill(PROMPT, epoch=2))
         assert ranks[1].result() == expected[:1]
         if silent is not None:
             wait_for_entries()  # that in vain has ended, although its neighbour stands by
@@ -301,14 +279,14 @@ def test_an_epoch_is_called_off_while_a_rank_is_in_it(
 ) -> None:
     with started(checkpoint, n_stages=2) as ranks:
         ranks.join(1)
-        ranks[1].send(prefill(1))  # whose activations nobody sends
+        ranks[1].send(prefill(PROMPT, epoch=1))  # whose activations nobody sends
         ranks[1].rank.leave(before=2)
         deadline = time.monotonic() + 10
         while ranks[1].rank._member is not None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         ranks.join(2)
-        ranks.run(prefill(2))
+        ranks.run(prefill(PROMPT, epoch=2))
         assert ranks[1].result() == expected[:1]
 
 
@@ -323,5 +301,5 @@ def test_a_rank_whose_neighbour_leaves_at_once_says_so_and_joins_the_next_epoch(
         # It may have been told of the end while it still connected.
         assert reason.startswith((b"1 nothing from rank 0", b"1 no process group for epoch 1"))
         ranks.join(2)
-        ranks.run(prefill(2))
+        ranks.run(prefill(PROMPT, epoch=2))
         assert ranks[1].result() == expected[:1]

@@ -1,0 +1,30 @@
+"""Plans as they come over the wire, for tests of ranks and of whole stages."""
+
+from collections.abc import Sequence
+
+from orcinus.v1 import worker_pb2
+from orcinus.v1.sampling_pb2 import SamplingParams
+
+
+def prefill(
+    prompt: Sequence[int], *, epoch: int, block: int = 0
+) -> worker_pb2.RunIterationsRequest:
+    """The first iteration of pipeline `p`: a greedy request's prompt, in one block."""
+    return worker_pb2.RunIterationsRequest(
+        pipeline_id="p",
+        epoch=epoch,
+        iteration=1,
+        admissions=[
+            worker_pb2.Admission(
+                row=0, n_prompt_tokens=len(prompt), sampling=SamplingParams(top_p=1)
+            )
+        ],
+        row=[0],
+        start_position=[0],
+        n_tokens=[len(prompt)],
+        sample=[True],
+        n_new_blocks=[1],
+        token_on_rank=[False],
+        token_ids=prompt,
+        new_block_ids=[block],
+    )
