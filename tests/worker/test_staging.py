@@ -1,6 +1,7 @@
 """Tensors over gloo by way of the CPU: the same as without, and on a GPU where there is one."""
 
 import functools
+import threading
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ def staged(address: str, stage: int, tp_rank: int) -> Transport:
     return StagedTransport(inner)
 
 
-def work(address: str, device: str, stage: int, tp_rank: int) -> list[torch.Tensor]:
+def work(
+    address: str, device: str, has_all: threading.Barrier, stage: int, tp_rank: int
+) -> list[torch.Tensor]:
     """What one of two times two ranks gets: activations, a sum, a gather."""
     peers = staged(address, stage, tp_rank)
     activations = torch.empty(5, 8, device=device)
@@ -34,16 +37,18 @@ def work(address: str, device: str, stage: int, tp_rank: int) -> list[torch.Tens
     total = torch.full((2, 1), float(10 * stage + tp_rank), device=device)
     gathered = peers.tensor_parallel.all_gather(total)
     peers.tensor_parallel.all_reduce(total)
+    has_all.wait(30)  # who leaves may take with it what others have not received
     peers.close()
     return [activations, total, gathered]
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_staged_tensors_are_what_they_would_be(device: str) -> None:
+    has_all = threading.Barrier(4)
     with rendezvous() as address:
         results = together(
             [
-                functools.partial(work, address, device, stage, tp_rank)
+                functools.partial(work, address, device, has_all, stage, tp_rank)
                 for stage in range(2)
                 for tp_rank in range(2)
             ]
