@@ -207,9 +207,15 @@ class StageShard:
 
 def device_of(settings: RankSettings) -> torch.device:
     """The device of this rank: on GPUs, the one with the number of its shard, shared if
-    there are not as many."""
+    there are not as many.
+
+    Raises:
+        SystemExit: there is none.
+    """
     if settings.device == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit("device cuda: PyTorch finds no GPU that it can use")
     return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
 
 

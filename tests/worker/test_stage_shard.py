@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from orcinus.v1 import worker_pb2
 
 from kernels import TORCH
 from services.worker.decode_graphs import reserved_bytes
-from services.worker.stage_shard import StageShard, has_graphs, join_peers
+from services.worker.stage_shard import StageShard, device_of, has_graphs, join_peers
 from services.worker.transport import TransferError, Transport
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.fixed_shapes import OPS, RepeatedCall, load_fixed
@@ -164,3 +165,10 @@ def test_decodes_are_recorded_on_gpus_where_nothing_forbids_it(
     settings = settings_of(checkpoint).model_copy(update={"device": "cuda", **changes})
     assert has_graphs(settings, load_fixed(checkpoint, ops=OPS)) is expected
     assert not has_graphs(settings, load_fixed(checkpoint, ops=TORCH))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(checkpoint: Path) -> None:
+    settings = settings_of(checkpoint, device="cuda")
+    with pytest.raises(SystemExit, match="device cuda: PyTorch finds no GPU"):
+        device_of(settings)
