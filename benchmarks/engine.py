@@ -5,11 +5,11 @@
 Prints for each batch the milliseconds of an iteration, and the floor beside it: the larger of what
 it takes to read the weights at the measured bandwidth, and of what the linear layers take by
 themselves, one after the other over the same weights. The two run in turns, and medians are
-compared. Then where the iteration's time goes: linear layers, attention, the other operations
-(norms, rotary embedding with K/V, gates that are not in a linear layer), sampling, and everything
-outside kernels: laying out the batch, the Python between calls, and what PyTorch does. The time to
-make a plan is not in it. With several stages it is the first one that is measured, whose layers are
-the most.
+compared. Then where the iteration's time goes, by medians too: linear layers, attention, the other
+operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling, and
+everything outside kernels: laying out the batch, the Python between calls, and what PyTorch does.
+The time to make a plan is not in it. With several stages it is the first one that is measured,
+whose layers are the most.
 
 `--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
 """
@@ -56,6 +56,7 @@ WEIGHTS = (
     PlainWeight,
 )
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
+SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,8 @@ def seconds_at_once(model: StageModel) -> dict[str, float]:
     layer_stack = getattr(model, "_layer_stack", None)
     if not isinstance(layer_stack, AllAtOnce):
         return {}
-    seconds = layer_stack.layers.seconds
-    return {"linear": seconds.linear, "attention": seconds.attention, "other": seconds.other}
+    seconds = layer_stack.native.seconds
+    return {kind: getattr(seconds, kind) for kind in SHARED}
 
 
 class Batch:
@@ -187,9 +188,10 @@ class Batch:
     def run(self, plan: IterationPlan) -> None:
         """One iteration."""
         batch = self._runner.prepare(plan)
-        result = self._runner.forward(batch, None)
         if self._model.is_last:
-            self._runner.sample(batch, result).tolist()
+            self._runner.sample(batch, self._runner.logits(batch, None)).tolist()
+        else:
+            self._runner.forward(batch, None)
 
     def _plan(
         self,
@@ -274,7 +276,7 @@ class Line:
     case: Case
     iteration: float
     floor: float
-    shares: dict[str, float]  # of the iteration, by kind
+    shares: dict[str, float]  # of the iteration, by kind; medians, which need not add up to 1
 
 
 def measure(
@@ -294,25 +296,29 @@ def measure(
     for _ in range(N_WARM_UPS):
         batch.run(batch.next_plan())
         multiply()
-    times, alone = [], []
-    watch.seconds.clear()
-    before = seconds_at_once(model)
+    times, alone, outside = [], [], []
+    spent: dict[str, list[float]] = {kind: [] for kind in SHARED}
     for _ in range(n_iterations):
         alone.append(seconds_of(multiply))
         plan = batch.next_plan()
+        watch.seconds.clear()
+        before = seconds_at_once(model)
         times.append(seconds_of(batch.run, plan))
+        after = seconds_at_once(model)
+        for kind in SHARED:
+            at_once = after.get(kind, 0.0) - before.get(kind, 0.0)
+            spent[kind].append(watch.seconds.get(kind, 0.0) + at_once)
+        outside.append(times[-1] - sum(seconds[-1] for seconds in spent.values()))
     floor = max(n_bytes / rate, statistics.median(alone))
-    spent = dict(watch.seconds)
-    for kind, seconds in seconds_at_once(model).items():
-        spent[kind] = spent.get(kind, 0.0) + seconds - before[kind]
-    shares = {kind: seconds / sum(times) for kind, seconds in spent.items()}
-    shares["outside"] = 1 - sum(shares.values())
-    return Line(case, 1e3 * statistics.median(times), 1e3 * floor, shares)
+    iteration = statistics.median(times)
+    spent["outside"] = outside
+    shares = {kind: statistics.median(seconds) / iteration for kind, seconds in spent.items()}
+    return Line(case, 1e3 * iteration, 1e3 * floor, shares)
 
 
 def print_table(lines: Sequence[Line]) -> None:
     """A line for each case."""
-    kinds = ("linear", "attention", "other", "sampling", "outside")
+    kinds = (*SHARED, "outside")
     print(f"{'batch':<14}{'ms':>8}{'floor':>8}{'ratio':>7}", *(f"{kind:>10}" for kind in kinds))
     for line in lines:
         print(

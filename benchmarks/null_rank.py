@@ -17,6 +17,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from benchmarks.in_band import InBandController, InBandMember
+from kernels.logits import Logits
 from services.worker import __main__ as worker
 from services.worker import rank, transport
 from services.worker.channel import RankEnd
@@ -48,7 +49,10 @@ class NullRunner:
             time.sleep(self._compute_s)
         return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
 
-    def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, batch: IterationPlan, hidden: torch.Tensor | None) -> Logits:
+        return Logits(self.forward(batch, hidden))
+
+    def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
 
     def close(self) -> None:

@@ -102,8 +102,8 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
             token_ids=inputs,
             new_block_ids=range(n_blocks),
         )
-        hidden = runner.hidden_states(runner.prepare(plan), None)
         with torch.inference_mode():
+            hidden = runner.forward(runner.prepare(plan), None)
             logits = model.logits(hidden).float()  # [n_tokens, vocab_size]
             nats += cross_entropy(logits, targets, reduction="sum").item()
             likeliest.append(logits.argmax(1))

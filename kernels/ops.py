@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.attention_metadata import AttentionGroups
 from kernels.native.attention import AttentionSpans
-from kernels.native.layers import NativeHead, NativeLayer, NativeLayers
+from kernels.native.layers import NativeLayers
+from kernels.native.stage import NativeStage
 from kernels.sampling_columns import SamplingColumns
 
 if TYPE_CHECKING:  # Triton need not be installed
@@ -41,7 +42,5 @@ class Ops:
     attention: Callable[..., Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    layers: (
-        Callable[[Sequence[NativeLayer], NativeHead | None, torch.dtype], NativeLayers] | None
-    ) = None
+    layers: Callable[[NativeStage, torch.dtype], NativeLayers] | None = None
     """Several layers in one call, where there is such a thing."""

@@ -54,6 +54,7 @@ Tokens = dict[tuple[int, int], list[list[int]]]
 """Of the first iterations, by batch and context."""
 
 
+@torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
     """A row for each decode and each prompt."""
     scale = bench.scale

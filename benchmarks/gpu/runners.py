@@ -52,9 +52,9 @@ class Launched:
         start = time.perf_counter()
         batch = runner.prepare(plan)
         prepared = time.perf_counter()
-        tokens = runner.sample(batch, runner.forward(batch, None))
+        tokens = runner.sample(batch, runner.logits(batch, None))
         self._tokens, self._arrived = tokens, None
-        if tokens.is_cuda:
+        if isinstance(tokens, torch.Tensor):
             self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._tokens.copy_(tokens, non_blocking=True)
             self._arrived = device_event()

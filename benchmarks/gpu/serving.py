@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from benchmarks import workload
 from benchmarks.gpu.bench import GRAPHS, Bench, progress
 from benchmarks.gpu.runners import (
@@ -38,6 +40,7 @@ MAX_BATCH_TOKENS = 2048
 PIPELINE_DEPTH = 2
 
 
+@torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
     """A row for the workload, the second time that a runner has it: graphs are recorded by then."""
     requests = requests_of(bench)

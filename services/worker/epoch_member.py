@@ -19,8 +19,10 @@ from typing import Any, Protocol
 import torch
 from orcinus.v1 import worker_pb2
 
+from kernels.logits import Logits
 from services.worker import wire
 from services.worker.device_clock import DeviceClock, HostClock
+from services.worker.last_tokens import Numbers
 from services.worker.plan import IterationPlan
 from services.worker.sampler import refuse_non_finite
 from services.worker.transport import Receipt, Transport
@@ -36,9 +38,12 @@ class Runner(Protocol):
         """Room for the previous stage's hidden states of a batch with such spans."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Runs the stage's layers: hidden states, and on the last stage logits."""
+        """Runs the stage's layers: hidden states."""
 
-    def sample(self, batch: Any, logits: torch.Tensor) -> torch.Tensor:
+    def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
+        """Runs the stage's layers and its head; last stage only."""
+
+    def sample(self, batch: Any, logits: Logits) -> Numbers:
         """Chooses tokens; last stage only."""
 
     def close(self) -> None:
@@ -112,14 +117,17 @@ class EpochMember:
         began = self._clock.mark()
         hidden = announced.receive()
         received = self._clock.mark()
-        result = self._runner.forward(batch, hidden)
-        token_ids = None
+        result = token_ids = None
         if self._is_last:
-            # To pinned memory, from a GPU; from a CPU it is the tensor itself.
-            token_ids = self._runner.sample(batch, result).to("cpu", non_blocking=True)
+            tokens = self._runner.sample(batch, self._runner.logits(batch, hidden))
+            token_ids = tokens
+            if isinstance(tokens, torch.Tensor):
+                token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
+        else:
+            result = self._runner.forward(batch, hidden)
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
-        if not self._is_last:
+        if result is not None:
             self._peers.send(result, message.iteration)
         sent_ns, sent_unix_ns = time.perf_counter_ns(), time.time_ns()
         self._started.append(
@@ -200,7 +208,7 @@ class _Started:
     """An iteration that the device has been given."""
 
     message: worker_pb2.RunIterationsRequest
-    token_ids: torch.Tensor | None  # on the host, from when the last mark has passed
+    token_ids: Numbers | None  # on the host, from when the last mark has passed
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels import AttentionMetadata, Ops
 from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
+from services.worker.last_tokens import Numbers
 from services.worker.plan import Ints, Spans
 from services.worker.request_table import RequestTable
 from services.worker.token_counts import NOT_COUNTED, CountedTokens
@@ -34,10 +35,11 @@ class InputBatch:
     slots: Tensor  # [n_tokens] int64, where each token's K and V are stored
     attention: AttentionMetadata
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
-    sampled_rows: Tensor  # [n_sampled] int64, rows of these
+    sampled_rows: Numbers  # [n_sampled], rows of these
     sampling: SamplingColumns  # of these
     counted: CountedTokens | None  # of this batch, for penalties now and later
     n_spans: int  # less those of padding
+    n_sampled: int
     shape: DecodeShape | None = None  # that it is padded to, if it is
 
 
@@ -125,6 +127,7 @@ class BatchBuilder:
         """`starts` and `widths` are those of `spans`, the latter with padding if it `is_padded`,
         and of further spans if there is a `shape`."""
         add, block_size = self._uploads.add, self._block_size
+        numbers = self._table.last_tokens.numbers
         next_positions = spans.start_positions + spans.n_tokens
         first_tokens, span_of_token, positions = _places(starts, widths)
         blocks = block_tables[span_of_token, positions // block_size]
@@ -134,6 +137,7 @@ class BatchBuilder:
             slots[is_padding] = self._scratch * block_size + positions[is_padding] % block_size
             positions = np.minimum(positions, self._table.max_model_len - 1)
         first_tokens = first_tokens[: len(spans.rows)]
+        sampled_rows = spans.rows[spans.sample]
         # What layers read comes first, so that its places depend on nothing but the shape.
         token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(positions)))
         batch = InputBatch(
@@ -151,27 +155,28 @@ class BatchBuilder:
                 has_fixed_shape=shape is not None,
             ),
             sampled_tokens=add((first_tokens + spans.n_tokens - 1)[spans.sample]),
-            sampled_rows=add(spans.rows[spans.sample]),
-            sampling=self._sampling(spans, next_positions),
+            sampled_rows=numbers(sampled_rows, self._uploads),
+            sampling=self._sampling(sampled_rows, next_positions[spans.sample]),
             counted=self._counted(spans, first_tokens),
             n_spans=len(spans.rows),
+            n_sampled=len(sampled_rows),
             shape=shape,
         )
         left_out = spans.token_on_rank
         if not left_out.any():
             self._uploads.flush()
             return batch
-        places, rows = add(first_tokens[left_out]), add(spans.rows[left_out])
+        places = numbers(first_tokens[left_out], self._uploads)
+        rows = numbers(spans.rows[left_out], self._uploads)
         self._uploads.flush()
-        token_ids.index_copy_(0, places, self._table.last_tokens(rows))
+        self._table.last_tokens.put(token_ids, places, rows)
         return batch
 
-    def _sampling(self, spans: Spans, next_positions: Ints) -> SamplingColumns:
-        rows = spans.rows[spans.sample]
+    def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
+        """How to sample the tokens of `rows` that will have `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
-        sampling = self._table.sampling(rows, next_positions[spans.sample])
-        return sampling.columns(self._uploads, self._vocab_size)
+        return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
     def _counted(self, spans: Spans, first_tokens: Ints) -> CountedTokens | None:
         count_rows = self._table.count_rows(spans.rows)

@@ -6,6 +6,9 @@ Holds what an epoch's computation needs: the stage's weights, which outlive the 
 storage and request table, which do not. Moving tensors between stages and answering the engine
 master are not its business.
 
+Whoever runs this does so in `torch.inference_mode`, and enters it once: it spares PyTorch a little,
+and to enter it for every iteration costs more than that.
+
 On a GPU nothing here waits for the device: an iteration is launched, and the next one may be
 prepared and launched behind it. Iterations are prepared in their order, each after the one before
 has been launched whole, so everything that they share (the table on the host, the tokens, K/V and
@@ -19,11 +22,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels.logits import Logits
+from kernels.sampling_columns import ALL_GREEDY
 from kernels.upload import Uploads, uploads_for
 from services.worker.decode_graphs import DecodeGraphs, Graph
 from services.worker.input_batch import BatchBuilder, Batching, InputBatch, n_batch_tokens
 from services.worker.kv_cache import KVCache
+from services.worker.last_tokens import Numbers
 from services.worker.models import StageModel
+from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
 from services.worker.plan import IterationPlan
 from services.worker.request_table import RequestTable
@@ -109,13 +116,12 @@ class ModelRunner:
         Needs no activations, so it can be done while these are on their way. The batch is to be run
         before the next one is prepared.
         """
-        with torch.inference_mode():
-            spans = self._table.apply(plan)
-            if self._is_padded:
-                return self._builder.build_padded(spans)
-            if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
-                return self.graphs.build(spans, shape)
-            return self._builder.build(spans)
+        spans = self._table.apply(plan)
+        if self._is_padded:
+            return self._builder.build_padded(spans)
+        if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
+            return self.graphs.build(spans, shape)
+        return self._builder.build(spans)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
         """Room for the previous stage's hidden states of spans of `n_tokens`.
@@ -125,43 +131,44 @@ class ModelRunner:
         return self._room(n_batch_tokens(n_tokens, is_padded=self._is_padded))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What this stage makes of a batch: on the last stage the logits after the tokens that are
-        sampled, [n_sampled, vocab_size], elsewhere hidden states [n_tokens, hidden_size].
+        """What this stage's layers make of a batch, hidden states [n_tokens, hidden_size].
 
         `hidden` is what the previous stage returned, and None on the first stage. A batch is run
-        once: it writes K/V. Logits are to be used before the next batch is run.
+        once, by this or by `logits`: it writes K/V.
         """
-        with torch.inference_mode():
-            if batch.shape is None or self.graphs is None:
-                sampled = batch.sampled_tokens if self.model.is_last else None
-                return self._layers(batch, hidden, sampled)
-            self._check(hidden, n_tokens=batch.n_spans)
-            result = self.graphs.run(batch, hidden)
-            if not self.model.is_last:
-                return result.clone()  # it may still be on its way when the next graph runs
-            if len(batch.sampled_tokens) == batch.n_spans:
-                return result
-            return result.index_select(0, batch.sampled_tokens)
-
-    def hidden_states(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What this stage's layers make of a batch, [n_tokens, hidden_size], on every stage."""
-        with torch.inference_mode():
+        if batch.shape is None or self.graphs is None or self.model.is_last:
             return self._layers(batch, hidden)
+        # It may still be on its way when the next graph runs.
+        return self._run_graph(self.graphs, batch, hidden).clone()
 
-    def sample(self, batch: InputBatch, logits: Tensor) -> Tensor:
+    def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
+        """On the last stage, the logits after the tokens that are sampled.
+
+        They are to be used before the next batch is run.
+        """
+        if batch.shape is None or self.graphs is None:
+            inputs = self._inputs(batch, hidden)
+            return self.model.sampled_logits(
+                inputs, self._stage_batch(batch), self._kv_cache.layers, batch.sampled_tokens
+            )
+        logits = self._run_graph(self.graphs, batch, hidden)
+        if batch.n_sampled < batch.n_spans:
+            logits = logits.index_select(0, batch.sampled_tokens)
+        return Logits(logits)
+
+    def sample(self, batch: InputBatch, logits: Logits) -> Numbers:
         """The tokens of the spans that are sampled, in the plan's order: [n_sampled] int64.
 
-        `logits` is what `forward` returned on the last stage; where they are not finite, the token
-        is -1. To be called for every batch, since penalties count the tokens of all.
+        `logits` are the batch's; where they are not finite, the token is -1. To be called for every
+        batch, since penalties count the tokens of all; and to be read before the next one is run.
         """
-        with torch.inference_mode():
-            if batch.counted is not None:
-                self._table.count(batch.token_ids, batch.counted)
-            if not len(batch.sampled_tokens):
-                return torch.empty(0, dtype=torch.int64, device=self.model.device)
-            tokens = self.model.ops.sample(logits, batch.sampling)
-            self._table.keep_tokens(batch.sampled_rows, tokens)
-            return tokens
+        if batch.counted is not None:
+            self._table.count(batch.token_ids, batch.counted)
+        tokens: Numbers | None = logits.likeliest
+        if tokens is None or batch.sampling is not ALL_GREEDY:
+            tokens = self._chosen(batch, logits.values)
+        self._table.keep_tokens(batch.sampled_rows, tokens)
+        return tokens
 
     def close(self) -> None:
         """Lets go of the groups of the epoch, before they are closed."""
@@ -169,25 +176,32 @@ class ModelRunner:
             self.graphs.drop()
             self.graphs = None  # which knows this runner: K/V would outlive the epoch
 
+    def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        inputs = self._inputs(batch, hidden)
+        return self.model.forward(inputs, self._stage_batch(batch), self._kv_cache.layers)
+
     def _compute_decodes(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         hidden = self._layers(batch, hidden)
         return self.model.logits(hidden, self._ranks) if self.model.is_last else hidden
 
-    def _layers(
-        self, batch: InputBatch, hidden: Tensor | None, sampled: Tensor | None = None
-    ) -> Tensor:
+    def _chosen(self, batch: InputBatch, logits: Tensor) -> Numbers:
+        if not batch.n_sampled:
+            tokens = torch.empty(0, dtype=torch.int64, device=self.model.device)
+        else:
+            tokens = self.model.ops.sample(logits, batch.sampling)
+        return tokens.numpy() if tokens.is_cpu else tokens
+
+    def _run_graph(self, graphs: DecodeGraphs, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        self._check(hidden, n_tokens=batch.n_spans)
+        return graphs.run(batch, hidden)
+
+    def _stage_batch(self, batch: InputBatch) -> StageBatch:
+        return StageBatch(batch.positions, batch.slots, batch.attention, self._ranks)
+
+    def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        """What goes into the model: tokens, or what the previous stage returned."""
         self._check(hidden, n_tokens=len(batch.positions))
-        if hidden is None:
-            hidden = self.model.embed(batch.token_ids, self._ranks)
-        return self.model.forward(
-            hidden,
-            positions=batch.positions,
-            slots=batch.slots,
-            attention=batch.attention,
-            kv=self._kv_cache.layers,
-            ranks=self._ranks,
-            sampled_tokens=sampled,
-        )
+        return batch.token_ids if hidden is None else hidden
 
     def _check(self, hidden: Tensor | None, *, n_tokens: int) -> None:
         if self.model.is_first != (hidden is None):

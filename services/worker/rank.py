@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+import torch
 from orcinus.v1 import worker_pb2
 from torch.distributed import TCPStore
 
@@ -120,6 +121,7 @@ class Rank:
             self._member = self._enter(request, entry.wait(JOIN_TIMEOUT_S))
             self._check_epoch()  # it may have ended while decodes were recorded
         except transport.TransferError as error:
+            self._leave()
             self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
@@ -247,9 +249,10 @@ def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn
         log_format=settings.log_format,
     )
     try:
-        rank = make_rank(settings, channel)
-        Lifeline(lifeline).start(rank.leave)
-        rank.serve()
+        with torch.inference_mode():  # once: for each iteration it would cost 0.1 ms
+            rank = make_rank(settings, channel)
+            Lifeline(lifeline).start(rank.leave)
+            rank.serve()
     except ChannelClosed:
         # At once: to end the interpreter under threads that are inside torch is fatal.
         os._exit(0)

@@ -8,11 +8,13 @@ plan may not say is refused here. Knows no model and no layout of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.last_tokens import Numbers, last_tokens
 from services.worker.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
 from services.worker.sampler import PenalizedRows, SamplingBatch
 from services.worker.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
@@ -37,6 +39,15 @@ _SAMPLING_COLUMNS = np.dtype(
 )
 
 
+@dataclass(slots=True)
+class _Held:
+    """What is stored of the request that holds a row."""
+
+    n_tokens: int = 0
+    n_blocks: int = 0
+    has_last_token: bool = False  # its last span was sampled
+
+
 class RequestTable:
     """The requests that a rank knows, one row each; plans change them, and what is sampled.
 
@@ -59,12 +70,9 @@ class RequestTable:
         self._n_kv_blocks = n_kv_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._held: set[int] = set()  # rows
+        self._held: dict[int, _Held] = {}  # by row
         self._not_greedy: set[int] = set()  # of these, those that take more than the likeliest
         self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
-        self._n_stored_tokens = np.zeros(0, dtype=np.int64)
-        self._has_last_token = np.zeros(0, dtype=np.bool_)  # the last span was sampled
-        self._n_blocks = np.zeros(0, dtype=np.int64)
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
         self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
@@ -72,7 +80,7 @@ class RequestTable:
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
         self._keeps_tokens = keeps_tokens
-        self._last_tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]
+        self.last_tokens = last_tokens(device)
 
     def apply(self, plan: IterationPlan) -> Spans:
         """Releases, admits, appends blocks and moves on; returns the plan's spans as columns.
@@ -84,27 +92,14 @@ class RequestTable:
         for admission in plan.admissions:
             self._admit(admission)
         spans = Spans.of(plan)
-        self._check(spans)
-        self._append_blocks(spans.rows, spans.n_new_blocks, spans.new_block_ids)
-        self._n_stored_tokens[spans.rows] = spans.start_positions + spans.n_tokens
-        self._has_last_token[spans.rows] = spans.sample
+        self._refuse_outside(plan)
+        self._move_on(plan, spans.new_block_ids)
         return spans
 
-    def keep_tokens(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Keeps what was sampled for `rows` [n_sampled], for plans that leave it out.
-
-        Both are int64, on the table's device, which is not waited for.
-        """
+    def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
+        """Keeps what was sampled for `rows`, both [n_sampled], for plans that leave it out."""
         if self._keeps_tokens:
-            self._last_tokens.index_copy_(0, rows, token_ids)
-
-    def last_tokens(self, rows: Tensor) -> Tensor:
-        """The tokens that were sampled last for `rows`; both int64 on the table's device.
-
-        -1, which says that nothing could be sampled, becomes a token: it may be looked up before
-        it is refused.
-        """
-        return self._last_tokens.index_select(0, rows).clamp_(min=0)
+            self.last_tokens.keep(rows, tokens)
 
     def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
         """Counts tokens of a batch `token_ids` [n_tokens], for penalties from now on."""
@@ -123,16 +118,20 @@ class RequestTable:
 
     def block_tables(self, rows: Ints) -> Ints:
         """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
-        return self._block_ids[:, : max(self._n_blocks[rows].tolist())][rows]
+        return self._block_ids[:, : max(self._n_blocks(rows))][rows]
 
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
         """The first `n_columns` blocks of `rows`, [n_spans, n_columns]; those that a row does not
         have are `scratch`."""
         blocks = self._block_ids[rows, :n_columns]
-        is_there = np.arange(blocks.shape[1]) < self._n_blocks[rows, None]
+        is_there = np.arange(blocks.shape[1]) < np.array(self._n_blocks(rows))[:, None]
         tables = np.full((len(rows), n_columns), scratch)
         tables[:, : blocks.shape[1]] = np.where(is_there, blocks, scratch)
         return tables
+
+    def _n_blocks(self, rows: Ints) -> list[int]:
+        held = self._held
+        return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
         """Whether the token of each of `rows` is the most likely one."""
@@ -173,7 +172,7 @@ class RequestTable:
     def _release(self, row: int) -> None:
         if row not in self._held:
             raise PlanError(f"released row {row} is not held")
-        self._held.remove(row)
+        del self._held[row]
         self._not_greedy.discard(row)
         if self._count_rows[row] != NOT_COUNTED:
             self._token_counts.release(int(self._count_rows[row]))
@@ -185,16 +184,13 @@ class RequestTable:
             raise PlanError(f"admitted row {row} is held by another request")
         if not 0 <= row < _MAX_ROWS:
             raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
-        if row >= len(self._n_blocks):
+        if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
         sampling = admission.sampling
-        self._held.add(row)
+        self._held[row] = _Held()
         if not sampling.is_greedy:
             self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
-        self._n_stored_tokens[row] = 0
-        self._has_last_token[row] = False
-        self._n_blocks[row] = 0
         self._sampling[row] = (
             sampling.temperature,
             sampling.top_k,
@@ -212,61 +208,59 @@ class RequestTable:
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
 
-    def _check(self, spans: Spans) -> None:
-        rows = spans.rows.tolist()
-        if unknown := set(rows) - self._held:
-            raise PlanError(f"row {min(unknown)} is unknown")
-        if len(set(rows)) < len(rows):
-            raise PlanError(f"a row has two spans: rows {rows}")
-        # Numbers one by one: after weights have gone through the caches, a loop over a few spans
-        # costs less than a few calls for all.
-        for row, start, n_tokens, n_new, is_left_out, n_stored, n_blocks in zip(
-            rows,
-            spans.start_positions.tolist(),
-            spans.n_tokens.tolist(),
-            spans.n_new_blocks.tolist(),
-            spans.token_on_rank.tolist(),
-            self._n_stored_tokens[spans.rows].tolist(),
-            self._n_blocks[spans.rows].tolist(),
+    def _refuse_outside(self, plan: IterationPlan) -> None:
+        if len(set(plan.rows)) < len(plan.rows):
+            raise PlanError(f"a row has two spans: rows {list(plan.rows)}")
+        _refuse_outside("token_ids", plan.token_ids, self._vocab_size)
+        _refuse_outside("new_block_ids", plan.new_block_ids, self._n_kv_blocks)
+
+    def _move_on(self, plan: IterationPlan, new_block_ids: Ints) -> None:
+        # One by one: after weights have gone through the caches, a loop over a few spans costs less
+        # than a few calls for all.
+        n_taken = 0
+        for row, start, n_tokens, n_new, is_sampled, is_left_out in zip(
+            plan.rows,
+            plan.start_positions,
+            plan.n_tokens,
+            plan.n_new_blocks,
+            plan.sample,
+            plan.token_on_rank,
             strict=True,
         ):
+            held, end = self._held.get(row), start + n_tokens
+            if held is None:
+                raise PlanError(f"row {row} is unknown")
             if n_tokens < 1:
                 raise PlanError(f"row {row} has a span without tokens")
-            if start != n_stored:
+            if start != held.n_tokens:
                 raise PlanError(
                     f"row {row} has a span that does not continue what is stored: starts {start}, "
-                    f"stored {n_stored}"
+                    f"stored {held.n_tokens}"
                 )
-            if start + n_tokens > self.max_model_len:
+            if end > self.max_model_len:
                 raise PlanError(f"row {row} grows longer than the model allows")
-            if start + n_tokens > (n_blocks + n_new) * self._block_size:
-                raise PlanError(f"row {row} has too few blocks for its span")
             if is_left_out and n_tokens != 1:
                 raise PlanError(f"row {row} leaves out more than a token")
-            if is_left_out and not (self._keeps_tokens and self._has_last_token[row]):
+            if is_left_out and not (self._keeps_tokens and held.has_last_token):
                 raise PlanError(f"row {row} leaves out a token that is not on the rank")
-        _refuse_outside("token_ids", spans.token_ids.tolist(), self._vocab_size)
-        _refuse_outside("new_block_ids", spans.new_block_ids.tolist(), self._n_kv_blocks)
+            if n_new:
+                self._append_blocks(row, held, new_block_ids[n_taken : n_taken + n_new])
+                n_taken += n_new
+            if end > held.n_blocks * self._block_size:
+                raise PlanError(f"row {row} has too few blocks for its span")
+            held.n_tokens, held.has_last_token = end, is_sampled
 
-    def _append_blocks(self, rows: Ints, n_new: Ints, block_ids: Ints) -> None:
-        if not len(block_ids):
-            return
-        n_before = self._n_blocks[rows]
-        n_after = n_before + n_new
-        self._grow_width(int(n_after.max()))
-        # Column of each new block: those of a row follow what the row has.
-        first_of_row = np.cumsum(n_new) - n_new
-        column = np.arange(len(block_ids)) + np.repeat(n_before - first_of_row, n_new)
-        self._block_ids[np.repeat(rows, n_new), column] = block_ids
-        self._n_blocks[rows] = n_after
+    def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
+        n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)
+        self._grow_width(n_after)
+        self._block_ids[row, n_before:n_after] = block_ids
+        held.n_blocks = n_after
 
     def _grow_rows(self, n_rows: int) -> None:
-        n_more = max(n_rows, 2 * len(self._n_blocks)) - len(self._n_blocks)
+        n_before = len(self._n_prompt_tokens)
+        n_more = max(n_rows, 2 * n_before) - n_before
         self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
-        self._n_stored_tokens = np.pad(self._n_stored_tokens, (0, n_more))
-        self._has_last_token = np.pad(self._has_last_token, (0, n_more))
-        self._last_tokens = torch.nn.functional.pad(self._last_tokens, (0, n_more))
-        self._n_blocks = np.pad(self._n_blocks, (0, n_more))
+        self.last_tokens.grow(n_before + n_more)
         self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
         self._count_rows = np.pad(self._count_rows, (0, n_more))
         self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])

@@ -67,9 +67,10 @@ class TrialIteration:
         )
         batch = runner.prepare(trial_plan(lengths, self._block_size, self._sampling))
         hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
-        result = runner.forward(batch, hidden)
         if model.is_last:
-            runner.sample(batch, result)
+            runner.sample(batch, runner.logits(batch, hidden))
+        else:
+            runner.forward(batch, hidden)
         runner.close()
 
 

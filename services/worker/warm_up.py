@@ -67,11 +67,10 @@ def record_decodes(
         TransferError: a rank is gone.
     """
     started_s = clock()
-    with torch.inference_mode():
-        for shape in graphs.shapes():
-            graphs.record(shape)
-            if _any_of(ranks, clock() - started_s >= limit_s, graphs.device):
-                break
+    for shape in graphs.shapes():
+        graphs.record(shape)
+        if _any_of(ranks, clock() - started_s >= limit_s, graphs.device):
+            break
     log.info("%d shapes of decodes are recorded", graphs.n_recorded)
 
 

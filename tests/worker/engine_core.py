@@ -66,7 +66,7 @@ def sampled_tokens() -> list[list[int]]:
 
 def _run(runner: ModelRunner, plan: IterationPlan) -> list[int]:
     batch = runner.prepare(plan)
-    tokens: list[int] = runner.sample(batch, runner.forward(batch, None)).tolist()
+    tokens: list[int] = runner.sample(batch, runner.logits(batch, None)).tolist()
     return tokens
 
 

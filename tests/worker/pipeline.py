@@ -155,10 +155,10 @@ class Stage:
         self, runner: ModelRunner, plan: IterationPlan, hidden: Tensor | None
     ) -> tuple[Tensor, ...]:
         batch = runner.prepare(plan)
-        result = runner.forward(batch, hidden)
         if not self._is_last:
-            return (result,)
-        return runner.sample(batch, result), result
+            return (runner.forward(batch, hidden),)
+        logits = runner.logits(batch, hidden)
+        return torch.as_tensor(runner.sample(batch, logits)), logits.values.clone()
 
 
 @dataclass

@@ -101,12 +101,12 @@ class Twins:
 
     def _run(self, stages: list[ModelRunner], plan: IterationPlan) -> tuple[list[int], Tensor]:
         hidden = None
-        for stage in stages:
-            batch = stage.prepare(plan)
-            hidden = stage.forward(batch, hidden)
-        assert hidden is not None
-        logits = hidden.clone()
-        return stage.sample(batch, hidden).tolist(), logits
+        *others, last = stages
+        for stage in others:
+            hidden = stage.forward(stage.prepare(plan), hidden)
+        batch = last.prepare(plan)
+        logits = last.logits(batch, hidden)
+        return last.sample(batch, logits).tolist(), logits.values.clone()
 
     def _compare_storage(self) -> None:
         for plain, recorded in zip(self.plain, self.recorded, strict=True):
@@ -247,7 +247,7 @@ def test_a_batch_must_be_run_before_the_next_one_is_built(checkpoint: Path) -> N
     first = runner.prepare(twins._plan({0: [last[0]]}, [True]))
     runner.prepare(twins._plan({1: [last[1]]}, [True]))
     with pytest.raises(ValueError, match="built last"):
-        runner.forward(first, None)
+        runner.logits(first, None)
 
 
 def test_storage_goes_with_the_epoch(checkpoint: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from orcinus.v1 import worker_pb2
 
+from kernels.logits import Logits
 from services.worker.device_clock import DeviceClock, HostClock
 from services.worker.epoch_member import EpochMember
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
@@ -56,7 +57,10 @@ class Runner:
         self.done.append(f"forward {batch}")
         return torch.zeros(1, 4)
 
-    def sample(self, batch: int, logits: torch.Tensor) -> torch.Tensor:
+    def logits(self, batch: int, hidden: torch.Tensor | None) -> Logits:
+        return Logits(self.forward(batch, hidden))
+
+    def sample(self, batch: int, logits: Logits) -> torch.Tensor:
         self.done.append(f"sample {batch}")
         return torch.tensor([self.token])
 

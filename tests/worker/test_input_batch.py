@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -170,7 +171,7 @@ class TestTokensOnTheRank:
     def test_are_those_that_were_sampled_last_whatever_else_is_in_the_batch(self) -> None:
         table = make_table()
         first = build(replace(FIRST, sample=(True, True)), table)
-        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        table.keep_tokens(first.sampled_rows, np.array([77, 55]))
         mixed = make_plan(
             admissions=(admit(0, 2),),
             rows=(1, 0, 3),
@@ -184,7 +185,7 @@ class TestTokensOnTheRank:
         )
         batch = build(mixed, table)
         assert batch.token_ids.tolist() == [55, 40, 41, 77]
-        table.keep_tokens(batch.sampled_rows, torch.tensor([56, 42, 78]))
+        table.keep_tokens(batch.sampled_rows, np.array([56, 42, 78]))
         decode = make_plan(
             rows=(0, 1, 3),
             start_positions=(2, 2, 7),
@@ -224,7 +225,7 @@ class TestTokensOnTheRank:
     def test_are_kept_by_ranks_that_embed_and_sample(self, keeps_tokens: bool) -> None:
         table = make_table(keeps_tokens=keeps_tokens)
         batch = build(FIRST, table)
-        table.keep_tokens(batch.sampled_rows, torch.tensor([77]))
+        table.keep_tokens(batch.sampled_rows, np.array([77]))
         decode = make_plan(
             rows=(3,),
             start_positions=(6,),
@@ -242,7 +243,7 @@ class TestTokensOnTheRank:
     def test_of_a_row_are_gone_with_its_request(self) -> None:
         table = make_table()
         batch = build(FIRST, table)
-        table.keep_tokens(batch.sampled_rows, torch.tensor([77]))
+        table.keep_tokens(batch.sampled_rows, np.array([77]))
         again = make_plan(
             released_rows=(3,),
             admissions=(admit(3, 1),),
@@ -272,7 +273,7 @@ class TestPadding:
     def test_takes_tokens_from_the_rank_too(self) -> None:
         table = make_table()
         first = build(FIRST, table)
-        table.keep_tokens(first.sampled_rows, torch.tensor([77]))
+        table.keep_tokens(first.sampled_rows, np.array([77]))
         plan = replace(
             SECOND,
             rows=(3, 1),
@@ -339,7 +340,7 @@ class TestDecodes:
     def test_are_padded_with_spans_that_keep_off_real_slots(self) -> None:
         table = make_table()
         first = build(replace(FIRST, sample=(True, True)), table)
-        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        table.keep_tokens(first.sampled_rows, np.array([77, 55]))
         batch = builder_of(table).build_decodes(table.apply(self.decode()), self.SHAPE)
         scratch = 39 * BLOCK_SIZE
         assert batch.token_ids.tolist() == [55, 16, 0, 0]
@@ -352,7 +353,7 @@ class TestDecodes:
     def test_have_the_same_addresses_whoever_is_in_them(self) -> None:
         table = make_table()
         first = build(replace(FIRST, sample=(True, True)), table)
-        table.keep_tokens(first.sampled_rows, torch.tensor([77, 55]))
+        table.keep_tokens(first.sampled_rows, np.array([77, 55]))
         uploads = StagedUploads(torch.device("cpu"))
         builder = builder_of(table, uploads)
         buffer = torch.empty(4096, dtype=torch.uint8)

@@ -17,27 +17,33 @@ from transformers import (
 )
 
 from kernels import AttentionForm, HeadNorms, native_ops
+from kernels.greedy import greedy
 from kernels.native.linear import NativeGatedWeight, can_gate, has_int8
-from kernels.packed_linear import pack
+from kernels.packed_linear import PlainWeight, pack
 from kernels.upload import uploads_for
 from services.worker.models import decoder
+from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     Attention,
-    DecoderBatch,
+    Embedding,
     GatedMLP,
+    Head,
     NormedHead,
+    PositionedEmbedding,
     PreNormLayer,
+    TokenEmbedding,
 )
 from services.worker.models.gemma2 import CappedHead
 from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RMSNorm,
+    RotaryEmbedding,
     RowParallelLinear,
+    VocabParallelEmbedding,
     VocabParallelHead,
 )
-from services.worker.models.stage import StagePlace
-from services.worker.models.tensor_parallel import SINGLE
+from services.worker.models.stage import StageBatch, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -55,6 +61,7 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
         **LLAMA_LIKE, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
+    "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }
 LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
     "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
@@ -90,9 +97,7 @@ def assert_equal_at_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> None:
     at_once = run(Pipeline(directory, **options))  # type: ignore[arg-type]
-    monkeypatch.setattr(
-        decoder, "stack", lambda layers, head, place, dtype: LayerByLayer(layers, head)
-    )
+    monkeypatch.setattr(decoder, "stack", lambda by_layer, place, dtype: by_layer)
     by_layer = run(Pipeline(directory, **options))  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(at_once, by_layer, strict=True))
 
@@ -104,7 +109,10 @@ def test_layers_at_once_compute_the_same(
 ) -> None:
     skip_without_native(dtype)
     write_family_checkpoint(tmp_path, config)
-    assert isinstance(load(tmp_path, dtype=dtype)._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
+    layer_stack = load(tmp_path, dtype=dtype)._layer_stack  # type: ignore[attr-defined]
+    assert isinstance(layer_stack, AllAtOnce)
+    assert (layer_stack.native.stage.table is None) == config.tie_word_embeddings
+    assert layer_stack.native.stage.head is not None
     assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype)
 
 
@@ -183,14 +191,36 @@ class TestWhatNoFamilyHas:
         norm = RMSNorm(torch.randn(self.HIDDEN, generator=generator), 1e-2, ops)
         return NormedHead(norm, VocabParallelHead(pack(weight), range(70), 70))
 
+    def embedding(self) -> TokenEmbedding:
+        ops = native_ops()
+        assert ops is not None
+        generator = torch.Generator().manual_seed(4)
+        table = PlainWeight(torch.randn(70, self.HIDDEN, generator=generator))
+        return TokenEmbedding(VocabParallelEmbedding(table, range(70), 70, ops))
+
+    def by_layer(
+        self, *, embedding: Embedding | None = None, head: Head | None = None
+    ) -> LayerByLayer:
+        config = RotaryConfig(
+            vocab_size=70,
+            hidden_size=self.HIDDEN,
+            n_layers=2,
+            n_heads=self.N_HEADS,
+            n_kv_heads=self.N_KV_HEADS,
+            head_dim=self.HEAD_DIM,
+            max_position_embeddings=9,
+            intermediate_size=64,
+            rms_norm_eps=1e-5,
+            rope=RopeConfig(rope_theta=100.0),
+        )
+        rotary = RotaryEmbedding(config, dtype=torch.float32, device=torch.device("cpu"))
+        return LayerByLayer(embedding, [rotary], self.layers(), head)
+
     def run(
-        self,
-        run: LayerStack,
-        dtype: torch.dtype = torch.float32,
-        sampled: Sequence[int] | None = None,
+        self, run: LayerStack, inputs: torch.Tensor, sampled: Sequence[int] | None = None
     ) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(1)
-        n, ops = self.N_TOKENS, native_ops()
+        """On a copy of `inputs`, since they may be used up."""
+        ops = native_ops()
         assert ops is not None
         shape = (3, 4, self.N_KV_HEADS, self.HEAD_DIM)
         kv = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
@@ -202,64 +232,99 @@ class TestWhatNoFamilyHas:
             n_heads=self.N_HEADS,
             uploads=uploads_for(torch.device("cpu")),
         )
-        cos, sin = torch.randn(2, n, 1, self.HEAD_DIM, generator=generator).to(dtype)
+        positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
         slots = torch.tensor([8, 9, 10, 11, 0, 4, 5, 6, 7])
-        batch = DecoderBatch([(cos, sin)], slots, attention, SINGLE)
-        hidden = torch.randn(n, self.HIDDEN, generator=generator)
+        batch = StageBatch(positions, slots, attention)
         if sampled is None:
-            return run(hidden, batch, kv)
-        return run.logits(hidden, batch, kv, torch.tensor(sampled, dtype=torch.int64))
+            return run(inputs.clone(), batch, kv)
+        logits = run.logits(inputs.clone(), batch, kv, torch.tensor(sampled, dtype=torch.int64))
+        if logits.likeliest is not None:
+            assert logits.likeliest.tolist() == greedy(logits.values).tolist()
+        return logits.values.clone()
 
-    def test_is_computed_as_well(self) -> None:
-        skip_without_native("float32")
-        ops, n_threads = native_ops(), torch.get_num_threads()
+    def hidden(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.N_TOKENS, self.HIDDEN, generator=generator).to(dtype)
+
+    def place(self, *, is_last: bool = True) -> StagePlace:
+        ops = native_ops()
         assert ops is not None
-        layers, head = self.layers(), self.head()
-        at_once = stack(layers, head, StagePlace(range(2), True, True, ops), torch.float32)
+        return StagePlace(range(2), True, is_last, ops)
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_is_computed_as_well(self, is_first: bool) -> None:
+        skip_without_native("float32")
+        inputs, embedding = self.hidden(), None
+        if is_first:
+            inputs, embedding = torch.tensor([3, 0, 69, 3, 8, 1, 2, 30, 31]), self.embedding()
+        by_layer = self.by_layer(embedding=embedding, head=self.head())
+        at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert at_once.layers.head is not None
-        by_layer = LayerByLayer(layers, head)
+        assert (at_once.native.stage.table is not None) == is_first
+        assert at_once.native.stage.head is not None
+        n_threads = torch.get_num_threads()
         torch.set_num_threads(2)
         try:
-            assert torch.equal(self.run(at_once), self.run(by_layer))
+            assert torch.equal(self.run(at_once, inputs), self.run(by_layer, inputs))
             for sampled in ([4, 8], [0, 1, 5], range(self.N_TOKENS), []):
-                logits = self.run(at_once, sampled=sampled)
-                assert torch.equal(logits, self.run(by_layer, sampled=sampled))
+                logits = self.run(at_once, inputs, sampled)
+                assert torch.equal(logits, self.run(by_layer, inputs, sampled))
                 assert logits.shape == (len(sampled), 70)
         finally:
             torch.set_num_threads(n_threads)
 
     def test_without_a_head_there_are_no_logits(self) -> None:
         skip_without_native("float32")
-        ops = native_ops()
-        assert ops is not None
-        place = StagePlace(range(2), True, False, ops)
-        for run in (
-            stack(self.layers(), None, place, torch.float32),
-            LayerByLayer(self.layers(), None),
-        ):
+        by_layer = self.by_layer()
+        for run in (by_layer, stack(by_layer, self.place(is_last=False), torch.float32)):
             with pytest.raises(RuntimeError, match="only the last stage"):
-                self.run(run, sampled=[8])
+                self.run(run, self.hidden(), [8])
 
-    def test_a_head_that_the_library_lacks_is_called(self) -> None:
+    def test_what_the_library_lacks_around_the_layers_is_called(self) -> None:
         skip_without_native("float32")
-        ops, head = native_ops(), self.head()
-        assert ops is not None
-        place = StagePlace(range(2), True, True, ops)
-        capped = CappedHead(head, 2.0)
-        at_once = stack(self.layers(), capped, place, torch.float32)
+        inputs = torch.arange(self.N_TOKENS)
+        embedding = PositionedEmbedding(self.embedding(), torch.randn(9, self.HIDDEN), 2)
+        by_layer = self.by_layer(embedding=embedding, head=CappedHead(self.head(), 2.0))
+        at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert at_once.layers.head is None
-        expected = self.run(LayerByLayer(self.layers(), capped), sampled=[4, 8])
-        assert torch.equal(self.run(at_once, sampled=[4, 8]), expected)
+        assert at_once.native.stage.table is None
+        assert at_once.native.stage.head is None
+        expected = self.run(by_layer, inputs, [4, 8])
+        assert torch.equal(self.run(at_once, inputs, [4, 8]), expected)
 
     def test_other_types_are_refused(self) -> None:
         skip_without_native("float32")
-        ops = native_ops()
-        assert ops is not None
-        place = StagePlace(range(2), True, True, ops)
         with pytest.raises(ValueError, match=r"where layers are torch\.bfloat16"):
-            stack(self.layers(), None, place, torch.bfloat16)
-        at_once = stack(self.layers(), None, place, torch.float32)
+            stack(self.by_layer(), self.place(), torch.bfloat16)
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
         with pytest.raises(ValueError, match=r"where layers are torch\.float32"):
-            self.run(at_once, torch.bfloat16)
+            self.run(at_once, self.hidden(torch.bfloat16))
+        first = stack(self.by_layer(embedding=self.embedding()), self.place(), torch.float32)
+        with pytest.raises(ValueError, match="int64"):
+            self.run(first, torch.arange(self.N_TOKENS, dtype=torch.int32))
+
+    @pytest.mark.parametrize("token", [-1, 70])
+    def test_tokens_that_the_table_lacks_are_refused(self, token: int) -> None:
+        skip_without_native("float32")
+        first = stack(self.by_layer(embedding=self.embedding()), self.place(), torch.float32)
+        inputs = torch.arange(self.N_TOKENS)
+        inputs[3] = token
+        with pytest.raises(IndexError, match="1 tokens or positions"):
+            self.run(first, inputs)
+
+    def test_positions_that_angles_lack_are_refused(self) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        rotary = by_layer.rotaries[0]
+        rotary.cos, rotary.signed_sin = rotary.cos[:4].clone(), rotary.signed_sin[:4].clone()
+        at_once = stack(by_layer, self.place(), torch.float32)
+        with pytest.raises(IndexError, match="1 tokens or positions"):
+            self.run(at_once, self.hidden())
+
+    def test_storage_is_not_kept_and_another_one_is_used(self) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        expected = self.run(at_once, self.hidden())
+        assert torch.equal(self.run(at_once, self.hidden()), expected)
+        assert at_once.native._kv._keys() is None

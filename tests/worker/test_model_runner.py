@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.logits import Logits
 from services.worker.model_runner import ModelRunner
 from services.worker.plan import Admission, IterationPlan, PlanError, SamplingParams
 from services.worker.sampler import NonFiniteLogits, refuse_non_finite
@@ -164,10 +165,10 @@ class TestStages:
         room = last.empty_hidden((3, 2))
         assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
         room.copy_(hidden)
-        logits = last.forward(last_batch, room)
-        assert logits.shape == (1, SMALL["vocab_size"])
-        assert logits.dtype == torch.float32
-        likeliest = logits.argmax(-1).tolist()
+        logits = last.logits(last_batch, room)
+        assert logits.values.shape == (1, SMALL["vocab_size"])
+        assert logits.values.dtype == torch.float32
+        likeliest = logits.values.argmax(-1).tolist()
         assert last.sample(last_batch, logits).tolist() == likeliest
 
     def test_count_tokens_only_where_they_are_sampled(self, stages: list[ModelRunner]) -> None:
@@ -180,9 +181,8 @@ class TestStages:
     def test_sample_nothing_when_nothing_is_asked(self, checkpoint: Path) -> None:
         runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
         batch = runner.prepare(prompt_plan(sample=(False, False)))
-        tokens = runner.sample(batch, runner.forward(batch, None))
-        assert tokens.shape == (0,)
-        assert tokens.dtype == torch.int64
+        tokens = runner.sample(batch, runner.logits(batch, None))
+        assert tokens.tolist() == []
 
     def test_refuse_the_wrong_kind_of_input(self, stages: list[ModelRunner]) -> None:
         first, last = stages
@@ -196,15 +196,14 @@ class TestStages:
         with pytest.raises(ValueError, match="bfloat16"):
             last.forward(last_batch, last.empty_hidden((3, 2)).bfloat16())
 
-    def test_only_the_last_has_logits_and_only_the_first_embeds(
-        self, stages: list[ModelRunner]
-    ) -> None:
-        first, last = stages
+    def test_only_the_last_has_logits(self, stages: list[ModelRunner]) -> None:
+        first, _ = stages
         batch = first.prepare(prompt_plan())
         with pytest.raises(RuntimeError, match="last stage"):
             first.model.logits(first.forward(batch, None))
-        with pytest.raises(RuntimeError, match="first stage"):
-            last.model.embed(batch.token_ids)
+        batch = first.prepare(prompt_plan(iteration=2, released_rows=(0, 1)))
+        with pytest.raises(RuntimeError, match="last stage"):
+            first.logits(batch, None)
 
     def test_know_their_layers(self, stages: list[ModelRunner]) -> None:
         models = [stage.model for stage in stages]
@@ -221,10 +220,10 @@ def test_plans_are_checked_against_the_models_limits(checkpoint: Path) -> None:
 def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
     runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
     batch = runner.prepare(prompt_plan())
-    logits = runner.forward(batch, None)
+    logits = runner.logits(batch, None)
     refuse_non_finite(runner.sample(batch, logits).tolist())
-    broken = logits.clone()
-    broken[0, 2] = torch.nan
+    broken = Logits(logits.values.clone())
+    broken.values[0, 2] = torch.nan
     with pytest.raises(NonFiniteLogits):
         refuse_non_finite(runner.sample(batch, broken).tolist())
     # It may have been handed on before anybody has seen it.

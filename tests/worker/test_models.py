@@ -227,18 +227,25 @@ class TestLoading:
         write_checkpoint(tmp_path, dtype=stored)
         stage = load(tmp_path, dtype=wanted)
         assert stage.dtype == expected
-        assert stage.embed(torch.tensor([3])).dtype == expected
+        hidden = torch.ones(1, stage.hidden_size, dtype=expected)
+        assert stage.logits(hidden).dtype == expected
 
     def test_weights_do_not_change_with_the_file(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path)
-        stage = load(tmp_path)
-        before = stage.embed(torch.arange(5)).clone()
+        pipeline = Pipeline(tmp_path)
+        before, after = (0, 1)
+        for row in (before, after):
+            pipeline.admit(row, 5)
+        prompt = list(range(5))
+        expected = pipeline.run([Span(before, prompt)])
         path = tmp_path / "model.safetensors"
         size = path.stat().st_size
         with path.open("r+b") as file:  # written over in place, as by a careless download
             file.write(bytes(size))
-        assert torch.equal(stage.embed(torch.arange(5)), before)
-        assert before.any()
+        tokens, logits = pipeline.run([Span(after, prompt)])
+        assert tokens == expected[0]
+        assert torch.equal(logits, expected[1])
+        assert logits.any()
 
     def test_unknown_dtype_is_refused(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path)

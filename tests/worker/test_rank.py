@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from orcinus.v1 import worker_pb2
 
+from kernels.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.device_clock import DeviceClock
@@ -43,7 +44,10 @@ class Runner:
         self.on_compute()
         return torch.zeros(sum(batch.n_tokens), 4)
 
-    def sample(self, batch: IterationPlan, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, batch: IterationPlan, hidden: torch.Tensor | None) -> Logits:
+        return Logits(self.forward(batch, hidden))
+
+    def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ class Rank:
         data = plan_of(batch, PLACE).SerializeToString()
         plan = wire.plan_of(worker_pb2.RunIterationsRequest.FromString(data))
         inputs = self._runner.prepare(plan)
-        tokens: list[int] = self._runner.sample(inputs, self._runner.forward(inputs, None)).tolist()
+        tokens: list[int] = self._runner.sample(inputs, self._runner.logits(inputs, None)).tolist()
         return tokens
 
 

@@ -128,7 +128,7 @@ def test_ranks_that_meet_over_gloo_agree_with_the_oracle(
         ranks = peers.tensor_parallel
         runner = ModelRunner(model, n_kv_blocks=8, block_size=4, tensor_parallel=ranks)
         batch = runner.prepare(plan)
-        logits = runner.forward(batch, None)
+        logits = runner.logits(batch, None).values
         peers.close()
         return logits
 
@@ -416,7 +416,7 @@ def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
             for name in value.__dataclass_fields__:
                 visit(getattr(value, name))
 
-    for name in ("_embedding", "_decoder_layers", "_head"):
+    for name in ("_table", "_decoder_layers", "_head"):
         visit(getattr(thing, name))
     return list(found.values())
 

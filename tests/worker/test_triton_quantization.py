@@ -149,7 +149,7 @@ def logits(model: StageModel) -> Tensor:
     )
     results = []
     for plan in (prompts, decodes):
-        results.append(runner.forward(runner.prepare(plan), None).float().cpu())
+        results.append(runner.logits(runner.prepare(plan), None).values.float().cpu())
     return torch.cat(results)
 
 

@@ -28,4 +28,7 @@ void orcinus_attention(int64_t element, const void* queries, int64_t query_strid
                        const int64_t* n_tokens, const int64_t* blocks, int64_t n_spans,
                        int64_t n_columns, int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
                        int64_t block_size, int64_t window, float scale, float soft_cap);
+
+void orcinus_greedy(int64_t element, const void* logits, int64_t stride, int64_t n_rows,
+                    int64_t size, int64_t* tokens);
 }

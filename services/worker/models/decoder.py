@@ -13,28 +13,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, AttentionMetadata, HeadNorms
+from kernels import AttentionForm, HeadNorms
+from kernels.logits import Logits
 from services.worker.models.config import ModelConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     MLP,
-    Angles,
     Attention,
-    DecoderBatch,
+    Embedding,
     GatedMLP,
     Head,
     Layer,
     Norm,
     NormedHead,
     PreNormLayer,
+    TokenEmbedding,
 )
-from services.worker.models.layer_stack import stack
+from services.worker.models.layer_stack import LayerByLayer, stack
 from services.worker.models.layers import (
     RMSNorm,
     RotaryEmbedding,
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from services.worker.models.stage import LayerKV, StageModel, StagePlace
+from services.worker.models.stage import LayerKV, StageBatch, StageModel, StagePlace
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.models.weights import TensorSource
 
@@ -57,17 +58,19 @@ class DecoderStage(StageModel):
         device: torch.device,
     ) -> None:
         super().__init__(config, place, dtype=dtype, device=device)
-        self._embedding: VocabParallelEmbedding | None = None
+        self._table: VocabParallelEmbedding | None = None
+        embedding: Embedding | None = None
         if place.is_first:
-            self._embedding = self._read_embedding_table(source)
-            self.read_embedding(source)
+            self._table = self._read_table(source)
+            embedding = self.read_embedding(source, TokenEmbedding(self._table))
         self._decoder_layers = [
             self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers
         ]
         self._head = self.read_head(source) if place.is_last else None
-        self._layer_stack = stack(self._decoder_layers, self._head, place, dtype)
+        by_layer = LayerByLayer(embedding, self.make_rotaries(), self._decoder_layers, self._head)
+        self._layer_stack = stack(by_layer, place, dtype)
 
-    def _read_embedding_table(self, source: TensorSource) -> VocabParallelEmbedding:
+    def _read_table(self, source: TensorSource) -> VocabParallelEmbedding:
         size, hidden_size = self.config.vocab_size, self.config.hidden_size
         return VocabParallelEmbedding.read(
             source,
@@ -85,8 +88,8 @@ class DecoderStage(StageModel):
 
     def _read_projection(self, source: TensorSource) -> VocabParallelHead:
         is_tied = self.config.tie_word_embeddings
-        if is_tied and self._embedding is not None:
-            return VocabParallelHead.tied(self._embedding)
+        if is_tied and self._table is not None:
+            return VocabParallelHead.tied(self._table)
         name = self.embedding_name if is_tied else self.head_name
         size, hidden_size = self.config.vocab_size, self.config.hidden_size
         return VocabParallelHead.read(source, name, vocab_size=size, hidden_size=hidden_size)
@@ -103,39 +106,22 @@ class DecoderStage(StageModel):
         """Reads what comes between the last layer and the head."""
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
-    def read_embedding(self, source: TensorSource) -> None:
-        """Reads what the first stage has beside the tokens' table; here nothing."""
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
+        """Reads what the first stage makes of `tokens`, the rows of the table; here no more than
+        these. What runs the layers begins with it."""
+        return tokens
 
-    def angles(self, positions: Tensor) -> Sequence[Angles]:
-        """How queries and keys turn at `positions` [n_tokens]; here not at all."""
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        """How queries and keys turn; here not at all."""
         return ()
 
-    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """What the first stage does to embedded tokens before its layers; here nothing."""
-        return hidden
+    def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
+        return self._layer_stack(inputs, batch, kv)
 
-    def embed(self, token_ids: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        if self._embedding is None:
-            raise RuntimeError("only the first stage embeds tokens")
-        return self._embedding(token_ids, ranks)  # [n_tokens, hidden]
-
-    def forward(
-        self,
-        hidden: Tensor,
-        *,
-        positions: Tensor,
-        slots: Tensor,
-        attention: AttentionMetadata,
-        kv: Sequence[LayerKV],
-        ranks: TensorParallel = SINGLE,
-        sampled_tokens: Tensor | None = None,
-    ) -> Tensor:
-        batch = DecoderBatch(self.angles(positions), slots, attention, ranks)
-        if self.is_first:
-            hidden = self.enter(hidden, positions)
-        if sampled_tokens is not None:
-            return self._layer_stack.logits(hidden, batch, kv, sampled_tokens)
-        return self._layer_stack(hidden, batch, kv)  # [n_tokens, hidden]
+    def sampled_logits(
+        self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled_tokens: Tensor
+    ) -> Logits:
+        return self._layer_stack.logits(inputs, batch, kv, sampled_tokens)
 
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         if self._head is None:
@@ -148,20 +134,8 @@ class RotaryStage(DecoderStage):
 
     config: RotaryConfig
 
-    def __init__(
-        self,
-        config: RotaryConfig,
-        place: StagePlace,
-        *,
-        source: TensorSource,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._rotary = RotaryEmbedding(config, dtype=dtype, device=device)
-        super().__init__(config, place, source=source, dtype=dtype, device=device)
-
-    def angles(self, positions: Tensor) -> Sequence[Angles]:
-        return (self._rotary(positions),)
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        return (RotaryEmbedding(self.config, dtype=self.dtype, device=self.device),)
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps, self.ops)

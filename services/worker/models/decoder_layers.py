@@ -6,7 +6,7 @@ stages that are made of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, Self
@@ -14,16 +14,17 @@ from typing import Literal, Protocol, Self
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import AttentionForm, AttentionMetadata, HeadNorms, Ops
+from kernels import AttentionForm, HeadNorms, Ops
 from kernels.packed_linear import Gate
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
+    VocabParallelEmbedding,
     VocabParallelHead,
     read_gated,
 )
-from services.worker.models.stage import LayerKV
+from services.worker.models.stage import LayerKV, StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
 from services.worker.models.weights import TensorSource
 
@@ -36,24 +37,19 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 
-Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
 Norm = Callable[[Tensor], Tensor]  # [..., size] to the same shape
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderBatch:
-    """What layers must know of the batch beside its hidden states."""
+class Embedding(Protocol):
+    """Tokens [n_tokens] to hidden states [n_tokens, hidden], on every rank."""
 
-    angles: Sequence[Angles]  # of each kind of rotary embedding that the model has
-    slots: Tensor  # [n_tokens]
-    attention: AttentionMetadata
-    ranks: TensorParallel  # that share the layers
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor: ...
 
 
 class Layer(Protocol):
     """One layer: hidden states [n_tokens, hidden] to the same, its K and V stored on the way."""
 
-    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor: ...
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor: ...
 
 
 class Head(Protocol):
@@ -71,6 +67,29 @@ class MLP(Protocol):
     def __call__(
         self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None
     ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEmbedding:
+    """The rows of tokens, as they are in the table."""
+
+    table: VocabParallelEmbedding
+
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        return self.table(token_ids, batch.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionedEmbedding:
+    """Learned positions, added to what tokens are embedded as."""
+
+    tokens: Embedding
+    table: Tensor  # [n_positions, hidden]
+    offset: int = 0  # the table's row of position 0
+
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        positions = batch.positions + self.offset
+        return self.tokens(token_ids, batch) + F.embedding(positions, self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +156,14 @@ class Attention:
         )
 
     def __call__(
-        self, x: Tensor, batch: DecoderBatch, kv: LayerKV, residual: Tensor | None = None
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
     ) -> Tensor:
         keys, values = kv
         q = self._take_in(self.qkv(x), keys, values, batch)
         attended = self.ops.attention(q, keys, values, batch.attention, self.form)
         return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
-    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: DecoderBatch) -> Tensor:
+    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
         """Stores keys and values; returns queries [n_tokens, n_heads, head_dim]."""
         n_heads = self.n_heads
         if self.rotary is None:
@@ -240,7 +259,7 @@ class PreNormLayer:
     mlp_norm: Norm
     mlp: MLP
 
-    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
         return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
 

@@ -25,13 +25,13 @@ from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import (
     MLP,
     Attention,
-    DecoderBatch,
+    Embedding,
     GatedMLP,
     Head,
     Layer,
     Norm,
 )
-from services.worker.models.stage import LayerKV
+from services.worker.models.stage import LayerKV, StageBatch
 from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource
 
@@ -100,6 +100,17 @@ class CappedHead:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledEmbedding:
+    """What tokens are embedded as, times a factor."""
+
+    tokens: Embedding
+    factor: float
+
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        return self.tokens(token_ids, batch) * self.factor
+
+
+@dataclass(frozen=True, slots=True)
 class SandwichLayer:
     """Attention and MLP, each between two norms and added to the residual stream."""
 
@@ -110,7 +121,7 @@ class SandwichLayer:
     mlp: MLP
     mlp_out_norm: Norm
 
-    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         attended = self.attention(self.attention_norm(hidden), batch, kv)
         hidden = hidden + self.attended_norm(attended)
         # [n_tokens, hidden]
@@ -122,9 +133,10 @@ class GemmaStage(RotaryStage):
 
     config: GemmaConfig
 
-    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
         # Rounded to the element type first, as in training.
-        return hidden * torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
+        factor = torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
+        return ScaledEmbedding(tokens, factor)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
         return 1 + super().read_scale(source, name, size).float()  # not rounded

@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
@@ -19,10 +16,9 @@ from services.worker.models.config import (
     UnsupportedModel,
     read_rope,
 )
-from services.worker.models.decoder_layers import Angles, Attention
+from services.worker.models.decoder_layers import Attention
 from services.worker.models.gemma2 import GemmaConfig, GemmaStage
 from services.worker.models.layers import RotaryEmbedding
-from services.worker.models.stage import StagePlace
 from services.worker.models.weights import TensorSource
 
 _FULL, _SLIDING = 0, 1  # places in the angles of a batch
@@ -80,21 +76,10 @@ class Gemma3Stage(GemmaStage):
     config_type = Gemma3Config
     config: Gemma3Config
 
-    def __init__(
-        self,
-        config: Gemma3Config,
-        place: StagePlace,
-        *,
-        source: TensorSource,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        sliding = replace(config, rope=config.sliding_rope)
-        self._sliding_rotary = RotaryEmbedding(sliding, dtype=dtype, device=device)
-        super().__init__(config, place, source=source, dtype=dtype, device=device)
-
-    def angles(self, positions: Tensor) -> Sequence[Angles]:
-        return (*super().angles(positions), self._sliding_rotary(positions))  # _FULL, _SLIDING
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        sliding = replace(self.config, rope=self.config.sliding_rope)
+        local = RotaryEmbedding(sliding, dtype=self.dtype, device=self.device)
+        return (*super().make_rotaries(), local)  # _FULL, _SLIDING
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         return Attention.read(

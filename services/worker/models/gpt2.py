@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from kernels import AttentionForm
 from services.worker.models.config import JsonObject, ModelConfig, PositiveFloat, PositiveInt
 from services.worker.models.decoder import DecoderStage
@@ -18,10 +15,12 @@ from services.worker.models.decoder_layers import (
     ACTIVATIONS,
     Activation,
     Attention,
+    Embedding,
     Layer,
     LayerNorm,
     Norm,
     PlainMLP,
+    PositionedEmbedding,
     PreNormLayer,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
@@ -71,12 +70,9 @@ class GPT2Stage(DecoderStage):
     norm_name = "transformer.ln_f"
     config: GPT2Config
 
-    def read_embedding(self, source: TensorSource) -> None:
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
         shape = (self.config.max_position_embeddings, self.config.hidden_size)
-        self._positions = source.tensor("transformer.wpe.weight", *shape)
-
-    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return hidden + F.embedding(positions, self._positions)
+        return PositionedEmbedding(tokens, source.tensor("transformer.wpe.weight", *shape))
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         eps = self.config.layer_norm_epsilon

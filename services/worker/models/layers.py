@@ -226,6 +226,9 @@ class RMSNorm:
 class RotaryEmbedding:
     """Angles of all positions, in the form that the rotary operation takes."""
 
+    cos: Tensor  # [n_positions, 1, head_dim], as the next
+    signed_sin: Tensor
+
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         """The angles are computed in float32 and only then rounded: at position 4,000 a bfloat16
         angle would be off by whole turns."""
@@ -233,12 +236,12 @@ class RotaryEmbedding:
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         angles = positions[:, None, None] * frequencies  # [n_positions, 1, head_dim / 2]
         cos, sin = (half.to(device, dtype) for half in (angles.cos(), angles.sin()))
-        self._cos = torch.cat((cos, cos), -1)  # [n_positions, 1, head_dim]
-        self._signed_sin = torch.cat((-sin, sin), -1)
+        self.cos = torch.cat((cos, cos), -1)
+        self.signed_sin = torch.cat((-sin, sin), -1)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
-        return self._cos.index_select(0, positions), self._signed_sin.index_select(0, positions)
+        return self.cos.index_select(0, positions), self.signed_sin.index_select(0, positions)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm
@@ -25,15 +24,16 @@ from services.worker.models.decoder_layers import (
     ACTIVATIONS,
     Activation,
     Attention,
-    DecoderBatch,
+    Embedding,
     Layer,
     LayerNorm,
     Norm,
     PlainMLP,
+    PositionedEmbedding,
     PreNormLayer,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
-from services.worker.models.stage import LayerKV
+from services.worker.models.stage import LayerKV, StageBatch
 from services.worker.models.weights import TensorSource
 
 _LAYER_NORM_EPS = 1e-5
@@ -78,7 +78,7 @@ class PostNormLayer:
     mlp: PlainMLP
     mlp_norm: Norm
 
-    def __call__(self, hidden: Tensor, batch: DecoderBatch, kv: LayerKV) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         hidden = self.attention_norm(self.attention(hidden, batch, kv, hidden))
         return self.mlp_norm(self.mlp(hidden, batch.ranks, hidden))  # [n_tokens, hidden]
 
@@ -92,13 +92,11 @@ class OPTStage(DecoderStage):
     norm_name = "model.decoder.final_layer_norm"
     config: OPTConfig
 
-    def read_embedding(self, source: TensorSource) -> None:
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
         n_positions = self.config.max_position_embeddings + _POSITION_OFFSET
         name = "model.decoder.embed_positions.weight"
-        self._positions = source.tensor(name, n_positions, self.config.hidden_size)
-
-    def enter(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        return hidden + F.embedding(positions + _POSITION_OFFSET, self._positions)
+        table = source.tensor(name, n_positions, self.config.hidden_size)
+        return PositionedEmbedding(tokens, table, _POSITION_OFFSET)
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         return LayerNorm.read(source, name, size=size, eps=_LAYER_NORM_EPS, ops=self.ops)

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionMetadata, Ops
+from kernels.logits import Logits
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [n_blocks, block_size, n_kv_heads, head_dim]
+Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
@@ -50,6 +52,17 @@ class StagePlace:
     ops: Ops
     tp_rank: int = 0
     tp_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StageBatch:
+    """What must be known of a flat batch beside its tokens or hidden states."""
+
+    positions: Tensor  # [n_tokens] int64, of tokens in their sequences
+    slots: Tensor  # [n_tokens] int64, where their keys and values are stored
+    attention: AttentionMetadata
+    ranks: TensorParallel = SINGLE  # that share the stage
+    angles: Sequence[Angles] = ()  # of each kind of rotary embedding, where layers are called
 
 
 class StageModel(ABC):
@@ -88,27 +101,22 @@ class StageModel(ABC):
         return self.config.hidden_size
 
     @abstractmethod
-    def embed(self, token_ids: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Tokens [n_tokens] as hidden states [n_tokens, hidden_size]; first stage only."""
+    def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
+        """Runs this stage's layers, storing keys and values in `kv`, an entry for each of them.
+
+        `inputs` are the tokens [n_tokens] on the first stage; elsewhere they are the hidden states
+        [n_tokens, hidden_size] of the stage before, and used up. The result is hidden states of
+        that shape.
+        """
 
     @abstractmethod
-    def forward(
-        self,
-        hidden: Tensor,
-        *,
-        positions: Tensor,
-        slots: Tensor,
-        attention: AttentionMetadata,
-        kv: Sequence[LayerKV],
-        ranks: TensorParallel = SINGLE,
-        sampled_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """Runs this stage's layers over a flat batch, storing its keys and values in `kv`.
+    def sampled_logits(
+        self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled_tokens: Tensor
+    ) -> Logits:
+        """The same on the last stage, and of its result the logits after the tokens at the places
+        `sampled_tokens` [n_sampled] of the batch, in order.
 
-        `hidden` [n_tokens, hidden_size] is used up, and the result is of the same shape;
-        `positions` and `slots` are [n_tokens]; `kv` has one entry per layer of the stage. With
-        `sampled_tokens` [n_sampled], places in the batch in order, the result is what `logits`
-        makes of theirs.
+        The next call may overwrite them.
         """
 
     @abstractmethod
