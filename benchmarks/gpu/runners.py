@@ -54,7 +54,9 @@ class Launched:
         prepared = time.perf_counter()
         tokens = runner.sample(batch, runner.logits(batch, None))
         self._tokens, self._arrived = tokens, None
-        if isinstance(tokens, torch.Tensor):
+        if not isinstance(tokens, torch.Tensor):
+            self._tokens = tokens.copy()  # the next iteration overwrites them
+        else:
             self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._tokens.copy_(tokens, non_blocking=True)
             self._arrived = device_event()

@@ -60,7 +60,8 @@ class NativeLayers:
         self._memory_bytes.restype = ctypes.c_int64
         # Kept from call to call, since to allocate costs more than to use it.
         self._memory = _Memory()
-        self._room = _LogitsRoom(0, 0, dtype)
+        vocab_size = 0 if stage.head is None else stage.head.weight.shape[0]
+        self._room = _LogitsRoom(0, vocab_size, dtype)
         self._kv = _KVAddresses()
 
     def __call__(
@@ -76,14 +77,16 @@ class NativeLayers:
 
         `positions` and `slots` are [n_tokens]: where tokens are in their sequences, and where their
         K and V are stored. `kv` has each layer's keys and values
-        [n_blocks, block_size, n_kv_heads, head_dim]. Integers are int64.
+        [n_blocks, block_size, n_kv_heads, head_dim]; if the first tensor is that of the last call,
+        so are the others. Integers are int64.
 
         Raises:
-            ValueError: these are of other types.
+            ValueError: these are of other types or shapes.
             IndexError: a token or position is not in the tables; nothing has been computed.
         """
-        hidden = inputs.contiguous()
-        if self.stage.table is not None:
+        if self.stage.table is None:
+            hidden = inputs.contiguous()
+        else:
             hidden = torch.empty((len(inputs), self.stage.hidden_size), dtype=self._dtype)
         self._compute(inputs, hidden, positions, slots, plan, kv)
         return hidden
@@ -103,7 +106,7 @@ class NativeLayers:
 
         Raises:
             ValueError: as above, or there is no head.
-            IndexError: as above.
+            IndexError: as above, or a place is not in the batch.
         """
         if self.stage.head is None:
             raise ValueError("layers without a head have no logits")
@@ -130,6 +133,10 @@ class NativeLayers:
         if len(kv) != len(self.stage.layers):
             raise ValueError(f"keys and values of {len(kv)} layers for {len(self.stage.layers)}")
         n_tokens = inputs.shape[0]
+        if not n_tokens == positions.shape[0] == slots.shape[0]:
+            raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {len(slots)} slots")
+        if hidden is not None and hidden.shape[1] != self.stage.hidden_size:
+            raise ValueError(f"hidden states {tuple(hidden.shape)} for {self.stage.hidden_size}")
         if n_tokens > self._memory.n_tokens:
             n_bytes = self._memory_bytes(ctypes.byref(self._stage), n_tokens)
             self._memory = _Memory(n_tokens, n_bytes)
@@ -151,7 +158,9 @@ class NativeLayers:
             ctypes.byref(self._stage), ctypes.byref(batch), ctypes.byref(self.seconds)
         )
         if n_wrong:
-            raise IndexError(f"{n_wrong} tokens or positions are not in the tables")
+            raise IndexError(
+                f"{n_wrong} tokens or positions are not in the tables, or places not in the batch"
+            )
 
 
 class _Memory:

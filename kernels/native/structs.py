@@ -101,7 +101,7 @@ class BatchStruct(ctypes.Structure):
 
 
 class Seconds(ctypes.Structure):
-    """What the layers of one `NativeLayers` have taken, by kind of operation."""
+    """What the calls of one `NativeLayers` have taken, by kind of operation."""
 
     _fields_ = (
         ("linear", ctypes.c_double),

@@ -117,12 +117,14 @@ class EpochMember:
         began = self._clock.mark()
         hidden = announced.receive()
         received = self._clock.mark()
-        result = token_ids = None
+        result: torch.Tensor | None = None
+        token_ids: torch.Tensor | list[int] | None = None
         if self._is_last:
             tokens = self._runner.sample(batch, self._runner.logits(batch, hidden))
-            token_ids = tokens
             if isinstance(tokens, torch.Tensor):
                 token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
+            else:
+                token_ids = tokens.tolist()
         else:
             result = self._runner.forward(batch, hidden)
         computed = self._clock.mark()
@@ -172,7 +174,7 @@ class EpochMember:
         )
         token_ids = None
         if started.token_ids is not None:
-            token_ids = started.token_ids.tolist()
+            token_ids = _listed(started.token_ids)
             refuse_non_finite(token_ids)
         trace = None
         if started.message.HasField("trace"):
@@ -208,8 +210,12 @@ class _Started:
     """An iteration that the device has been given."""
 
     message: worker_pb2.RunIterationsRequest
-    token_ids: Numbers | None  # on the host, from when the last mark has passed
+    token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int
     ended_unix_ns: int | None  # None: it goes on when it has been started, as on a GPU
+
+
+def _listed(token_ids: torch.Tensor | list[int]) -> list[int]:
+    return token_ids if isinstance(token_ids, list) else token_ids.tolist()

@@ -1,6 +1,6 @@
 """One stage's share of an iteration: flat batch in, hidden states or tokens out.
 
-    prepare → forward → (last stage) sample
+    prepare → forward, or on the last stage: prepare → logits → sample
 
 Holds what an epoch's computation needs: the stage's weights, which outlive the epoch, and K/V
 storage and request table, which do not. Moving tensors between stages and answering the engine
@@ -131,7 +131,8 @@ class ModelRunner:
         return self._room(n_batch_tokens(n_tokens, is_padded=self._is_padded))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What this stage's layers make of a batch, hidden states [n_tokens, hidden_size].
+        """What this stage's layers make of a batch, hidden states [n_tokens, hidden_size]; on the
+        last stage of what a graph reads with its padding.
 
         `hidden` is what the previous stage returned, and None on the first stage. A batch is run
         once, by this or by `logits`: it writes K/V.

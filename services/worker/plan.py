@@ -101,11 +101,10 @@ class IterationPlan:
 class Spans:
     """A plan's columns as arrays of the right lengths."""
 
-    rows: Ints  # [n_spans], as the next five
+    rows: Ints  # [n_spans], as the next four
     start_positions: Ints
     n_tokens: Ints
     sample: NDArray[np.bool_]
-    n_new_blocks: Ints
     token_on_rank: NDArray[np.bool_]
     token_ids: Ints  # [n_tokens] less those that are on the rank
     new_block_ids: Ints  # [n_new_blocks]
@@ -114,7 +113,7 @@ class Spans:
     def none(cls) -> Spans:
         """Of a batch that is all padding."""
         none, never = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-        return cls(none, none, none, never, none, never, none, none)
+        return cls(none, none, none, never, never, none, none)
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Spans:
@@ -137,7 +136,6 @@ class Spans:
             start_positions=column(plan.start_positions),
             n_tokens=column(plan.n_tokens),
             sample=np.fromiter(plan.sample, np.bool_, n_spans),
-            n_new_blocks=column(plan.n_new_blocks),
             token_on_rank=np.fromiter(plan.token_on_rank, np.bool_, n_spans),
             token_ids=column(plan.token_ids),
             new_block_ids=column(plan.new_block_ids),

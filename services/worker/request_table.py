@@ -1,8 +1,8 @@
 """What a rank remembers of the requests that it has been told about, by row.
 
-Their blocks, how much of them is stored, how they are sampled, and on the device the token that was
-sampled last and how often each has occurred. Plans change it, in the order of iterations; what a
-plan may not say is refused here. Knows no model and no layout of a batch.
+Their blocks, how much of them is stored, how they are sampled, which token was sampled last, and on
+the device how often each has occurred. Plans change it, in the order of iterations; what a plan may
+not say is refused here. Knows no model and no layout of a batch.
 """
 
 from __future__ import annotations

@@ -272,7 +272,6 @@ def spans_of(n_spans: int, *, longest: int, n_tokens: int = 1) -> Spans:
         start_positions=starts,
         n_tokens=np.full(n_spans, n_tokens),
         sample=np.ones(n_spans, np.bool_),
-        n_new_blocks=np.zeros(n_spans, np.int64),
         token_on_rank=np.ones(n_spans, np.bool_),
         token_ids=none.token_ids,
         new_block_ids=none.new_block_ids,

@@ -266,7 +266,7 @@ class TestWhatNoFamilyHas:
         torch.set_num_threads(2)
         try:
             assert torch.equal(self.run(at_once, inputs), self.run(by_layer, inputs))
-            for sampled in ([4, 8], [0, 1, 5], range(self.N_TOKENS), []):
+            for sampled in ([], [4, 8], [0, 1, 5], range(self.N_TOKENS), []):
                 logits = self.run(at_once, inputs, sampled)
                 assert torch.equal(logits, self.run(by_layer, inputs, sampled))
                 assert logits.shape == (len(sampled), 70)
@@ -283,7 +283,7 @@ class TestWhatNoFamilyHas:
     def test_what_the_library_lacks_around_the_layers_is_called(self) -> None:
         skip_without_native("float32")
         inputs = torch.arange(self.N_TOKENS)
-        embedding = PositionedEmbedding(self.embedding(), torch.randn(9, self.HIDDEN), 2)
+        embedding = PositionedEmbedding(self.embedding(), torch.randn(9, self.HIDDEN))
         by_layer = self.by_layer(embedding=embedding, head=CappedHead(self.head(), 2.0))
         at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
@@ -328,3 +328,18 @@ class TestWhatNoFamilyHas:
         expected = self.run(at_once, self.hidden())
         assert torch.equal(self.run(at_once, self.hidden()), expected)
         assert at_once.native._kv._keys() is None
+
+    @pytest.mark.parametrize("place", [-1, N_TOKENS])
+    def test_places_that_are_not_in_the_batch_are_refused(self, place: int) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(head=self.head()), self.place(), torch.float32)
+        with pytest.raises(IndexError, match="places not in the batch"):
+            self.run(at_once, self.hidden(), [1, place])
+
+    def test_columns_of_other_lengths_are_refused(self) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        with pytest.raises(ValueError, match="8 inputs, 9 positions"):
+            self.run(at_once, self.hidden()[:8])
+        with pytest.raises(ValueError, match="hidden states"):
+            self.run(at_once, self.hidden()[:, :40])

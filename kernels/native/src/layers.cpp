@@ -166,7 +166,8 @@ void run(const Layer& layer, const Sizes& sizes, const Batch& batch, void* keys,
   watch.add_to(seconds.other);
   orcinus_attention(element, room.qkv, layer.qkv.n_out, keys, values, room.attended, batch.starts,
                     batch.counts, batch.blocks, batch.n_spans, batch.n_columns, sizes.n_kv_heads,
-                    sizes.n_heads / sizes.n_kv_heads, sizes.head_dim, batch.block_size, layer.window, layer.scale, layer.soft_cap);
+                    sizes.n_heads / sizes.n_kv_heads, sizes.head_dim, batch.block_size,
+                    layer.window, layer.scale, layer.soft_cap);
   watch.add_to(seconds.attention);
   layer.output.multiply(element, room.attended, hidden, hidden, n);
   watch.add_to(seconds.linear);
@@ -233,7 +234,8 @@ int64_t orcinus_layers_memory(const Stage* stage, int64_t n_tokens) {
   const Layer& layer = stage->layers[0];
   const int64_t n_bytes = n_tokens * element_bytes(stage->sizes);
   return 2 * round_up_to_line(stage->sizes.head_dim * n_bytes) +
-         2 * round_up_to_line(layer.qkv.n_in * n_bytes) + round_up_to_line(layer.qkv.n_out * n_bytes) +
+         2 * round_up_to_line(layer.qkv.n_in * n_bytes) +
+         round_up_to_line(layer.qkv.n_out * n_bytes) +
          round_up_to_line(layer.output.n_in * n_bytes) +
          round_up_to_line(layer.gate_up.n_results() * n_bytes);
 }
@@ -242,13 +244,17 @@ int64_t orcinus_layers_memory(const Stage* stage, int64_t n_tokens) {
 // have the same sizes. If logits are wanted it writes these and the likeliest tokens, and leaves
 // `hidden` in disorder.
 //
-// Returns how many tokens and positions are not in the tables; if there are any, nothing is done.
+// Returns how many tokens and positions are not in the tables, and places that are sampled not in the
+// batch; if there are any, nothing is done.
 int64_t orcinus_layers(const Stage* stage, const Batch* batch, Seconds* seconds) {
   const Sizes& sizes = stage->sizes;
   const Tables& tables = stage->tables;
   const Layer& first = stage->layers[0];
   int64_t n_wrong = n_outside(batch->positions, batch->n_tokens, tables.n_positions);
   if (tables.rows != nullptr) n_wrong += n_outside(batch->ids, batch->n_tokens, tables.n_rows);
+  if (batch->logits != nullptr) {
+    n_wrong += n_outside(batch->sampled, batch->n_sampled, batch->n_tokens);
+  }
   if (n_wrong > 0) return n_wrong;
 
   const int64_t n_bytes = batch->n_tokens * element_bytes(sizes);

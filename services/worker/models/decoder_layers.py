@@ -85,11 +85,9 @@ class PositionedEmbedding:
 
     tokens: Embedding
     table: Tensor  # [n_positions, hidden]
-    offset: int = 0  # the table's row of position 0
 
     def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        positions = batch.positions + self.offset
-        return self.tokens(token_ids, batch) + F.embedding(positions, self.table)
+        return self.tokens(token_ids, batch) + F.embedding(batch.positions, self.table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class OPTStage(DecoderStage):
         n_positions = self.config.max_position_embeddings + _POSITION_OFFSET
         name = "model.decoder.embed_positions.weight"
         table = source.tensor(name, n_positions, self.config.hidden_size)
-        return PositionedEmbedding(tokens, table, _POSITION_OFFSET)
+        return PositionedEmbedding(tokens, table[_POSITION_OFFSET:])
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         return LayerNorm.read(source, name, size=size, eps=_LAYER_NORM_EPS, ops=self.ops)

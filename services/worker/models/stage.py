@@ -62,7 +62,7 @@ class StageBatch:
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
     attention: AttentionMetadata
     ranks: TensorParallel = SINGLE  # that share the stage
-    angles: Sequence[Angles] = ()  # of each kind of rotary embedding, where layers are called
+    angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
 
 
 class StageModel(ABC):
