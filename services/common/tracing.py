@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -82,6 +81,9 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     """
     if not _is_wanted():
         return OFF
+    # Here, since it takes a tenth of a second, which who records nothing need not wait for.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
     exporter = OTLPSpanExporter()
     provider = TracerProvider(
         sampler=_own_decisions() if decides else None,

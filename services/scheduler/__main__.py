@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from orcinus.v1 import scheduler_pb2
@@ -21,7 +22,6 @@ from services.common.health import Health
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
 from services.scheduler.iteration_tracer import Traces
-from services.scheduler.kubernetes_client import KubernetesClient
 from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
 from services.scheduler.leader_elector import LeaderElector, LeadershipLost
 from services.scheduler.metrics import SchedulerMetrics
@@ -31,6 +31,9 @@ from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.stages import StageDirectory, StaticStages
 from services.scheduler.term import ElectedTerm, Term, Unopposed
+
+if TYPE_CHECKING:
+    from services.scheduler.kubernetes_client import KubernetesClient
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,9 @@ class SchedulerProcess:
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
+        # Here, since it takes half a second, which who names the stages need not wait for.
+        from services.scheduler.kubernetes_client import KubernetesClient
+
         async with KubernetesClient() as client:
             pods = PodDirectory(
                 client.pods(self._settings.namespace, self._settings.worker_selector),
@@ -85,7 +91,7 @@ class SchedulerProcess:
             )
             await process.first_of(pods.run(), self._serve_in_turn(client, pods))
 
-    async def _serve_in_turn(self, client: KubernetesClient, pods: PodDirectory) -> None:
+    async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
         settings = self._settings
         if settings.lease_name is None:
             await self._lead(pods, Unopposed())
