@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def one_stage(model: Path) -> Iterator[Stack]:
     """One stage; shared, so nobody may harm it."""
-    with serving(model) as stack:
+    with serving(model, dtype="float32") as stack:
         yield stack
 
 
@@ -59,7 +59,7 @@ def tokens(random: Random, n_max: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def sampled(model: Path) -> list[dict[str, Any]]:
+def sampled(one_stage: Stack) -> list[dict[str, Any]]:
     """Sampling options, each with what one stage answers when it has nothing else to do."""
     random = Random(7)
     options: list[dict[str, Any]] = [
@@ -81,5 +81,4 @@ def sampled(model: Path) -> list[dict[str, Any]]:
             ]
         )
     ]
-    with serving(model, stages=1, dtype="float32") as stack:
-        return [{**item, "expected": stack.complete(**item)["token_ids"]} for item in options]
+    return [{**item, "expected": one_stage.complete(**item)["token_ids"]} for item in options]

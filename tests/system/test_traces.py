@@ -409,12 +409,13 @@ class HangingReceiver(TraceReceiver):
 def test_a_collector_that_hangs_is_not_waited_for(model: Path) -> None:
     hanging = HangingReceiver()
     with trace_receiver(hanging) as receiver:
-        environment = receiver.environment | {"OTEL_BSP_MAX_QUEUE_SIZE": "512"}
+        sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64"}
+        environment = receiver.environment | sizes
         with serving(
             model, stages=2, traced_iterations_per_s=UNLIMITED, environment=environment
         ) as stack:
-            for _ in range(3):
-                stack.complete([5, 6, 7], max_tokens=300, ignore_eos=True)
+            for _ in range(3):  # each makes more spans than a queue and a batch hold
+                stack.complete([5, 6, 7], max_tokens=150, ignore_eos=True)
             stack.send_signal(signal.SIGTERM)
             assert stack.wait() == 0
             assert not stack.survivors()

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
@@ -25,7 +26,7 @@ from tests.certificates import Authority
 from tests.checkpoints import Oracle
 from tests.worker.plans import prefill
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [9, 8, 7]
 N_STAGES = 3
@@ -191,47 +192,73 @@ async def pipeline(
         await asyncio.gather(*(stage.end() for stage in (*made.stages, *made.old)))
 
 
-async def test_a_stage_that_is_killed_comes_back_and_no_other_restarts(model: Path) -> None:
-    expected = Oracle(model).generate(PROMPT, 1)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(model: Path) -> AsyncIterator[Pipeline]:
+    """A pipeline for those tests that leave it whole."""
     async with pipeline(model) as stages:
-        for lost in range(N_STAGES):
-            assert await stages.generate() == expected
-            stages.stages[lost].signal(signal.SIGKILL)
-            await stages.come_back_without_restarts(lost)
-        assert await stages.generate() == expected
+        yield stages
 
 
-async def test_a_stage_that_falls_silent_keeps_no_other_from_the_next_epoch(model: Path) -> None:
+@pytest_asyncio.fixture(loop_scope="module")
+async def whole(shared: Pipeline) -> Pipeline:
+    """The same, in an epoch in which nothing has happened yet."""
+    await shared.join()
+    return shared
+
+
+async def test_epochs_leave_nothing_behind(whole: Pipeline) -> None:
+    used: list[list[tuple[int, int]]] = []
+    for _ in range(20):
+        await whole.join()
+        await whole.generate()
+        processes = [p for stage in whole.stages for p in (stage.process, stage.rank)]
+        used.append([(p.num_threads(), p.num_fds()) for p in processes])
+    for early, late in zip(used[5], used[-1], strict=True):
+        assert late[0] <= early[0] + 2
+        assert late[1] <= early[1] + 2
+
+
+async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipeline) -> None:
+    watch = await whole.reports(1)
+    first = whole.stages[0].rank
+    first.suspend()  # so that the next one waits for its activations
+    try:
+        await whole.send_plan()
+        async with asyncio.timeout(10):
+            for _ in range(2):
+                assert (await watch.read()).HasField("heartbeat")
+    finally:
+        first.resume()
+
+
+async def test_a_stage_that_is_killed_comes_back_and_no_other_restarts(whole: Pipeline) -> None:
+    expected = Oracle(whole.model).generate(PROMPT, 1)
+    for lost in range(N_STAGES):
+        assert await whole.generate() == expected
+        whole.stages[lost].signal(signal.SIGKILL)
+        await whole.come_back_without_restarts(lost)
+    assert await whole.generate() == expected
+
+
+async def test_a_stage_that_falls_silent_keeps_no_other_from_the_next_epoch(
+    whole: Pipeline,
+) -> None:
     # A stage that is stopped answers like one whose node is cut off: not at all.
-    expected = Oracle(model).generate(PROMPT, 1)
-    async with pipeline(model) as stages:
-        for lost in (2, 1):
-            stages.stages[lost].signal(signal.SIGSTOP)
-            await stages.send_plan()  # those behind it wait for its activations
-            await stages.come_back_without_restarts(lost)
-            assert await stages.generate() == expected
-            await stages.join()
-        stages.stages[0].signal(signal.SIGSTOP)
-        stages.epoch += 1  # those behind it wait for a rendezvous that does not answer
-        waiting = [asyncio.create_task(stages.join_one(index)) for index in (1, 2)]
-        await stages.come_back_without_restarts(0)
-        assert await stages.generate() == expected
-        for refusal in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(refusal, grpc.aio.AioRpcError)
-            assert refusal.code() is grpc.StatusCode.ABORTED
-
-
-async def test_epochs_leave_nothing_behind(model: Path) -> None:
-    async with pipeline(model) as stages:
-        used: list[list[tuple[int, int]]] = []
-        for _ in range(20):
-            await stages.join()
-            await stages.generate()
-            processes = [p for stage in stages.stages for p in (stage.process, stage.rank)]
-            used.append([(p.num_threads(), p.num_fds()) for p in processes])
-        for early, late in zip(used[5], used[-1], strict=True):
-            assert late[0] <= early[0] + 2
-            assert late[1] <= early[1] + 2
+    expected = Oracle(whole.model).generate(PROMPT, 1)
+    for lost in (2, 1):
+        whole.stages[lost].signal(signal.SIGSTOP)
+        await whole.send_plan()  # those behind it wait for its activations
+        await whole.come_back_without_restarts(lost)
+        assert await whole.generate() == expected
+        await whole.join()
+    whole.stages[0].signal(signal.SIGSTOP)
+    whole.epoch += 1  # those behind it wait for a rendezvous that does not answer
+    waiting = [asyncio.create_task(whole.join_one(index)) for index in (1, 2)]
+    await whole.come_back_without_restarts(0)
+    assert await whole.generate() == expected
+    for refusal in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(refusal, grpc.aio.AioRpcError)
+        assert refusal.code() is grpc.StatusCode.ABORTED
 
 
 async def test_a_stopped_rank_ends_its_stage_and_no_other(model: Path) -> None:
@@ -297,13 +324,3 @@ async def test_with_certificates_only_the_right_roles_reach_a_stage_and_plans_pa
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
                     await stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
                 assert refusal.value.code() is refused_with
-
-
-async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(model: Path) -> None:
-    async with pipeline(model) as stages:
-        watch = await stages.reports(1)
-        stages.stages[0].rank.suspend()  # so that the next one waits for its activations
-        await stages.send_plan()
-        async with asyncio.timeout(10):
-            for _ in range(2):
-                assert (await watch.read()).HasField("heartbeat")
