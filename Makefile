@@ -45,7 +45,7 @@ wait_serving = $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --tim
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-system test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
+.PHONY: help setup constraints protos run test test-system test-triton test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ test: setup  ## Run the tests; ARGS goes to pytest
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
 
+test-triton: setup  ## Run the tests that interpret or compile the kernels for GPUs, without one
+	$(BIN)/python -m pytest -m 'triton and not gpu' $(ARGS)
+
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m gpu $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
@@ -75,7 +78,7 @@ test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-check: fmt-check lint types layers manifests test  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint types layers manifests test test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

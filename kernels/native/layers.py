@@ -1,4 +1,5 @@
-"""Consecutive layers of what descends from Llama on the CPU, and the head after them, in one call.
+"""Consecutive layers of what descends from Llama on the CPU, in one call, and with them a table of
+tokens before them and the head after them.
 
 The same operations in the same order as layer by layer, so the results are the same to the bit;
 what it saves is the interpreter between them (`docs/performance.md` says how much that is).

@@ -69,7 +69,8 @@ COMPILED = [
 ]
 INTERPRETED = []
 if _TRITON is not None and IS_INTERPRETED:
-    INTERPRETED.append(pytest.param(Implementation(_TRITON), id="triton-interpreted"))
+    interpreted = Implementation(_TRITON)
+    INTERPRETED.append(pytest.param(interpreted, id="triton-interpreted", marks=pytest.mark.triton))
 elif _TRITON is not None:
     on_cuda = Implementation(_TRITON, CUDA)
     COMPILED.append(pytest.param(on_cuda, id="triton-cuda", marks=pytest.mark.gpu))

@@ -33,7 +33,7 @@ from kernels.triton.attention_plan import (
 from kernels.triton.tuning import Device, Kind, Tiles, entry, save, tiles_for
 
 DEVICE = CUDA if torch.cuda.is_available() else CPU
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else pytest.mark.triton
 
 # Tiles so small that a few dozen tokens have several of each kind, and steps of each kind.
 CUT = Cut(

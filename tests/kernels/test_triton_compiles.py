@@ -19,9 +19,12 @@ SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 # A register or two of hundreds, which versions of the compiler find room for or do not.
 MOST_SPILLED_BYTES = 16
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+    ),
+]
 
 
 @pytest.fixture(scope="module", name="compiled")

@@ -33,7 +33,7 @@ from kernels.triton.tune import product_candidates
 from kernels.triton.tuning import Device, save
 
 DEVICE = CUDA if torch.cuda.is_available() else CPU
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else pytest.mark.triton
 
 # Products are exact and sums float32; what is left is the rounding of a result.
 TOLERANCES = {

@@ -35,7 +35,7 @@ pytest.importorskip("triton")
 from kernels.triton.linear_int8 import TritonInt8GatedWeight, TritonInt8Weight
 
 DEVICE = CUDA if torch.cuda.is_available() else CPU
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else pytest.mark.triton
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SMALL),
