@@ -33,15 +33,15 @@ from tqdm import tqdm
 
 from benchmarks.null_rank import ACTIVATIONS, COMPUTE_MS, IN_BAND
 from services.local.child import Child
-from services.scheduler.engine_master import EngineMaster
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.membership import Pipeline, gather
-from services.scheduler.policies.orca import OrcaPolicy
-from services.scheduler.request import Request, RequestId
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.stages import StaticStages
-from services.scheduler.term import Unopposed
+from services.scheduler.cluster.stages import StaticStages
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.engine_master import EngineMaster
+from services.scheduler.pipeline.membership import Pipeline, gather
 
 GREEDY = SamplingParams(top_p=1.0).SerializeToString()
 FIRST_STAGE_MS = 1.0

@@ -35,11 +35,11 @@ from kernels.native.linear import (
     NativeWeight,
 )
 from kernels.packed_linear import OneDnnWeight, PlainWeight
-from services.worker.model_runner import ModelRunner
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.layer_stack import AllAtOnce
-from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 BLOCK_SIZE = 16
 N_WARM_UPS = 3

@@ -14,9 +14,9 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.worker.channel import MessageKind
-from services.worker.controller import Controller
-from services.worker.epoch_member import EpochMember
-from services.worker.transport import MAX_TAG, GroupTransport, transfer
+from services.worker.controller.controller import Controller
+from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.transport import MAX_TAG, GroupTransport, transfer
 
 PLAN_TAG = MAX_TAG - 1
 

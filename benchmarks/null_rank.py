@@ -19,14 +19,16 @@ from orcinus.v1 import worker_pb2
 from benchmarks.in_band import InBandController, InBandMember
 from kernels.logits import Logits
 from services.worker import __main__ as worker
-from services.worker import rank, transport
 from services.worker.channel import RankEnd
-from services.worker.controller import Controller
-from services.worker.epoch_member import EpochMember
+from services.worker.controller.controller import Controller
+from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
-from services.worker.plan import IterationPlan
+from services.worker.rank import __main__ as rank_process
+from services.worker.rank import transport
+from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.rank import Rank
+from services.worker.rank.stage_shard import join_peers
 from services.worker.settings import RankSettings
-from services.worker.stage_shard import join_peers
 
 HIDDEN_SIZE = 1024
 ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
@@ -83,7 +85,7 @@ class NullPeers:
         pass
 
 
-def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
+def start(settings: RankSettings, channel: RankEnd) -> Rank:
     """A rank with a null runner."""
     torch.set_num_threads(1)
     runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
@@ -100,7 +102,7 @@ def start(settings: RankSettings, channel: RankEnd) -> rank.Rank:
         member = InBandMember if is_in_band() else EpochMember
         return member(request, runner, peers)
 
-    return rank.Rank(
+    return Rank(
         channel,
         worker_pb2.DescribeResponse(
             model="null",
@@ -129,6 +131,6 @@ def is_in_band() -> bool:
 
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
-        rank.main(start)
+        rank_process.main(start)
     controller = InBandController if is_in_band() else Controller
     sys.exit(worker.main(rank_module="benchmarks.null_rank", controller_class=controller))

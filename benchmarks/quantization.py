@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from kernels.packed_linear import LinearWeight, Quantization, pack
 from models.train_demo import BOS, EOS, MAX_CONTEXT, Document, collect
-from services.worker.model_runner import ModelRunner
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
-from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 BLOCK_SIZE = 16

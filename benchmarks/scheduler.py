@@ -13,14 +13,14 @@ import statistics
 import time
 from collections import deque
 
-from services.scheduler.batch import Batch
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.policies import Policy
-from services.scheduler.policies.chunked import ChunkedPolicy
-from services.scheduler.policies.orca import OrcaPolicy
-from services.scheduler.request import Request, RequestId
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
 
 BUDGET_MS = 0.3
 BATCH_SIZE = 64

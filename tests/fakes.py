@@ -9,10 +9,10 @@ from orcinus.v1 import worker_pb2
 
 from services.common import rpc
 from services.common.protocol import PROTOCOL
-from services.scheduler.batch import Batch
+from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
-from services.worker.controller import SERVICE, Controller
-from services.worker.service import RAW_METHODS, WorkerService
+from services.worker.controller.controller import SERVICE, Controller
+from services.worker.controller.service import RAW_METHODS, WorkerService
 
 
 def describe_stage(

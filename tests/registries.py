@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry
 
 from services.common.metrics import new_registry
 from services.frontend.api_keys import ApiKeys
-from services.frontend.generation_request import GenerationOptions, GenerationRequest
-from services.frontend.metrics import FrontendMetrics, FrontendState
-from services.frontend.scheduler_events import FinishReason
-from services.scheduler.membership import Member, Pipeline
-from services.scheduler.metrics import SchedulerMetrics
-from services.worker.controller import Controller
-from services.worker.metrics import WorkerMetrics
+from services.frontend.observing.metrics import FrontendMetrics, FrontendState
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.pipeline.membership import Member, Pipeline
+from services.worker.controller.controller import Controller
+from services.worker.controller.metrics import WorkerMetrics
 from tests.fakes import describe_stage
-from tests.scheduler.workload import build
+from tests.scheduler.core.workload import build
 
 
 @dataclass

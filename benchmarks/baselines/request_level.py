@@ -11,11 +11,11 @@ hold its memory while it waits for its batch.
 
 from collections.abc import Sequence
 
-from services.scheduler.kv_manager import KVManager, Reservation
-from services.scheduler.policies import Selection
-from services.scheduler.request import Request, RequestState
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler, Update
+from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.policies import Selection
+from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler, Update
 
 
 class Group:

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from benchmarks.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
 from services.scheduler import __main__ as scheduler
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.leader import build_kv_manager, default_depth
-from services.scheduler.membership import Pipeline
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
 Baseline = Literal["request_level", "microbatch"]

@@ -20,7 +20,7 @@ from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels import TORCH, HeadNorms, Ops
 from kernels.sampling_columns import SamplingColumns
 from kernels.upload import uploads_for
-from services.worker.sampler import SamplingBatch
+from services.worker.engine.sampler import SamplingBatch
 
 EPS = 1e-5
 

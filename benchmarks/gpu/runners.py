@@ -15,10 +15,10 @@ from benchmarks.gpu.bench import EAGER, GRAPHS, Bench
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.gpu.timing import device_event
 from kernels.packed_linear import Quantization
-from services.worker.decode_graphs import cuda_graphs
-from services.worker.model_runner import ModelRunner
+from services.worker.engine.decode_graphs import cuda_graphs
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel, random_stage
-from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 GREEDY = SamplingParams(
     temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()

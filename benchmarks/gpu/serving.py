@@ -26,14 +26,14 @@ from benchmarks.gpu.runners import (
 )
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.workload import PlannedRequest
-from services.scheduler.batch import Batch
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.policies.chunked import ChunkedPolicy
-from services.scheduler.request import Request, RequestId
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
-from services.worker.model_runner import ModelRunner
-from services.worker.plan import Admission, IterationPlan
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_BATCH_SIZE = 64
 MAX_BATCH_TOKENS = 2048

@@ -5,10 +5,11 @@ errors in each protocol's own shape. It holds one stream to the scheduler and no
 order, no K/V, no tensors. It imports neither torch nor transformers, and it keeps no state that
 outlives a request, so any number of replicas may stand side by side.
 
-    openai_api, grpc_api      the two protocols; nothing but translation
-      └── generation_service  the one implementation: check, submit, assemble, cancel
-            ├── generation_request      what is asked, and the rules
-            ├── generation, answer      what is answered, while it grows
-            ├── tokenizer, chat_template, stop_strings
-            └── scheduler_client        the stream to the scheduler
+    http/, grpc/  the two protocols; nothing but translation
+    generation/   the one implementation: check, submit, assemble, cancel
+    api_keys      who may call, and how much
+    link/         the stream to the scheduler, and its messages in the frontend's words
+    observing/    metrics, and the span of a call
+    text/         tokens, chat templates, stop strings
+    request/      what a client asks for, and the rules it must keep
 """

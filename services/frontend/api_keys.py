@@ -34,8 +34,8 @@ from pydantic import (
 
 from services.common import errors
 from services.common.mounted import Mounted
-from services.frontend.generation_request import GenerationRequest
-from services.frontend.scheduler_events import DEFAULT_RETRY_AFTER_S
+from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
+from services.frontend.request.generation_request import GenerationRequest
 
 KEY_PREFIX = "orc-"
 """Lets a scanner of repositories recognise a key."""

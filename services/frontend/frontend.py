@@ -22,16 +22,16 @@ from services.common.process import ReadyPipe, first_of, stop_event
 from services.common.rpc_tracing import server_spans
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
-from services.frontend.chat_template import ChatTemplate
-from services.frontend.generation_service import GenerationService
-from services.frontend.grpc_api import SERVICE, InferenceServicer, add_services
-from services.frontend.http_server import HttpServer, address_of, listen
-from services.frontend.http_tracing import TracedApp
-from services.frontend.metrics import CountedApp, FrontendMetrics, FrontendState
-from services.frontend.openai_api import create_app
-from services.frontend.scheduler_client import SchedulerClient
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
+from services.frontend.http.openai_api import create_app
+from services.frontend.http.server import HttpServer, address_of, listen
+from services.frontend.http.tracing import TracedApp
+from services.frontend.link.scheduler_client import SchedulerClient
+from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.settings import FrontendSettings
-from services.frontend.tokenizer import Tokenizer
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

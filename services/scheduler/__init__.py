@@ -1,7 +1,12 @@
 """The scheduler: the request pool, K/V accounting, Algorithm 1, and the engine master that drives
 the stages.
 
-The core (`request`, `request_pool`, `batch`, `kv_manager`, `scheduler`, `policies`) is pure: it
-knows no asyncio, no gRPC, no tensors, no text, and no clock. `serving_loop` drives it;
-`engine_master` talks to the stages; `service` talks to the frontends.
+    __main__      starts it
+    leader        gathers stages, joins an epoch, serves it, and starts again when it is lost
+    service       the gRPC face to frontends
+    serving_loop  select a batch → run one iteration → apply its tokens
+    observing/    iteration log, metrics and traces: what is told of requests and iterations
+    pipeline/     membership of an epoch, and the engine master that runs iterations on it
+    core/         the scheduling core: pure, without asyncio, gRPC, tensors, text or a clock
+    cluster/      who leads and where the stages are
 """

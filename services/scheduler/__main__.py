@@ -21,19 +21,19 @@ from services.common.errors import Unavailable
 from services.common.health import Health
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
-from services.scheduler.iteration_tracer import Traces
+from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.pod_directory import PodDirectory
+from services.scheduler.cluster.stages import StageDirectory, StaticStages
+from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
-from services.scheduler.leader_elector import LeaderElector, LeadershipLost
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.pod_directory import PodDirectory
-from services.scheduler.request_observer import RequestObservers
+from services.scheduler.observing.iteration_tracer import Traces
+from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.stages import StageDirectory, StaticStages
-from services.scheduler.term import ElectedTerm, Term, Unopposed
 
 if TYPE_CHECKING:
-    from services.scheduler.kubernetes_client import KubernetesClient
+    from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class SchedulerProcess:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
         # Here, since it takes half a second, which who names the stages need not wait for.
-        from services.scheduler.kubernetes_client import KubernetesClient
+        from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
         async with KubernetesClient() as client:
             pods = PodDirectory(

@@ -16,23 +16,23 @@ from orcinus.v1 import scheduler_pb2
 from services.common import rpc
 from services.common.errors import Unavailable
 from services.common.process import happens_before
-from services.scheduler.engine_master import EngineMaster, PipelineLost
-from services.scheduler.iteration_log import IterationLog
-from services.scheduler.iteration_observer import IterationObservers, ObserveEpoch
-from services.scheduler.iteration_tracer import Traces
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.membership import Pipeline, gather
-from services.scheduler.policies import Policy
-from services.scheduler.policies.chunked import ChunkedPolicy
-from services.scheduler.policies.orca import OrcaPolicy
-from services.scheduler.request_observer import RequestObserver
-from services.scheduler.request_pool import RequestPool
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.cluster.term import Term
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
+from services.scheduler.observing.iteration_tracer import Traces
+from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.stages import StageDirectory
-from services.scheduler.term import Term
 
 log = logging.getLogger(__name__)
 

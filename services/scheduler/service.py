@@ -15,10 +15,10 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
-from services.scheduler.iteration_log import IterationLog
-from services.scheduler.request import FinishReason, Request, RequestId
-from services.scheduler.request_observer import RequestObserver
-from services.scheduler.scheduler import Update
+from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.scheduler import Update
+from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
 
 log = logging.getLogger(__name__)

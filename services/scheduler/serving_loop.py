@@ -11,11 +11,11 @@ from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.batch import Batch
-from services.scheduler.iteration_observer import IterationObserver
-from services.scheduler.request import Request
-from services.scheduler.request_observer import RequestObserver
-from services.scheduler.scheduler import Scheduler, Update
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import Request
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.observing.iteration_observer import IterationObserver
+from services.scheduler.observing.request_observer import RequestObserver
 
 
 class Engine(Protocol):

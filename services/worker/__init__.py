@@ -1,8 +1,13 @@
 """One pipeline stage: a controller that speaks gRPC, and ranks that compute.
 
-The controller (`__main__`, `service`, `controller`, `rank_process`) is one asyncio process
-without torch. It starts a rank for each device (`rank` and what it imports), a fresh interpreter
-with torch and without gRPC, and talks to it over a socket pair (`channel`). So an event loop
-never competes with kernel launches for the interpreter lock, and a plan reaches the next stage
-however busy the ranks of this one are.
+    __main__    starts the controller, which starts a rank for each device
+    controller/ the stage's gRPC face: forwards plans, passes on what ranks report   (never torch)
+    channel     frames between the controller and a rank, over a socket pair
+    rank/       a process with torch and without gRPC: joins epochs, runs plans, moves tensors
+    engine/     one iteration of the model: from a plan's columns to sampled tokens
+    models/     the families, their layers and their weights
+
+The controller and its ranks are separate processes so that an event loop never competes with
+kernel launches for the interpreter lock, and a plan reaches the next stage however busy the ranks
+of this one are.
 """

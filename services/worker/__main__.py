@@ -10,13 +10,13 @@ from services.common.cpus import usable_cpus
 from services.common.health import Health
 from services.common.telemetry import configure_logging
 from services.worker.channel import MessageKind
-from services.worker.controller import SERVICE, Controller
-from services.worker.metrics import WorkerMetrics
-from services.worker.profiles import Profiles
-from services.worker.rank_process import RankProcess
-from services.worker.service import CALLERS, RAW_METHODS, WorkerService
+from services.worker.controller.controller import SERVICE, Controller
+from services.worker.controller.metrics import WorkerMetrics
+from services.worker.controller.profile_orders import Profiles
+from services.worker.controller.rank_process import RankProcess
+from services.worker.controller.service import CALLERS, RAW_METHODS, WorkerService
+from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import WorkerSettings
-from services.worker.stage_tracer import StageTracer
 
 log = logging.getLogger(__name__)
 

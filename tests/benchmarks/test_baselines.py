@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from benchmarks.baselines.__main__ import BaselineLauncher, BaselineSettings
 from benchmarks.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
-from services.scheduler.kv_manager import KVManager
-from services.scheduler.request import FinishReason
-from services.scheduler.request_pool import RequestPool
-from tests.scheduler.workload import Arrival, Driver, arrivals
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.request import FinishReason
+from services.scheduler.core.request_pool import RequestPool
+from tests.scheduler.core.workload import Arrival, Driver, arrivals
 
 
 def request_level(

@@ -19,7 +19,7 @@ from orcinus.v1 import scheduler_pb2, worker_pb2
 from services.common import rpc, tls
 from services.common.health import LIVENESS, Health
 from services.scheduler import service as scheduler_service
-from services.worker import service as worker_service
+from services.worker.controller import service as worker_service
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.frontend.tokenizer import Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 

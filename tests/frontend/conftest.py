@@ -17,10 +17,10 @@ from orcinus.v1 import inference_pb2
 from services.common import rpc, tracing
 from services.common.tracing import Tracing
 from services.frontend.frontend import Frontend
-from services.frontend.grpc_api import SERVICE
-from services.frontend.scheduler_client import Backoff, SchedulerClient
+from services.frontend.grpc.inference_servicer import SERVICE
+from services.frontend.link.scheduler_client import Backoff, SchedulerClient
 from services.frontend.settings import FrontendSettings
-from services.frontend.tokenizer import Tokenizer
+from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
 from tests.frontend import checkpoints
 

@@ -22,7 +22,7 @@ from services.frontend.api_keys import (
     TokenBucket,
     hash_of,
 )
-from services.frontend.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 
 
 class Clock:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tokenizers
 
-from services.frontend.chat_template import ChatTemplate
-from services.frontend.generation_request import ChatMessage
+from services.frontend.request.generation_request import ChatMessage
+from services.frontend.text.chat_template import ChatTemplate
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import rpc
-from services.frontend.http_server import address_of, listen
+from services.frontend.http.server import address_of, listen
 from tests.fake_scheduler import (
     FakeScheduler,
     echo,

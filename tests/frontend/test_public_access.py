@@ -23,7 +23,7 @@ from orcinus.v1 import inference_pb2
 from services.common import rpc
 from services.frontend.api_keys import hash_of
 from services.frontend.frontend import Frontend
-from services.frontend.grpc_api import SERVICE
+from services.frontend.grpc.inference_servicer import SERVICE
 from services.frontend.settings import FrontendSettings
 from tests.certificates import Authority, Pem, mount, serial_number_at
 from tests.fake_scheduler import echo, keeps_quiet

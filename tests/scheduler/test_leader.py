@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from services.common import rpc
 from services.common.errors import Unavailable
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.core.request import Request, RequestId
 from services.scheduler.leader import Leader, build_scheduler
-from services.scheduler.membership import Member, Pipeline
-from services.scheduler.metrics import SchedulerMetrics
-from services.scheduler.request import Request, RequestId
-from services.scheduler.request_observer import RequestObservers
+from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.term import Unopposed
 from tests.exposition import Samples
 from tests.fakes import describe_stage, fake_stage
 

@@ -13,14 +13,14 @@ import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 from services.common import rpc
-from services.scheduler.engine_master import PipelineLost
-from services.scheduler.iteration_log import IterationLog
-from services.scheduler.request_observer import RequestObservers
-from services.scheduler.scheduler import Scheduler
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline.engine_master import PipelineLost
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from tests.fakes import FakeEngine
-from tests.scheduler.workload import build
+from tests.scheduler.core.workload import build
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 STOP = 9

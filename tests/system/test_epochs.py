@@ -10,14 +10,14 @@ import pytest
 from orcinus.v1.sampling_pb2 import SamplingParams
 
 from services.local.child import Child
-from services.scheduler.engine_master import EngineMaster, PipelineLost
-from services.scheduler.membership import gather
-from services.scheduler.request import Request, RequestId
-from services.scheduler.scheduler import Scheduler
-from services.scheduler.stages import StaticStages
-from services.scheduler.term import Unopposed
+from services.scheduler.cluster.stages import StaticStages
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.membership import gather
 from tests.checkpoints import Oracle
-from tests.scheduler.workload import build
+from tests.scheduler.core.workload import build
 
 PROMPT = [9, 8, 7, 6, 5]
 GREEDY = SamplingParams(top_p=1).SerializeToString()

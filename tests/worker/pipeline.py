@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from kernels.packed_linear import Quantization
-from services.worker.model_runner import ModelRunner
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import LoadFormat, OnProgress
-from services.worker.plan import Admission, IterationPlan, SamplingParams
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import torch
 
 from kernels.packed_linear import Quantization
 from services.worker.models.config_file import read_config
-from services.worker.models.families import build_stage
+from services.worker.models.registry import build_stage
 from services.worker.models.stage import StageModel
 from services.worker.models.weights import LoadFormat, OnProgress
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from services.worker.models.config import JsonObject, ModelConfig, UnsupportedModel
-from services.worker.models.families import FAMILIES
+from services.worker.models.registry import FAMILIES
 
 # Without effect on what any model computes: training, other tasks, text, and defaults of generation
 # that are the client's to choose. (`model_type` says again what `architectures` says.)

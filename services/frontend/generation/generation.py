@@ -1,0 +1,224 @@
+"""One client call while it runs.
+
+It is submitted once per answer. The events of all its answers come into one inbox and leave it as
+pieces of text; `close` cancels whatever still runs. Each answer stands for itself where the
+pipeline is lost: the scheduler client submits those without tokens again, and the first that had
+some ends the call.
+"""
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from orcinus.v1 import sampling_pb2, scheduler_pb2
+
+from services.frontend.generation.answer import Answer, Piece
+from services.frontend.link.scheduler_client import Inbox, SchedulerClient
+from services.frontend.link.scheduler_events import Accepted, Event, Failed, Finished, Tokens
+from services.frontend.observing.metrics import Call
+from services.frontend.observing.request_span import UNRECORDED, RequestSpan
+from services.frontend.request.generation_request import Conversation, GenerationOptions, Prompt
+from services.frontend.text.stop_strings import StopStrings
+from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens read and written by one call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt in tokens, and what an answer to it may be."""
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the answer's text continues: a conversation's next turn stands for itself."""
+        return () if isinstance(self.prompt, Conversation) else self.token_ids
+
+
+class Generation:
+    """One client call while it runs: `n` answers to each of its prompts.
+
+    Answers may be held, or submitted again, until that point in time of the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompts: tuple[EncodedPrompt, ...],
+        tokenizer: Tokenizer,
+        scheduler: SchedulerClient,
+        *,
+        model: str,
+        until: float,
+        was_held: bool = False,
+        span: RequestSpan = UNRECORDED,
+        call: Call | None = None,
+    ) -> None:
+        self.request_id = uuid.uuid4().hex
+        self.model = model
+        self.options = options
+        self.prompts = prompts
+        self._tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._until = until
+        self._was_held = was_held
+        self._span = span
+        self._trace = span.message
+        self._call = call or Call(len(prompts) * options.n)
+        self._inbox: Inbox = asyncio.Queue()
+        self._early: deque[Event] = deque()
+        self._answers: dict[str, Answer] = {}
+        self._running: set[str] = set()
+        self._call.n_prompt_tokens = self.usage.prompt_tokens
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            sum(len(prompt.token_ids) for prompt in self.prompts),
+            sum(answer.n_tokens for answer in self._answers.values()),
+        )
+
+    def prompt_of(self, index: int) -> EncodedPrompt:
+        """The prompt that an answer belongs to."""
+        return self.prompts[index // self.options.n]
+
+    def prompt_text(self, index: int) -> str:
+        """The text of an answer's prompt."""
+        prompt = self.prompt_of(index)
+        if isinstance(prompt.prompt, str):
+            return prompt.prompt
+        return self._tokenizer.to_text(prompt.token_ids)
+
+    async def start(self) -> None:
+        """Submits all answers and waits until they are in the pool.
+
+        Raises:
+            InvalidRequest: the scheduler refuses an answer.
+            PoolFull: there is too much at once.
+            Unavailable: an answer could not be submitted in time.
+        """
+        self._span.submitted(
+            self.request_id, model=self.model, n_prompt_tokens=self.usage.prompt_tokens
+        )
+        for index in range(len(self.prompts) * self.options.n):
+            self._submit(index)
+        waiting = set(self._running)
+        while waiting:
+            event = await self._inbox.get()
+            if isinstance(event, Failed) and event.request_id in waiting:
+                raise event.error
+            waiting.discard(event.request_id)
+            self._early.append(event)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answers, as they grow; empty pieces are left out.
+
+        Raises:
+            Unavailable: the pipeline was lost before all answers had ended.
+        """
+        while self._running:
+            event = self._early.popleft() if self._early else await self._inbox.get()
+            if event.request_id not in self._running:
+                continue
+            piece = self._apply(event)
+            if piece.text or piece.finish_reason or self._shows_tokens(piece):
+                yield piece
+
+    async def complete(self) -> list[Piece]:
+        """The answers when they are finished, in order; raises as `pieces` does."""
+        pieces: list[list[Piece]] = [[] for _ in self._answers]
+        async for piece in self.pieces():
+            pieces[piece.index].append(piece)
+        return [Piece.joined(of_one) for of_one in pieces]
+
+    def close(self) -> None:
+        """Cancels what still runs; nothing happens the second time."""
+        for request_id in self._running:
+            self._scheduler.cancel(request_id)
+        self._running.clear()
+        self._span.closed(self.usage.completion_tokens)
+
+    def _submit(self, index: int) -> None:
+        prompt = self.prompt_of(index)
+        request_id = f"{self.request_id}-{index}"
+        self._answers[request_id] = self._answer(index, prompt)
+        self._scheduler.submit(
+            scheduler_pb2.Submission(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                max_new_tokens=prompt.max_new_tokens,
+                sampling=_sampling(self.options, index, prompt.stop_token_ids),
+                trace=self._trace,
+            ),
+            self._inbox,
+            model=self.model,
+            until=self._until,
+            was_held=self._was_held,
+            span=self._span,
+        )
+        self._running.add(request_id)
+
+    def _answer(self, index: int, prompt: EncodedPrompt) -> Answer:
+        return Answer(
+            index,
+            IncrementalText(self._tokenizer, prompt.context),
+            stops=StopStrings(self.options.stop),
+            stop_token_ids=frozenset(prompt.stop_token_ids),
+            min_tokens=self.options.min_tokens,
+        )
+
+    def _apply(self, event: Event) -> Piece:
+        answer = self._answers[event.request_id]
+        match event:
+            case Tokens():
+                self._span.first_token()
+                self._call.took_tokens(answer.index)
+                piece = answer.add(event.token_ids)
+                if answer.is_finished:
+                    self._scheduler.cancel(event.request_id)
+            case Finished():
+                piece = answer.finish(event.reason)
+            case Failed():
+                raise event.error
+            case Accepted():
+                piece = Piece(answer.index)
+        if answer.is_finished:
+            self._running.discard(event.request_id)
+        if piece.finish_reason is not None:
+            self._span.finished(piece.index, piece.finish_reason)
+            self._call.finished(piece.index, piece.finish_reason, n_tokens=answer.n_tokens)
+        return piece
+
+    def _shows_tokens(self, piece: Piece) -> bool:
+        return self.options.return_token_ids and bool(piece.token_ids)
+
+
+def _sampling(
+    options: GenerationOptions, index: int, stop_token_ids: tuple[int, ...]
+) -> sampling_pb2.SamplingParams:
+    """Each answer draws other random numbers, those to another prompt too."""
+    return sampling_pb2.SamplingParams(
+        temperature=options.temperature,
+        top_k=max(options.top_k, 0),
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=(options.seed + index) % 2**64,
+        min_tokens=options.min_tokens,
+        stop_token_ids=stop_token_ids,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+    )

@@ -1,0 +1,1 @@
+"""The gRPC API: orcinus.v1.InferenceService, translated to and from generation requests."""

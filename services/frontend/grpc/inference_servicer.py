@@ -1,0 +1,194 @@
+"""The gRPC API: `InferenceService`, its health and its reflection.
+
+Errors leave as exceptions of the error tree; `rpc.py` makes statuses of them. Fields are named as
+in the HTTP API (`max_tokens`, not `options.max_tokens`), so that a client sees the same error in
+both.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+from orcinus.v1 import inference_pb2
+
+from services.common import errors, rpc
+from services.common.health import Health
+from services.frontend.api_keys import ApiKeys
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation, Usage
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.generation_request import (
+    ChatMessage,
+    Conversation,
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_FINISH_REASONS = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class InferenceServicer:
+    """The methods of `InferenceService`."""
+
+    def __init__(
+        self, service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys
+    ) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._api_keys = api_keys
+
+    async def Generate(
+        self, message: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        """Answers when everything is there."""
+        account = self._api_keys.account_of(_authorization(context))
+        request = self._to_request(message)
+        with account.in_flight(request):
+            async with self._service.open(request) as generation:
+                pieces = await generation.complete()
+                return inference_pb2.GenerateResponse(
+                    request_id=generation.request_id,
+                    model=generation.model,
+                    choices=[_to_choice(piece, generation) for piece in pieces],
+                    usage=_to_usage(generation.usage),
+                    prompt_token_ids=_prompt_token_ids(generation),
+                )
+
+    async def GenerateStream(
+        self, message: inference_pb2.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
+        """Answers piece by piece."""
+        account = self._api_keys.account_of(_authorization(context))
+        request = self._to_request(message)
+        # A call may end while this generator is not running but waiting for the client to read.
+        with account.in_flight(request) as share:
+            context.add_done_callback(lambda _: share.close())  # type: ignore[arg-type]
+            async with self._service.open(request) as generation:
+                context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
+                prompt_token_ids = _prompt_token_ids(generation)
+                async for piece in generation.pieces():
+                    yield inference_pb2.GenerateStreamResponse(
+                        request_id=generation.request_id,
+                        model=generation.model,
+                        choice=_to_choice(piece, generation),
+                        prompt_token_ids=prompt_token_ids,
+                    )
+                    prompt_token_ids = ()
+                yield inference_pb2.GenerateStreamResponse(
+                    request_id=generation.request_id,
+                    model=generation.model,
+                    usage=_to_usage(generation.usage),
+                )
+
+    async def Tokenize(
+        self, message: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """The tokens that a generation would start with."""
+        self._check_size(message)
+        token_ids = await self._service.tokenize(_to_prompt(message.prompt))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def DescribeModel(
+        self, _: inference_pb2.DescribeModelRequest, context: Context
+    ) -> inference_pb2.DescribeModelResponse:
+        """The model and how it is served."""
+        pipeline = self._service.describe()
+        return inference_pb2.DescribeModelResponse(
+            model=pipeline.model,
+            max_model_len=pipeline.max_model_len,
+            vocab_size=pipeline.vocab_size,
+            eos_token_ids=pipeline.eos_token_ids,
+            n_stages=pipeline.n_stages,
+            tp_size=pipeline.tp_size,
+            has_chat_template=self._service.has_chat_template,
+        )
+
+    def admit(self, context: Context) -> None:
+        """Finds out who calls, before the call's message is received."""
+        self._api_keys.admit(_authorization(context))
+
+    def _to_request(
+        self, message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest
+    ) -> GenerationRequest:
+        self._check_size(message)
+        return GenerationRequest(
+            prompts=(_to_prompt(message.prompt),),
+            options=_to_options(message.options),
+            model=message.model,
+        )
+
+    def _check_size(self, message: Any) -> None:
+        if message.ByteSize() > self._max_body_bytes:
+            raise errors.InvalidRequest(
+                "request", f"must not be larger than {self._max_body_bytes} bytes"
+            )
+
+
+def add_services(
+    server: grpc.aio.Server,
+    servicer: InferenceServicer,
+    health: Health,
+    *,
+    observe: rpc.Observe | None = None,
+) -> None:
+    """Puts the API on a server."""
+    handler = rpc.service_handler(SERVICE, servicer, admit=servicer.admit, observe=observe)
+    server.add_generic_rpc_handlers((handler,))
+    health.add_to(server)
+    names = (SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+
+
+def _authorization(context: Context) -> str | None:
+    authorization = dict(context.invocation_metadata() or ()).get("authorization")
+    return None if authorization is None else str(authorization)
+
+
+def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
+    match prompt.WhichOneof("prompt"):
+        case "text":
+            return prompt.text
+        case "token_ids":
+            return tuple(prompt.token_ids.ids)
+        case "conversation":
+            turns = prompt.conversation.messages
+            return Conversation(tuple(ChatMessage(turn.role, turn.content) for turn in turns))
+    raise errors.InvalidRequest("prompt", "must be given")
+
+
+def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
+    given = {field.name: value for field, value in options.ListFields()}
+    for name in ("stop", "stop_token_ids"):
+        given[name] = tuple(given.get(name, ()))
+    return GenerationOptions(**given)
+
+
+def _to_choice(piece: Piece, generation: Generation) -> inference_pb2.Choice:
+    return inference_pb2.Choice(
+        index=piece.index,
+        text=piece.text,
+        token_ids=piece.token_ids if generation.options.return_token_ids else (),
+        finish_reason=_FINISH_REASONS[piece.finish_reason],
+    )
+
+
+def _to_usage(usage: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+    )
+
+
+def _prompt_token_ids(generation: Generation) -> tuple[int, ...]:
+    return generation.prompts[0].token_ids if generation.options.return_token_ids else ()

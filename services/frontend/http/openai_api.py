@@ -1,0 +1,131 @@
+"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
+
+from collections.abc import AsyncGenerator
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from services.common import errors
+from services.frontend.api_keys import Account, ApiKeys
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.http import openai_errors
+from services.frontend.http.exchange import Event, EventStream, read_body, while_connected
+from services.frontend.http.openai_request import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    parse_body,
+)
+from services.frontend.http.openai_response import (
+    ChatShape,
+    CompletionShape,
+    Json,
+    Shape,
+    model_list,
+    model_object,
+    to_json,
+)
+
+
+def create_app(service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys) -> FastAPI:
+    """The API in front of a generation service."""
+    app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False
+    openai_errors.install(app)
+    api = OpenAIApi(service, max_body_bytes=max_body_bytes, api_keys=api_keys)
+    app.add_api_route("/v1/models", api.list_models, methods=["GET", "HEAD"])
+    app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
+    app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
+    return app
+
+
+class OpenAIApi:
+    """The handlers; bodies are read here since they are bounded while they arrive."""
+
+    def __init__(
+        self, service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys
+    ) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._api_keys = api_keys
+
+    async def list_models(self, request: Request) -> Json:
+        """The one model."""
+        self._admit(request)
+        return model_list(self._service.describe())
+
+    async def retrieve_model(self, request: Request, model: str) -> Response:
+        """The one model, if it is this."""
+        self._admit(request)
+        pipeline = self._service.describe()
+        if model != pipeline.model:
+            return openai_errors.model_not_found(model)
+        return JSONResponse(model_object(pipeline))
+
+    async def health(self) -> Response:
+        """The process is up."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Requests would be taken."""
+        is_ready = self._service.is_ready
+        status = {"status": "ready" if is_ready else "not ready"}
+        return JSONResponse(status, 200 if is_ready else 503)
+
+    async def complete(self, request: Request) -> Response:
+        """Continues texts or tokens."""
+        account = self._admit(request)
+        body = await self._read(request, CompletionBody)
+        return await self._respond(request, body, account)
+
+    async def chat(self, request: Request) -> Response:
+        """Continues a conversation."""
+        account = self._admit(request)
+        body = await self._read(request, ChatBody)
+        return await self._respond(request, body, account)
+
+    def _admit(self, request: Request) -> Account:
+        """Finds out who calls; each method of the API begins with it, before the body is read. As
+        a dependency of FastAPI it would cost twenty times as much."""
+        return self._api_keys.admit(request.headers.get("authorization"))
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        return parse_body(kind, await read_body(request, self._max_body_bytes))
+
+    async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
+        if body.stream:
+            return EventStream(self._events(body, account), explain=_explain)
+        return JSONResponse(await while_connected(request.receive, self._whole(body, account)))
+
+    async def _whole(self, body: GenerationBody, account: Account) -> Json:
+        request = body.to_request()
+        with account.in_flight(request):
+            async with self._service.open(request) as generation:
+                pieces = await generation.complete()
+                return _shape(generation, body).answer(pieces)
+
+    async def _events(self, body: GenerationBody, account: Account) -> AsyncGenerator[Event]:
+        request = body.to_request()
+        with account.in_flight(request):
+            async with self._service.open(request) as generation:
+                shape = _shape(generation, body)
+                async for piece in generation.pieces():
+                    for chunk in shape.chunks(piece):
+                        yield chunk
+                if body.includes_usage:
+                    yield shape.usage_chunk()
+
+
+def _explain(error: errors.OrcinusError) -> Event:
+    return to_json(openai_errors.error_object(error))
+
+
+def _shape(generation: Generation, body: GenerationBody) -> Shape:
+    if isinstance(body, CompletionBody):
+        return CompletionShape(generation, includes_usage=body.includes_usage, echo=bool(body.echo))
+    return ChatShape(generation, includes_usage=body.includes_usage)

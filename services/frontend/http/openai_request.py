@@ -1,0 +1,304 @@
+"""The bodies of the OpenAI API, and what they ask for.
+
+Types are checked here, ranges where all requests are checked. Unknown fields are refused by name;
+known ones that are not served yet are accepted with the value that changes nothing. Extensions are
+spelled as other servers of the field spell them.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import pydantic_core
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.frontend.request.generation_request import (
+    MAX_ANSWERS,
+    ChatMessage,
+    Conversation,
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+
+OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)}
+
+LISTS = {"stop", "stop_token_ids"}
+
+MAX_NAME_LENGTH = 64
+"""Characters of a client's field name that are repeated in an error."""
+
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+
+Body = TypeVar("Body", bound="GenerationBody")
+
+
+def only(*neutral: object) -> AfterValidator:
+    """Accepts None and values that change nothing; others are not served yet."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            accepted = ", ".join(map(repr, neutral))
+            raise ValueError(
+                "not supported yet" + (f"; only {accepted} is accepted" if neutral else "")
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+def _prompts_of(value: object) -> tuple[Prompt, ...]:
+    """A text, a list of texts, a list of tokens, or a list of lists of tokens."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        if value and _are_tokens(value):
+            return (tuple(value),)
+        if len(value) > MAX_ANSWERS:
+            raise ValueError(f"has {len(value)} prompts; at most {MAX_ANSWERS} may be")
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if all(isinstance(item, list) and _are_tokens(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    raise ValueError("must be a string, a list of strings, a list of tokens or a list of such")
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _are_tokens(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)  # a bool is not a token
+
+
+TokenIds = TypeAliasType("TokenIds", Annotated[list[int], FailFast()])
+
+
+class StreamOptions(BaseModel):
+    """How to stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, only(False)] = None
+
+
+class GenerationBody(BaseModel, ABC):
+    """What both kinds of generation have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    logit_bias: Annotated[dict[str, float] | None, only({})] = None
+    priority: Annotated[int | None, only(0)] = None
+    skip_special_tokens: Annotated[bool | None, only(True)] = None
+    include_stop_str_in_output: Annotated[bool | None, only(False)] = None
+
+    @property
+    @abstractmethod
+    def prompts(self) -> tuple[Prompt, ...]:
+        """What to continue."""
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise errors.InvalidRequest("stream_options", "only with stream = true")
+        return self
+
+    def to_request(self) -> GenerationRequest:
+        """The request in the words that both protocols share."""
+        return GenerationRequest(
+            prompts=self.prompts, options=self._options(), model=self.model or ""
+        )
+
+    def _options(self) -> GenerationOptions:
+        given = self.model_dump(include=OPTIONS, exclude_none=True)
+        for name in LISTS & given.keys():
+            given[name] = tuple(given[name])
+        return GenerationOptions(**given)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts_of)]
+    echo: bool | None = None
+    logprobs: Annotated[int | None, only()] = None
+    best_of: Annotated[int | None, only(1)] = None
+    suffix: Annotated[str | None, only("")] = None
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return self.prompt
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+TextParts = TypeAliasType(
+    "TextParts", Annotated[list[TextPart], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TextParts, Tag("parts")],
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+]
+"""A message's text, whole or in parts."""
+
+
+class Message(BaseModel):
+    """One turn of a conversation; what assistants say may be sent back as it came."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: str
+    content: Content
+    name: str | None = None
+    refusal: Annotated[str | None, only("")] = None
+    annotations: Annotated[list[Any] | None, only([])] = None
+    audio: Annotated[dict[str, Any] | None, only()] = None
+    tool_calls: Annotated[list[Any] | None, only([])] = None
+    tool_call_id: Annotated[str | None, only()] = None
+    function_call: Annotated[dict[str, Any] | None, only()] = None
+
+    def to_message(self) -> ChatMessage:
+        """The turn as templates want it."""
+        text = self.content
+        if not isinstance(text, str):
+            text = "\n".join(part.text for part in text)
+        return ChatMessage(self.role, text, self.name)
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
+    max_completion_tokens: int | None = None
+    logprobs: Annotated[bool | None, only(False)] = None
+    top_logprobs: Annotated[int | None, only(0)] = None
+    tools: Annotated[list[Any] | None, only([])] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any] | None, only([])] = None
+    function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
+    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
+    modalities: Annotated[list[str] | None, only(["text"])] = None
+    audio: Annotated[dict[str, Any] | None, only()] = None
+    prediction: Annotated[dict[str, Any] | None, only()] = None
+    store: Annotated[bool | None, only(False)] = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise errors.InvalidRequest("max_tokens", "not together with max_completion_tokens")
+        return self
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (Conversation(tuple(message.to_message() for message in self.messages)),)
+
+    def _options(self) -> GenerationOptions:
+        options = super()._options()
+        if self.max_completion_tokens is None:
+            return options
+        return dataclasses.replace(
+            options,
+            max_tokens=self.max_completion_tokens,
+            max_tokens_field="max_completion_tokens",
+        )
+
+
+def parse_body(kind: type[Body], data: bytes) -> Body:
+    """Reads a body.
+
+    Raises:
+        InvalidRequest: it is not JSON in UTF-8, or a field is missing, unknown or of the wrong
+        type.
+    """
+    try:
+        value = pydantic_core.from_json(data)
+    except ValueError as error:
+        raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest("body", "must be a JSON object")
+    for name in value:  # before validation, which would make an error for each of a million
+        if name not in kind.model_fields:
+            raise errors.InvalidRequest(name[:MAX_NAME_LENGTH], "unknown field")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error, value) from None
+
+
+def _explain(error: ValidationError, body: object) -> errors.InvalidRequest:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    return errors.InvalidRequest(_json_path(first["loc"], body), message)
+
+
+def _json_path(location: tuple[int | str, ...], body: object) -> str:
+    """Where in the body an error is, `messages.0.role` for example.
+
+    Pydantic puts names of union members between the body's own; what is in the body stays, and so
+    does the last name, which may be one that is missing.
+    """
+    path, value = [], body
+    for depth, name in enumerate(location):
+        is_last = depth == len(location) - 1
+        if isinstance(value, dict) and (name in value or is_last):
+            value = value.get(name)
+        elif isinstance(value, list) and isinstance(name, int):
+            value = value[name]
+        else:
+            continue
+        path.append(str(name)[:MAX_NAME_LENGTH])
+    return ".".join(path)

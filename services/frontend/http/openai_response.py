@@ -1,0 +1,159 @@
+"""Answers in the shapes of the OpenAI API: whole, and as chunks of a stream.
+
+Both kinds of generation differ in a few names; `CompletionShape` and `ChatShape` know these, and
+nothing else about the protocol does.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pydantic_core
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
+from services.frontend.request.pipeline import Pipeline
+
+Json = dict[str, Any]
+
+
+def to_json(value: Json) -> bytes:
+    """All in ASCII: some clients of streams take U+2028 or U+0085 for the end of a line."""
+    return pydantic_core.to_json(value, ensure_ascii=True)
+
+
+class Shape(ABC):
+    """How one generation is written down."""
+
+    id_prefix: str
+    answer_object: str
+    chunk_object: str
+
+    def __init__(self, generation: Generation, *, includes_usage: bool = False) -> None:
+        self._generation = generation
+        self._created = int(time.time())
+        self._begun: set[int] = set()
+        # Most of a chunk is the same in all chunks of a stream, so it is written once.
+        self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
+        self._chunk_end = b',"usage":null}' if includes_usage else b"}"
+
+    def answer(self, pieces: Sequence[Piece]) -> Json:
+        """The complete answer; the pieces are whole."""
+        choices = [self._whole_choice(piece) for piece in pieces]
+        return {**self._envelope(self.answer_object), "choices": choices, "usage": self._usage()}
+
+    def chunks(self, piece: Piece) -> Iterator[bytes]:
+        """What a stream says when an answer grows, in JSON."""
+        is_first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        for choice in self._chunk_choices(piece, is_first=is_first):
+            yield b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end)
+
+    def usage_chunk(self) -> bytes:
+        """What a stream ends with if the client wants to know the usage, in JSON."""
+        return b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
+
+    @abstractmethod
+    def _whole_choice(self, piece: Piece) -> Json: ...
+
+    @abstractmethod
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]: ...
+
+    def _envelope(self, kind: str) -> Json:
+        return {
+            "id": self.id_prefix + self._generation.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._generation.model,
+        }
+
+    def _choice(self, piece: Piece, content: Json) -> Json:
+        choice = {
+            "index": piece.index,
+            **content,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+        if self._generation.options.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _prompt_token_ids(self, index: int) -> Json:
+        """The prompt's tokens, where the client wants to see tokens."""
+        if not self._generation.options.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self._generation.prompt_of(index).token_ids}
+
+    def _usage(self) -> Json:
+        usage = self._generation.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+class CompletionShape(Shape):
+    """POST /v1/completions; with `echo`, answers begin with their prompt."""
+
+    id_prefix = "cmpl-"
+    answer_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self, generation: Generation, *, includes_usage: bool = False, echo: bool = False
+    ) -> None:
+        super().__init__(generation, includes_usage=includes_usage)
+        self._echo = echo
+
+    def _whole_choice(self, piece: Piece) -> Json:
+        content = {"text": self._echoed(piece.index) + piece.text}
+        return self._choice(piece, content) | self._prompt_token_ids(piece.index)
+
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]:
+        if is_first:
+            yield self._whole_choice(piece)
+        else:
+            yield self._choice(piece, {"text": piece.text})
+
+    def _echoed(self, index: int) -> str:
+        return self._generation.prompt_text(index) if self._echo else ""
+
+
+class ChatShape(Shape):
+    """POST /v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    answer_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def answer(self, pieces: Sequence[Piece]) -> Json:
+        return super().answer(pieces) | self._prompt_token_ids(0)
+
+    def _whole_choice(self, piece: Piece) -> Json:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return self._choice(piece, {"message": message})
+
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]:
+        if is_first:
+            role = {"role": "assistant", "content": "", "refusal": None}
+            yield self._choice(Piece(piece.index), {"delta": role})
+        delta = {"content": piece.text} if piece.text else {}
+        yield self._choice(piece, {"delta": delta})
+
+
+def model_object(pipeline: Pipeline) -> Json:
+    """One entry of the list of models."""
+    return {
+        "id": pipeline.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "orcinus",
+        "max_model_len": pipeline.max_model_len,
+    }
+
+
+def model_list(pipeline: Pipeline) -> Json:
+    """All models, of which there is one."""
+    return {"object": "list", "data": [model_object(pipeline)]}

@@ -1,0 +1,1 @@
+"""The link to the scheduler: one stream from leader to leader, and its messages as events."""

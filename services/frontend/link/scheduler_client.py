@@ -1,0 +1,397 @@
+"""The frontend's one stream to the scheduler that leads.
+
+Requests and cancellations go up; what an iteration brings comes down in one message and is handed
+to the inboxes of the requests it concerns. The scheduler says when it has a pipeline and when it
+has none; while there is none, requests are held here. A request that fails as unavailable before
+it has any tokens is held and sent again, its client none the wiser, until its time is up; one that
+has tokens fails, since nobody could go on where it stopped.
+
+Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
+only to the one that leads. When the stream ends, the client makes a new channel, which looks the
+name up and reads certificates again, and connects to whoever leads then.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors, rpc
+from services.frontend.link.scheduler_events import Event, Failed, Tokens, events_of
+from services.frontend.observing.request_span import UNRECORDED, RequestSpan
+from services.frontend.request.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+
+FIND_LEADER_S = 5.0
+"""Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
+may have come that this channel has not heard of."""
+
+CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
+    *rpc.RECONNECT_OPTIONS,
+    (
+        "grpc.service_config",
+        json.dumps(
+            {
+                "loadBalancingConfig": [{"round_robin": {}}],
+                "healthCheckConfig": {"serviceName": SERVICE.full_name},
+            }
+        ),
+    ),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+]
+"""Calls go only to peers whose health says that they serve, and a peer that vanished without a word
+is noticed after 25 seconds, while requests are still held."""
+
+STOPPING = "the server is stopping"
+NO_PIPELINE = "no pipeline at the moment; try again"
+
+MAX_UNSENT = 4096
+"""Messages that may wait to be sent when another request comes: a scheduler that doesn't read must
+not fill this process's memory."""
+
+ATTEMPT_PAUSE_S = 0.1
+"""Before a request that was refused is sent again to a pipeline that seems to be open."""
+
+Inbox = asyncio.Queue[Event]
+"""Where the events of a request, or of several that belong together, are put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses between attempts to connect; they grow, and they differ between frontends."""
+
+    first_s: float = 0.05
+    max_s: float = 1.0
+
+    def pause_s(self, n_failures: int) -> float:
+        """The pause after so many failures in a row, at least one."""
+        longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
+        return random.uniform(longest / 2, longest)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """A request until it ends."""
+
+    submission: scheduler_pb2.Submission
+    inbox: Inbox
+    model: str
+    until: float
+    span: RequestSpan
+    was_held: bool = False
+    has_tokens: bool = False
+    was_sent: bool = False
+    failure: str = ""  # of the last attempt
+    next_attempt: asyncio.TimerHandle | None = None  # only while it is held
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request_id
+
+    @property
+    def is_held(self) -> bool:
+        return self.next_attempt is not None
+
+    def take(self) -> None:
+        """It is held no longer."""
+        if self.next_attempt is not None:
+            self.next_attempt.cancel()
+            self.next_attempt = None
+
+
+class SchedulerClient:
+    """Submits requests, now or when that is possible, and delivers what becomes of them.
+
+    Points in time are those of the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect: rpc.Connect = rpc.connect,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._address = address
+        self._connect = connect
+        self._backoff = backoff or Backoff()
+        self._requests: dict[str, _Request] = {}
+        self._outbox: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+        self._pipeline: Pipeline | None = None
+        self._last_known: Pipeline | None = None
+        self._last_open = -math.inf
+        self._has_leader = False
+        self._is_stopping = False
+        self._changed = asyncio.Event()
+        self.n_resubmitted = 0
+        """Times that a request was sent again."""
+
+    @property
+    def n_held(self) -> int:
+        """Requests that wait to be sent."""
+        return sum(request.is_held for request in list(self._requests.values()))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken at once."""
+        return self._pipeline is not None
+
+    @property
+    def last_known(self) -> Pipeline:
+        """What is served, or was before the pipeline was lost.
+
+        Raises:
+            Unavailable: no pipeline was ever there, or this client is closed.
+        """
+        if self._is_stopping:
+            raise errors.Unavailable(STOPPING)
+        if self._last_known is None:
+            raise errors.Unavailable(NO_PIPELINE)
+        return self._last_known
+
+    @property
+    def last_model(self) -> str:
+        """Name of the model that is served, or was; empty before the first pipeline."""
+        return "" if self._last_known is None else self._last_known.model
+
+    def hopeful_until(self, hold_s: float) -> float:
+        """Until when, if nothing changes, requests that are held for so many seconds should come.
+
+        Always, with a pipeline; so long after it was lost, and no longer, whoever leads; not at
+        all before the first: nobody knows then whether there will ever be one.
+        """
+        return math.inf if self.is_open else self._last_open + hold_s
+
+    async def wait_open(self, until: float | None = None) -> Pipeline:
+        """What is served, once there is something.
+
+        Raises:
+            Unavailable: it did not come in time, or this client is closed.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                while self._pipeline is None:
+                    if self._is_stopping:
+                        raise errors.Unavailable(STOPPING)
+                    await self.wait_change()
+        except TimeoutError:
+            raise errors.Unavailable(NO_PIPELINE) from None
+        return self._pipeline
+
+    async def wait_change(self) -> None:
+        """Waits until a pipeline or a scheduler comes or goes."""
+        await self._changed.wait()
+
+    def submit(
+        self,
+        submission: scheduler_pb2.Submission,
+        inbox: Inbox,
+        *,
+        model: str,
+        until: float,
+        was_held: bool = False,
+        span: RequestSpan = UNRECORDED,
+    ) -> None:
+        """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
+
+        Until that point in time it is held where it can't be sent, and sent again where it fails
+        as unavailable without tokens. So it may be accepted more than once. One that was held, here
+        or before it came here, is patient with a full pool too: all that were held come at once.
+        The span is told.
+        """
+        request = _Request(
+            submission=submission,
+            inbox=inbox,
+            model=model,
+            until=until,
+            was_held=was_held,
+            span=span,
+        )
+        self._requests[request.request_id] = request
+        self._attempt(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request if it still runs; nothing of it is delivered any more."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.is_held:
+            request.take()
+            return
+        cancellation = scheduler_pb2.Cancellation(request_id=request_id)
+        self._outbox.put_nowait(scheduler_pb2.ConnectRequest(cancellation=cancellation))
+
+    def close(self) -> None:
+        """Ends all requests as unavailable and takes no more."""
+        self._is_stopping = True
+        self._shut()
+        for request in list(self._requests.values()):
+            self._fail(request, errors.Unavailable(STOPPING))
+
+    async def run(self) -> None:
+        """Keeps the stream open until cancelled."""
+        n_failures = 0
+        while True:
+            reason = await self._converse()
+            n_failures = 1 if self._has_leader else n_failures + 1
+            if n_failures == 1:
+                # At first there is nothing wrong: the schedulers have yet to start.
+                level = logging.WARNING if self._has_leader else logging.INFO
+                log.log(level, "no scheduler at %s: %s", self._address, reason)
+            self._lose()
+            await asyncio.sleep(self._backoff.pause_s(n_failures))
+
+    async def _converse(self) -> str:
+        """Holds one stream until it breaks; returns why it did."""
+        self._outbox = asyncio.Queue()
+        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
+            await _wait_leader(channel)
+            call = channel.stream_stream(
+                rpc.method_path(SERVICE, "Connect"),
+                request_serializer=scheduler_pb2.ConnectRequest.SerializeToString,
+                response_deserializer=scheduler_pb2.ConnectResponse.FromString,
+            )()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    writer = tasks.create_task(_write(call, self._outbox))
+                    reason = await self._read(call)
+                    writer.cancel()
+                return reason
+            finally:
+                call.cancel()
+
+    async def _read(self, call: Any) -> str:
+        try:
+            await call.wait_for_connection()
+            self._has_leader = True
+            self._note_change()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                self._apply(response)
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        return "it ended the stream"
+
+    def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
+        # One message may have failures and the pipeline that came after them: what is to be sent
+        # again must meet the state that holds now.
+        if response.is_closed:
+            self._shut()
+        elif response.HasField("pipeline") and not self._is_stopping:
+            self._open(Pipeline.from_proto(response.pipeline))
+        for event in events_of(response):
+            self._deliver(event)
+
+    def _open(self, pipeline: Pipeline) -> None:
+        if pipeline != self._last_known:
+            log.info("scheduler at %s serves %s", self._address, pipeline)
+        self._pipeline = self._last_known = pipeline
+        self._note_change()
+        for request in list(self._requests.values()):
+            if request.is_held:
+                self._attempt(request)
+
+    def _shut(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline = None
+            self._last_open = asyncio.get_running_loop().time()
+        self._note_change()
+
+    def _lose(self) -> None:
+        self._has_leader = False
+        self._shut()
+        for request in list(self._requests.values()):
+            if not request.is_held:
+                self._hold(request, errors.Unavailable("the scheduler was lost; try again"))
+
+    def _deliver(self, event: Event) -> None:
+        request = self._requests.get(event.request_id)
+        if request is None or request.is_held:
+            return  # cancelled a moment ago, or it has failed already
+        match event:
+            case Failed(error=errors.Unavailable() as error):
+                self._hold(request, error)
+                return
+            case Failed(error=errors.PoolFull() as error) if request.was_held:
+                self._hold(request, error, pause_s=max(error.retry_after_s, ATTEMPT_PAUSE_S))
+                return
+            case Tokens():
+                request.has_tokens = True
+        if event.is_last:
+            del self._requests[event.request_id]
+        request.inbox.put_nowait(event)
+
+    def _attempt(self, request: _Request) -> None:
+        """Sends a request, or holds it."""
+        request.take()
+        if self._is_stopping:
+            self._fail(request, errors.Unavailable(STOPPING))
+        elif self._pipeline is None:
+            self._hold(request, errors.Unavailable(NO_PIPELINE))
+        elif self._pipeline.model != request.model:
+            self._fail(request, errors.Unavailable("another model is served now; try again"))
+        elif self._outbox.qsize() >= MAX_UNSENT:
+            self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
+        else:
+            message = scheduler_pb2.ConnectRequest(submission=request.submission)
+            self._outbox.put_nowait(message)
+            if request.was_sent:
+                self.n_resubmitted += 1
+                request.span.resubmitted(request.request_id, request.failure)
+            request.was_sent = True
+
+    def _hold(
+        self,
+        request: _Request,
+        error: errors.Unavailable | errors.PoolFull,
+        *,
+        pause_s: float = ATTEMPT_PAUSE_S,
+    ) -> None:
+        """Keeps what failed for another attempt, unless there can be none."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if request.has_tokens or now >= request.until:
+            self._fail(request, error)
+            return
+        request.span.held(request.request_id, error.message)
+        request.failure = error.message
+        request.was_held = True
+        at = min(request.until, now + pause_s) if self.is_open else request.until
+        request.next_attempt = loop.call_at(at, self._attempt, request)
+
+    def _fail(self, request: _Request, error: errors.Unavailable | errors.PoolFull) -> None:
+        request.take()
+        del self._requests[request.request_id]
+        request.inbox.put_nowait(Failed(request.request_id, error))
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _wait_leader(channel: grpc.aio.Channel) -> None:
+    """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIND_LEADER_S):
+            await channel.channel_ready()
+
+
+async def _write(call: Any, outbox: asyncio.Queue[scheduler_pb2.ConnectRequest]) -> None:
+    """Sends what is put into the outbox, until the stream breaks; the reader says why it did."""
+    try:
+        while True:
+            await call.write(await outbox.get())
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return

@@ -1,0 +1,102 @@
+"""What the scheduler says, in the frontend's words.
+
+One message of the stream carries everything of one iteration; here it is taken apart into events,
+each of which concerns one request. Reasons become either a way to finish or an error of the error
+tree.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors
+from services.frontend.request.finish_reason import FinishReason
+
+DEFAULT_RETRY_AFTER_S = 1.0
+"""Seconds a client should wait for a full pool that doesn't say how long: a few short answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is in the pool."""
+
+    request_id: str
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The request has new tokens."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request has all its tokens."""
+
+    request_id: str
+    reason: FinishReason
+    is_last: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended without an answer."""
+
+    request_id: str
+    error: errors.OrcinusError
+    is_last: ClassVar[bool] = True
+
+
+Event = Accepted | Tokens | Finished | Failed
+
+
+def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
+    """The events of one message, in the order in which they happened."""
+    for accepted in response.accepted:
+        yield Accepted(accepted.request_id)
+    for rejected in response.rejected:
+        yield Failed(rejected.request_id, _rejection_error(rejected))
+    for update in response.tokens:
+        yield Tokens(update.request_id, tuple(update.token_ids))
+    for completed in response.completed:
+        yield _end(completed)
+
+
+def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
+    match completed.reason:
+        case scheduler_pb2.COMPLETION_REASON_STOP:
+            return Finished(completed.request_id, FinishReason.STOP)
+        case scheduler_pb2.COMPLETION_REASON_LENGTH:
+            return Finished(completed.request_id, FinishReason.LENGTH)
+    # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
+    return Failed(completed.request_id, _unavailable(completed.message or "the pipeline was lost"))
+
+
+def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
+    match rejected.reason:
+        case scheduler_pb2.REJECTION_REASON_INVALID:
+            return errors.InvalidRequest(
+                rejected.field or "prompt", rejected.message or "refused by the scheduler"
+            )
+        case scheduler_pb2.REJECTION_REASON_POOL_FULL:
+            return errors.PoolFull(
+                rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)
+            )
+    return _unavailable(rejected.message or "the scheduler takes no requests")
+
+
+def _unavailable(message: str) -> errors.Unavailable:
+    """Says to clients what they may do."""
+    return errors.Unavailable(f"{message}; try again")
+
+
+def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:
+    if not rejected.HasField("retry_after"):
+        return DEFAULT_RETRY_AFTER_S
+    return rejected.retry_after.ToNanoseconds() / 1e9

@@ -1,0 +1,1 @@
+"""What is told of calls: metrics, and the span of each call."""

@@ -1,0 +1,262 @@
+"""What a frontend counts: client calls as they see them, and its answers.
+
+The histograms are those of OpenTelemetry's conventions for generative AI, with their buckets; a
+recorded call leaves its trace there as an exemplar. Tokens are the usage that clients are told:
+those of calls whose answers are all complete.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common import errors, rpc, semconv
+from services.common.metrics import exemplar
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.generation_request import Conversation, GenerationRequest
+
+DURATION_S = tuple(0.01 * 2**power for power in range(14))
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Buckets of the conventions."""
+
+CALL_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+CANCELLED = errors.RequestCancelled.__name__
+OTHER_ERROR = "_OTHER"
+CLIENT_CLOSED_REQUEST = 499
+OTHER_ROUTE = "other"
+
+
+class Call:
+    """One client call, while it runs."""
+
+    def __init__(self, n_answers: int) -> None:
+        self._n_answers = n_answers
+        self._started_at = _now()
+        self._first_token_at: dict[int, float] = {}
+        self.answers: list[tuple[FinishReason, float, int]] = []
+        """Of each complete answer: how it ended, seconds after its first token, tokens."""
+        self.n_prompt_tokens = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all its answers."""
+        return len(self.answers) == self._n_answers
+
+    @property
+    def elapsed_s(self) -> float:
+        return _now() - self._started_at
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Of its first answer."""
+        first = min(self._first_token_at.values(), default=None)
+        return None if first is None else first - self._started_at
+
+    def took_tokens(self, index: int) -> None:
+        """An answer has grown."""
+        if index not in self._first_token_at:
+            self._first_token_at[index] = _now()
+
+    def finished(self, index: int, reason: FinishReason, *, n_tokens: int) -> None:
+        """An answer is complete."""
+        now = _now()
+        self.answers.append((reason, now - self._first_token_at.get(index, now), n_tokens))
+
+
+class FrontendMetrics:
+    """All metrics of one frontend process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._duration = Histogram(
+            semconv.SERVER_REQUEST_DURATION,
+            "Seconds of a client call.",
+            [*CALL_LABELS, "error_type"],
+            buckets=DURATION_S,
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            semconv.SERVER_TIME_TO_FIRST_TOKEN,
+            "Seconds until a client call has its first token.",
+            CALL_LABELS,
+            buckets=FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._per_token = Histogram(
+            semconv.SERVER_TIME_PER_OUTPUT_TOKEN,
+            "Seconds for each token of a complete answer after its first.",
+            CALL_LABELS,
+            buckets=PER_TOKEN_S,
+            registry=registry,
+        )
+        usage = Counter(
+            semconv.USAGE_TOKENS,
+            "Tokens of complete calls, as clients are told.",
+            ["gen_ai_token_type"],
+            registry=registry,
+        )
+        self._input, self._output = usage.labels("input"), usage.labels("output")
+        finished = Counter(
+            semconv.ANSWERS_FINISHED, "Complete answers.", ["reason"], registry=registry
+        )
+        self._finished = {reason: finished.labels(reason.value) for reason in FinishReason}
+        self._http = Counter(
+            semconv.HTTP_REQUESTS, "HTTP requests answered.", ["route", "status"], registry=registry
+        )
+        self._grpc = Counter(
+            semconv.GRPC_CALLS, "gRPC calls answered.", ["method", "code"], registry=registry
+        )
+
+    @contextmanager
+    def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
+        """Measures the call that runs inside the `with` block."""
+        call = Call(request.n_answers)
+        error_type = OTHER_ERROR
+        try:
+            yield call
+            error_type = "" if call.is_complete else CANCELLED
+        except errors.OrcinusError as error:
+            error_type = type(error).__name__
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            error_type = CANCELLED
+            raise
+        finally:
+            is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
+            operation = "chat" if is_chat else "text_completion"
+            self._note(call, (operation, semconv.PROVIDER, model), error_type)
+
+    def counted(self, observe: rpc.Observe | None) -> rpc.Observe:
+        """What observes gRPC calls, each of which is counted too."""
+
+        @contextmanager
+        def around(method: str, context: Any) -> Iterator[None]:
+            ending: BaseException | None = None
+            try:
+                with nullcontext() if observe is None else observe(method, context):
+                    yield
+            except BaseException as error:
+                ending = error
+                raise
+            finally:
+                code = rpc.status_of(ending, context)
+                self._grpc.labels(method.rpartition("/")[2], code.name).inc()
+
+        return around
+
+    def count_http(self, route: str, status: int) -> None:
+        """An HTTP request has ended."""
+        self._http.labels(route, str(status)).inc()
+
+    def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
+        trace = exemplar()
+        self._duration.labels(*labels, error_type).observe(call.elapsed_s, trace)
+        first_token_s = call.time_to_first_token_s
+        if first_token_s is not None:
+            self._first_token.labels(*labels).observe(first_token_s, trace)
+        if error_type:
+            return
+        self._input.inc(call.n_prompt_tokens)
+        for reason, seconds, n_tokens in call.answers:
+            self._finished[reason].inc()
+            self._output.inc(n_tokens)
+            if n_tokens > 1:
+                self._per_token.labels(*labels).observe(seconds / (n_tokens - 1), trace)
+
+
+class Answers(Protocol):
+    """What is in the making."""
+
+    @property
+    def n_in_flight(self) -> int: ...
+
+    @property
+    def n_waiting(self) -> int: ...
+
+
+class Connection(Protocol):
+    """What the scheduler has been sent, and what not."""
+
+    n_resubmitted: int
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def n_held(self) -> int: ...
+
+
+class FrontendState(Collector):
+    """How things stand, read when Prometheus asks."""
+
+    def __init__(
+        self, answers: Answers, connection: Connection, refusals: Mapping[str, int]
+    ) -> None:
+        self._answers = answers
+        self._connection = connection
+        self._refusals = refusals
+
+    def collect(self) -> Iterator[Metric]:
+        """Called from the thread that answers Prometheus."""
+        answers, connection = self._answers, self._connection
+        yield GaugeMetricFamily(
+            semconv.FRONTEND_PIPELINE_UP,
+            "1 while this frontend knows of a pipeline.",
+            int(connection.is_open),
+        )
+        yield GaugeMetricFamily(
+            semconv.ANSWERS_IN_FLIGHT, "Answers in the making.", answers.n_in_flight
+        )
+        yield GaugeMetricFamily(
+            semconv.ANSWERS_HELD,
+            "Answers that wait for a pipeline.",
+            answers.n_waiting + connection.n_held,
+        )
+        yield CounterMetricFamily(
+            semconv.ANSWERS_RESUBMITTED,
+            "Answers sent to a scheduler again.",
+            connection.n_resubmitted,
+        )
+        refusals = CounterMetricFamily(
+            semconv.API_KEY_REFUSALS, "Calls refused for their API key.", labels=["reason"]
+        )
+        for reason, n_calls in self._refusals.items():
+            refusals.add_metric([reason], n_calls)
+        yield refusals
+
+
+class CountedApp:
+    """An app whose requests are counted by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: FrontendMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = CLIENT_CLOSED_REQUEST  # unless it gets an answer
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        finally:
+            # Paths that are none of ours are whatever clients make up.
+            route = getattr(scope.get("route"), "path", OTHER_ROUTE)
+            self._metrics.count_http(route, status)
+
+
+def _now() -> float:
+    return time.perf_counter()

@@ -1,0 +1,147 @@
+"""The span of one client call, whichever protocol it came by, with the attributes of
+OpenTelemetry's conventions for generative AI. Prompts and answers are not in it.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
+from orcinus.v1 import trace_pb2
+
+from services.common import errors, semconv, tracing
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.generation_request import Conversation, GenerationRequest
+
+_OURS = (errors.Unavailable, errors.StaleEpoch)
+"""Errors of the server; the others are the client's, or what it has asked for."""
+
+
+class RequestSpan:
+    """What is told of a call while it runs. Costs nothing when the call is not recorded."""
+
+    def __init__(self, span: Span = INVALID_SPAN) -> None:
+        self._span = span
+        self._is_recorded = span.is_recording()
+        self._started = time.monotonic() if self._is_recorded else 0.0
+        self._has_tokens = False
+        self._reasons: dict[int, str] = {}
+
+    @property
+    def message(self) -> trace_pb2.TraceContext | None:
+        """What the submissions of a recorded call take along."""
+        return tracing.to_message(self._span) if self._is_recorded else None
+
+    def checked(self, request: GenerationRequest) -> None:
+        """The request keeps the rules, so that its numbers are numbers."""
+        if self._is_recorded:
+            self._span.set_attributes(_attributes(request))
+
+    def submitted(self, request_id: str, *, model: str, n_prompt_tokens: int) -> None:
+        """Its answers are about to be submitted, under names that begin with this."""
+        if self._is_recorded:
+            self._span.set_attributes(
+                {
+                    semconv.RESPONSE_ID: request_id,
+                    semconv.RESPONSE_MODEL: model,
+                    semconv.INPUT_TOKENS: n_prompt_tokens,
+                }
+            )
+
+    def held(self, request_id: str, reason: str) -> None:
+        """An answer waits for a pipeline."""
+        self._note(semconv.HELD, request_id, reason)
+
+    def resubmitted(self, request_id: str, reason: str) -> None:
+        """An answer that a scheduler had is sent again."""
+        self._note(semconv.RESUBMITTED, request_id, reason)
+
+    def first_token(self) -> None:
+        """Tokens have come; called with all of them."""
+        if self._is_recorded and not self._has_tokens:
+            self._has_tokens = True
+            seconds = time.monotonic() - self._started
+            self._span.set_attribute(semconv.TIME_TO_FIRST_CHUNK, seconds)
+
+    def finished(self, index: int, reason: FinishReason) -> None:
+        """An answer is complete."""
+        if self._is_recorded:
+            self._reasons[index] = reason.value
+
+    def closed(self, n_generated: int) -> None:
+        """All answers are over, or nobody wants them; may be called again."""
+        if self._is_recorded:
+            self._is_recorded = False
+            self._span.set_attribute(semconv.OUTPUT_TOKENS, n_generated)
+            if self._reasons:
+                reasons = [self._reasons[index] for index in sorted(self._reasons)]
+                self._span.set_attribute(semconv.FINISH_REASONS, reasons)
+
+    def _note(self, event: str, request_id: str, reason: str) -> None:
+        if self._is_recorded:
+            attributes = {semconv.REQUEST_ID: request_id, semconv.REASON: reason}
+            self._span.add_event(event, attributes)
+
+
+UNRECORDED = RequestSpan()
+
+
+@contextmanager
+def request_span(
+    tracer: Tracer, request: GenerationRequest, *, model: str
+) -> Iterator[RequestSpan]:
+    """The span of a call that runs inside the block, if the call of its protocol is recorded.
+
+    `model` is what is served, or nothing: clients would make names up.
+    """
+    if not trace.get_current_span().is_recording():
+        yield UNRECORDED
+        return
+    is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
+    operation = "chat" if is_chat else "text_completion"
+    span = tracer.start_span(
+        f"{operation} {model}".rstrip(),
+        attributes={semconv.OPERATION: operation, semconv.GEN_AI_PROVIDER: semconv.PROVIDER},
+    )
+    if model:
+        span.set_attribute(semconv.REQUEST_MODEL, model)
+    try:
+        yield RequestSpan(span)
+    except errors.OrcinusError as error:
+        if isinstance(error, _OURS):
+            _fail(span, type(error).__name__)
+        else:
+            span.add_event(semconv.REFUSED, {semconv.REASON: type(error).__name__})
+        raise
+    except Exception as error:
+        _fail(span, type(error).__qualname__)
+        raise
+    finally:
+        span.end()
+
+
+def _fail(span: Span, error: str) -> None:
+    span.set_attribute(semconv.ERROR_TYPE, error)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
+    options = request.options
+    attributes: dict[str, AttributeValue] = {
+        semconv.REQUEST_TEMPERATURE: options.temperature,
+        semconv.REQUEST_TOP_P: options.top_p,
+        semconv.REQUEST_SEED: options.seed,
+    }
+    if options.max_tokens is not None:
+        attributes[semconv.REQUEST_MAX_TOKENS] = options.max_tokens
+    if options.top_k > 0:
+        attributes[semconv.REQUEST_TOP_K] = options.top_k
+    if options.presence_penalty:
+        attributes[semconv.REQUEST_PRESENCE_PENALTY] = options.presence_penalty
+    if options.frequency_penalty:
+        attributes[semconv.REQUEST_FREQUENCY_PENALTY] = options.frequency_penalty
+    if request.n_answers != 1:
+        attributes[semconv.REQUEST_CHOICES] = request.n_answers
+    return attributes

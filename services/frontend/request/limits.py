@@ -1,0 +1,72 @@
+"""What the model allows, applied to what a client asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common import errors
+from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
+from services.frontend.request.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model allows, applied to requests."""
+
+    pipeline: Pipeline
+
+    def check_model(self, model: str) -> None:
+        """Raises InvalidRequest if the client wants another model; it need not name one."""
+        if model and model != self.pipeline.model:
+            raise errors.InvalidRequest(
+                "model", f"{model!r} is not served here; {self.pipeline.model!r} is"
+            )
+
+    def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if the model can't read the tokens, or not one more after them."""
+        if not token_ids:
+            raise errors.InvalidRequest(field, "must have at least one token")
+        self.check_tokens(field, token_ids)
+        if len(token_ids) >= self.pipeline.max_model_len:
+            raise errors.InvalidRequest(
+                field,
+                f"has {len(token_ids)} tokens, which leaves no room for an answer: prompt and "
+                f"answer may have {self.pipeline.max_model_len} together",
+            )
+
+    def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
+        """Tokens that an answer may have.
+
+        Raises:
+            InvalidRequest: the client asks for more than fit, or for a minimum above them.
+        """
+        room = self.pipeline.max_model_len - n_prompt
+        default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
+        max_tokens = default if options.max_tokens is None else options.max_tokens
+        if max_tokens > room:
+            raise errors.InvalidRequest(
+                options.max_tokens_field,
+                f"{max_tokens} with a prompt of {n_prompt} tokens exceeds the "
+                f"{self.pipeline.max_model_len} tokens that both may have together",
+            )
+        if options.min_tokens > max_tokens:
+            raise errors.InvalidRequest(
+                "min_tokens", f"{options.min_tokens} exceeds the {max_tokens} tokens at most"
+            )
+        return max_tokens
+
+    def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
+        """Tokens that end an answer: the model's own, unless they are ignored, and the client's.
+
+        Raises:
+            InvalidRequest: one of the client's is not in the vocabulary.
+        """
+        self.check_tokens("stop_token_ids", options.stop_token_ids)
+        own = () if options.ignore_eos else self.pipeline.eos_token_ids
+        return tuple(dict.fromkeys((*own, *options.stop_token_ids)))
+
+    def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if one is not in the vocabulary."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.pipeline.vocab_size:
+            raise errors.InvalidRequest(
+                field, f"tokens must be from 0 to {self.pipeline.vocab_size - 1}"
+            )

@@ -1,0 +1,29 @@
+"""The pipeline that is served, as far as a frontend must know it."""
+
+from dataclasses import dataclass
+
+from orcinus.v1 import scheduler_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The pipeline that is served: what a frontend must know to check requests."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    n_stages: int = 1
+    tp_size: int = 1
+
+    @classmethod
+    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
+        """Takes over what the scheduler says."""
+        return cls(
+            model=message.model,
+            vocab_size=message.vocab_size,
+            max_model_len=message.max_model_len,
+            eos_token_ids=tuple(message.eos_token_ids),
+            n_stages=message.n_stages,
+            tp_size=message.tp_size,
+        )

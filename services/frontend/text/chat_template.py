@@ -1,0 +1,144 @@
+"""A conversation as one text, written with the template that the checkpoint brings along.
+
+Templates are Jinja programs made for the `transformers` library; what they may call there they
+find here. They run in a sandbox and see the conversation as plain dictionaries.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.common import errors
+from services.frontend.request.generation_request import ChatMessage
+
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What a template can raise when it is read or rendered. Its own expressions raise such errors too,
+`1 + ''` for example: it suits other messages."""
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class ChatTemplate:
+    """The checkpoint's chat template."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(source, globals=dict(special_tokens or {}))
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self | None:
+        """Reads the template of a checkpoint; None if it has none.
+
+        Raises:
+            ValueError: the template is broken, or the configuration that may hold it.
+        """
+        try:
+            config = _read_config(directory / "tokenizer_config.json")
+            file = directory / "chat_template.jinja"
+            source = (
+                file.read_text(encoding="utf-8")
+                if file.is_file()
+                else _default_template(config.get("chat_template"))
+            )
+            if source is None:
+                return None
+            return cls(source, special_tokens=_special_tokens(config))
+        except TEMPLATE_ERRORS as error:
+            explanation = " ".join(str(error).split())  # Jinja's have several lines
+            raise ValueError(
+                f"the chat template or tokenizer_config.json in {directory} is broken: "
+                f"{explanation}"
+            ) from error
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The conversation's text, up to where the assistant's turn begins.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation.
+        """
+        try:
+            return self._template.render(
+                messages=[message.to_dict() for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+            )
+        except TEMPLATE_ERRORS as error:
+            raise errors.InvalidRequest(
+                "messages", f"the model's chat template refuses them: {error}"
+            ) from error
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
+
+
+def _default_template(template: object) -> str | None:
+    """The template itself, or the one called "default" in a list of named ones."""
+    if isinstance(template, list):
+        return {named["name"]: str(named["template"]) for named in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Their texts; a configuration holds them as strings or as `{"content": ...}`."""
+    tokens = {name: config.get(name) for name in SPECIAL_TOKENS}
+    return {
+        name: token["content"] if isinstance(token, dict) else str(token)
+        for name, token in tokens.items()
+        if token is not None
+    }
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As templates expect it: Jinja's own filter would escape HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

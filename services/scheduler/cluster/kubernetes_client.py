@@ -1,0 +1,333 @@
+"""The Kubernetes API as the scheduler needs it: one lease to keep, some pods to watch.
+
+The only module that knows the official client. What can go wrong with a call is told to the rest
+in the terms of `lease.py` and `pod_directory.py`: it may be tried again, or it is not allowed.
+Pods are read from the API's JSON and not as the client's models, so that a server newer than the
+client, which sends what the client does not know, is understood.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from services.common.errors import Unavailable
+from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
+from services.scheduler.cluster.pod_directory import (
+    Pod,
+    PodChange,
+    PodEvent,
+    PodsExpired,
+    PodsRefused,
+    PodsUnavailable,
+)
+
+CALL_TIMEOUT_S = 10.0
+"""For a call that is answered at once; whoever needs it sooner limits it himself."""
+
+WATCH_TIMEOUT_S = 300
+"""How long the server keeps a watch open."""
+
+WATCH_GRACE_S = 30.0
+"""How much longer the client waits for the server to end it."""
+
+SILENCE_LIMIT_S = 150.0
+"""After so long without a line a watch is taken for dead: servers send bookmarks every minute."""
+
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+
+_FAILURES = (
+    client.ApiException,
+    config.ConfigException,  # a token file that is being replaced
+    aiohttp.ClientError,
+    OSError,  # TimeoutError among them
+    ValueError,  # an answer that is not what it should be: JSON's and pydantic's errors are these
+)
+
+
+class KubernetesClient:
+    """Connections to one API server: the pod's own, or the one that KUBECONFIG names."""
+
+    def __init__(
+        self,
+        *,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        watch_timeout_s: int = WATCH_TIMEOUT_S,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+    ) -> None:
+        self._call_timeout_s = call_timeout_s
+        self._watch_timeout_s = watch_timeout_s
+        self._silence_limit_s = silence_limit_s
+        self._api: client.ApiClient
+
+    async def __aenter__(self) -> Self:
+        """Reads the configuration; nothing is connected yet.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        self._api = client.ApiClient(await _configuration())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._api.close()
+
+    def lease_store(self, namespace: str, name: str) -> "KubernetesLeaseStore":
+        """Where a Lease object is read and replaced; it must exist."""
+        return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
+
+    def pods(self, namespace: str, selector: str) -> "KubernetesPods":
+        """The pods that have certain labels."""
+        return KubernetesPods(
+            self._api,
+            namespace,
+            selector,
+            call_timeout_s=self._call_timeout_s,
+            watch_timeout_s=self._watch_timeout_s,
+            silence_limit_s=self._silence_limit_s,
+        )
+
+
+class KubernetesLeaseStore:
+    """A `LeaseStore` on an object of `coordination.k8s.io/v1`."""
+
+    def __init__(
+        self, api: client.ApiClient, namespace: str, name: str, call_timeout_s: float
+    ) -> None:
+        self._api = client.CoordinationV1Api(api)
+        self._namespace = namespace
+        self._name = name
+        self._call_timeout_s = call_timeout_s
+        self._metadata = client.V1ObjectMeta(name=name, namespace=namespace)
+
+    async def read(self) -> LeaseRecord:
+        """See `LeaseStore`."""
+        try:
+            lease = await self._api.read_namespaced_lease(
+                self._name, self._namespace, _request_timeout=self._call_timeout_s
+            )
+        except _FAILURES as error:
+            raise LeaseUnavailable(self._explain("get", error)) from error
+        return self._record(lease)
+
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        """See `LeaseStore`."""
+        # Labels, annotations and owners stay as they were read; a newer version refuses the write.
+        metadata = self._metadata.model_copy(update={"resource_version": record.version})
+        spec = client.V1LeaseSpec(
+            holder_identity=record.holder,
+            lease_transitions=record.transitions,
+            lease_duration_seconds=record.duration_s,
+            acquire_time=_micro_time(record.acquire_time),
+            renew_time=_micro_time(record.renew_time),
+        )
+        try:
+            lease = await self._api.replace_namespaced_lease(
+                self._name,
+                self._namespace,
+                client.V1Lease(metadata=metadata, spec=spec),
+                _request_timeout=self._call_timeout_s,
+            )
+        except _FAILURES as error:
+            if _status(error) == HTTPStatus.CONFLICT:
+                raise LeaseConflict(f"lease {self._name} has been written by another") from error
+            raise LeaseUnavailable(self._explain("update", error)) from error
+        return self._record(lease)
+
+    def _record(self, lease: client.V1Lease) -> LeaseRecord:
+        metadata = lease.metadata
+        if metadata is None or not metadata.resource_version:
+            # A write without a version would be a write over anybody's.
+            raise LeaseUnavailable(f"cannot get lease {self._name}: the answer has no version")
+        self._metadata = metadata
+        spec = lease.spec or client.V1LeaseSpec()
+        return LeaseRecord(
+            holder=spec.holder_identity or "",
+            transitions=spec.lease_transitions or 0,
+            duration_s=spec.lease_duration_seconds or 0,
+            version=metadata.resource_version,
+            acquire_time=spec.acquire_time,
+            renew_time=spec.renew_time,
+        )
+
+    def _explain(self, verb: str, error: Exception) -> str:
+        what = _explain(f"{verb} lease {self._namespace}/{self._name}", error)
+        if _status(error) == HTTPStatus.NOT_FOUND:
+            return f"{what} (it belongs to the manifests; the scheduler does not create it)"
+        return what
+
+
+class KubernetesPods:
+    """A `PodSource` on the pods of a namespace."""
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        namespace: str,
+        selector: str,
+        *,
+        call_timeout_s: float,
+        watch_timeout_s: int,
+        silence_limit_s: float,
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._selector = selector
+        self._call_timeout_s = call_timeout_s
+        self._watch_timeout_s = watch_timeout_s
+        self._silence_limit_s = silence_limit_s
+
+    async def list_pods(self) -> tuple[Sequence[Pod], str]:
+        """See `PodSource`."""
+        try:
+            response = await self._request({}, self._call_timeout_s)
+            async with response:
+                answer = await _checked(response)
+                return [_pod(item) for item in answer.get("items") or ()], _version(answer)
+        except _FAILURES as error:
+            raise self._translated("list", error) from error
+
+    async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
+        """See `PodSource`."""
+        try:
+            query = {
+                "watch": "true",
+                "resourceVersion": version,
+                "allowWatchBookmarks": "true",
+                "timeoutSeconds": str(self._watch_timeout_s),
+            }
+            response = await self._request(query, self._watch_timeout_s + WATCH_GRACE_S)
+            async with response:
+                if response.status != HTTPStatus.OK:
+                    await _checked(response)
+                yield PodEvent(PodChange.NONE, version)
+                while line := await self._next_line(response):
+                    yield _event(json.loads(line))
+        except _FAILURES as error:
+            if _status(error) == HTTPStatus.GONE:
+                raise PodsExpired from error
+            raise self._translated("watch", error) from error
+
+    async def _request(self, query: dict[str, str], timeout_s: float) -> aiohttp.ClientResponse:
+        # The client's own CoreV1Api takes longer to import than the scheduler, and 25 MB.
+        request = await self._api.param_serialize(
+            "GET",
+            "/api/v1/namespaces/{namespace}/pods",
+            path_params={"namespace": self._namespace},
+            query_params=[("labelSelector", self._selector), *query.items()],
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._api.call_api(*request, _request_timeout=timeout_s)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _next_line(self, response: aiohttp.ClientResponse) -> bytes:
+        async with asyncio.timeout(self._silence_limit_s):
+            return await response.content.readline()
+
+    def _translated(self, verb: str, error: Exception) -> PodsRefused | PodsUnavailable:
+        message = _explain(f"{verb} pods in namespace {self._namespace}", error)
+        if _status(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return PodsRefused(message)
+        return PodsUnavailable(message)
+
+
+async def _configuration() -> client.Configuration:
+    """Where the API server is and who we are; a pod's token is read again as it is replaced."""
+    configuration = client.Configuration()
+    try:
+        if os.environ.get(IN_CLUSTER):
+            config.load_incluster_config(configuration)
+        else:
+            await config.load_kube_config(
+                os.environ.get("KUBECONFIG"),
+                client_configuration=configuration,
+                persist_config=False,
+            )
+    except (config.ConfigException, OSError) as error:
+        raise Unavailable(
+            "no Kubernetes API: this is no pod with a service account's token, and there is no "
+            f"usable KUBECONFIG: {error}"
+        ) from error
+    return configuration
+
+
+async def _checked(response: aiohttp.ClientResponse) -> Any:
+    """The JSON of an answer, if it is no error."""
+    text = await response.text()
+    if response.status != HTTPStatus.OK:
+        raise client.ApiException(response.status, response.reason, body=text)
+    return json.loads(text)
+
+
+def _event(line: Any) -> PodEvent:
+    """One line of a watch."""
+    kind, item = _part(line, "type", str), _part(line, "object", dict)
+    match kind:
+        case "ADDED" | "MODIFIED":
+            return PodEvent(PodChange.SET, _version(item), _pod(item))
+        case "DELETED":
+            return PodEvent(PodChange.DELETED, _version(item), _pod(item))
+        case "BOOKMARK":
+            return PodEvent(PodChange.NONE, _version(item))
+        case "ERROR":
+            raise client.ApiException(item.get("code"), item.get("reason"), body=json.dumps(item))
+    raise ValueError(f"an event of an unknown type, {kind}")
+
+
+def _pod(item: Any) -> Pod:
+    metadata = _part(item, "metadata", dict)
+    status = item.get("status") or {}
+    return Pod(
+        name=_part(metadata, "name", str),
+        uid=_part(metadata, "uid", str),
+        created=_part(metadata, "creationTimestamp", str),
+        phase=status.get("phase") or "",
+        ip=status.get("podIP") or "",
+        is_terminating=bool(metadata.get("deletionTimestamp")),
+        labels=metadata.get("labels") or {},
+    )
+
+
+def _version(item: Any) -> str:
+    version: str = _part(_part(item, "metadata", dict), "resourceVersion", str)
+    return version
+
+
+def _part(item: Any, name: str, kind: type[Any]) -> Any:
+    """A part that the API always sends; something else than the API may have answered."""
+    part = item.get(name) if isinstance(item, dict) else None
+    if not isinstance(part, kind) or not part:
+        raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")
+    return part
+
+
+def _micro_time(time: datetime | None) -> datetime | None:
+    """The client writes a time without a fraction where that is zero, and the API refuses it."""
+    if time is None:
+        return None
+    time = time.astimezone(UTC)
+    return time if time.microsecond else time + timedelta(microseconds=1)
+
+
+def _status(error: Exception) -> int | None:
+    return error.status if isinstance(error, client.ApiException) else None
+
+
+def _explain(action: str, error: Exception) -> str:
+    """What went wrong, in one line, in the API server's words where it has any: they name the
+    account and the right that it lacks."""
+    if not isinstance(error, client.ApiException):
+        return f"cannot {action}: {str(error) or type(error).__name__}"
+    try:
+        message = json.loads(error.body or "")["message"]
+    except (ValueError, LookupError, TypeError):
+        message = error.reason
+    return f"cannot {action}: {error.status} {message}"

@@ -1,0 +1,35 @@
+"""A set of requests that run one iteration together."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.scheduler.core.request import Request
+
+
+class Span(NamedTuple):
+    """One request's part in a batch: consecutive tokens of its sequence.
+
+    A prefill is a span of the prompt, whole or a chunk of it, a decode a span of one token; nothing
+    downstream needs to know which is which.
+    """
+
+    request: Request
+    start_position: int
+    n_tokens: int
+    token_ids: list[int]
+    """Empty if the span's one token is still on the rank that sampled it."""
+    is_admission: bool
+    """The request is new to the ranks."""
+    is_sampled: bool
+    """The token after the span is wanted: the span reaches the end of the sequence."""
+    new_block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one iteration runs."""
+
+    iteration: int
+    spans: tuple[Span, ...]
+    released_rows: tuple[int, ...]
+    """Rows given up since the previous batch."""

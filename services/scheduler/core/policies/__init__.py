@@ -1,0 +1,27 @@
+"""Policies: who runs in the next iteration, and with how many tokens.
+
+A policy is a class in a file of its own with the one method below. It looks at requests in the
+order in which they arrived and reserves K/V for those it admits; it changes no state of theirs.
+"""
+
+from typing import NamedTuple, Protocol
+
+from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.request import Request
+from services.scheduler.core.request_pool import RequestPool
+
+
+class Selection(NamedTuple):
+    """A request that was chosen, the tokens it may run, and its reservation."""
+
+    request: Request
+    n_tokens: int
+    reservation: Reservation
+
+
+class Policy(Protocol):
+    """Chooses the next batch."""
+
+    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+        """Returns the requests of the next batch in order; empty if none can run."""
+        ...

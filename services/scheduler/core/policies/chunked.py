@@ -1,0 +1,56 @@
+"""Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
+
+Who comes first, who is admitted and who holds the others back is as in `orca`. But a batch has at
+most `max_batch_tokens` tokens: requests that decode have one each, and what is left goes to
+prompts, in the order of arrival, the last of which is cut off and goes on in the next iteration. So
+an iteration takes about as long as any other, however long a prompt is, and nobody who decodes
+waits for it (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: nobody is
+admitted while an earlier one is unfinished.
+
+A pipeline of several stages is only as fast as its largest batch, and a request that decodes can be
+in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
+not take them all.
+"""
+
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Selection
+from services.scheduler.core.request_pool import RequestPool
+
+
+class ChunkedPolicy:
+    """Iteration-level first come, first served, in even batches."""
+
+    def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
+        if max_batch_size < 1 or n_shares < 1:
+            raise ValueError(
+                f"max_batch_size and n_shares must be at least 1, not {max_batch_size}, {n_shares}"
+            )
+        if max_batch_tokens < max_batch_size:
+            # Decodes alone could fill the budget, and prompts would starve.
+            raise ValueError(
+                f"max_batch_tokens must be at least max_batch_size, {max_batch_size}, "
+                f"not {max_batch_tokens}"
+            )
+        self.max_batch_size = max_batch_size
+        self.max_batch_tokens = max_batch_tokens
+        self.n_shares = n_shares
+
+    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+        """As many as fit, in the order of arrival, each with as many tokens as fit."""
+        selections: list[Selection] = []
+        n_free = self.max_batch_tokens
+        n_decodes_free = -(-pool.n_running // self.n_shares)
+        for request in pool.selectable():
+            if len(selections) == self.max_batch_size or not n_free:
+                break
+            if request.n_scheduled >= request.n_prompt_tokens:
+                if not n_decodes_free:
+                    continue  # its turn comes with the next batch
+                n_decodes_free -= 1
+            reservation = request.reservation or kv_manager.reserve(request.max_tokens)
+            if reservation is None:
+                break
+            n_tokens = min(request.n_unscheduled, n_free)
+            n_free -= n_tokens
+            selections.append(Selection(request, n_tokens, reservation))
+        return selections

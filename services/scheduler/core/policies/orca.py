@@ -1,0 +1,33 @@
+"""Algorithm 1 of the Orca paper, lines 17 to 28: first come, first served, decided anew each
+iteration.
+
+A request runs its whole prompt in its first iteration and one token in each later one. It is
+admitted when all the K/V slots it can ever need fit beside those already reserved. The first that
+does not fit ends the selection (`break`, not `continue`): a later, smaller one must not overtake
+it.
+"""
+
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Selection
+from services.scheduler.core.request_pool import RequestPool
+
+
+class OrcaPolicy:
+    """Iteration-level first come, first served."""
+
+    def __init__(self, *, max_batch_size: int) -> None:
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, not {max_batch_size}")
+        self.max_batch_size = max_batch_size
+
+    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+        """Lines 17 to 28."""
+        selections: list[Selection] = []
+        for request in pool.selectable():
+            if len(selections) == self.max_batch_size:
+                break
+            reservation = request.reservation or kv_manager.reserve(request.max_tokens)
+            if reservation is None:
+                break
+            selections.append(Selection(request, request.n_unscheduled, reservation))
+        return selections

@@ -1,0 +1,111 @@
+"""One client call, in tokens, and its place in Algorithm 1 (Orca, section 4.2)."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NewType
+
+from services.scheduler.core.kv_manager import Reservation
+
+RequestId = NewType("RequestId", str)
+
+
+class RequestState(Enum):
+    """The paper's states. FINISHED is where the paper removes a request from the pool."""
+
+    INITIATION = auto()
+    """Never run."""
+    RUNNING = auto()
+    """In at least one batch that has been sent and has not returned."""
+    INCREMENT = auto()
+    """Has run and wants to run again."""
+    FINISHED = auto()
+    """Has ended, and holds nothing but what batches that have not returned still use."""
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = auto()
+    LENGTH = auto()
+    CANCELLED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and all that is known of it.
+
+    Its sequence is the prompt followed by the generated tokens, and by `n_awaited` tokens that are
+    being sampled. Of these, the first `n_scheduled` have been sent to the ranks, so that their keys
+    and values are stored or about to be.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    sampling: bytes = b""
+    """Serialised sampling parameters; only the ranks read them."""
+    stop_token_ids: frozenset[int] = frozenset()
+    arrival: int = -1
+    """Place in the order of arrival; given by the pool."""
+    state: RequestState = RequestState.INITIATION
+    generated_token_ids: list[int] = field(default_factory=list)
+    n_scheduled: int = 0
+    n_awaited: int = 0
+    """Tokens that the batches in flight will bring."""
+    n_in_flight: int = 0
+    """Batches that it is in and that have not returned."""
+    reservation: Reservation | None = None
+    is_cancelled: bool = False
+    """Cancelled while running: it ends when a batch of it returns."""
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the sequence so far."""
+        return len(self.prompt_token_ids) + len(self.generated_token_ids)
+
+    @property
+    def n_unscheduled(self) -> int:
+        """Tokens of the sequence, awaited ones included, that have not been sent to the ranks."""
+        return (
+            len(self.prompt_token_ids)
+            + len(self.generated_token_ids)
+            + self.n_awaited
+            - self.n_scheduled
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """The paper's `max_tokens`: K/V slots needed in the request's whole life, at most."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+    def can_run(self, *, token_hand_off: bool) -> bool:
+        """Whether it could ride the next iteration, whatever batches it is in: with a part of the
+        prompt, which needs nothing that these compute, or with a token that a rank has sampled by
+        then. Not if what is awaited is its last token."""
+        n_prompt, n_generated = len(self.prompt_token_ids), len(self.generated_token_ids)
+        if self.is_cancelled:
+            return False
+        if self.n_scheduled < n_prompt + n_generated:
+            return True
+        return token_hand_off and n_generated + self.n_awaited < self.max_new_tokens
+
+    def span(self, start: int, n_tokens: int) -> list[int]:
+        """Tokens `start` to `start + n_tokens` of the sequence."""
+        n_prompt = len(self.prompt_token_ids)
+        if start >= n_prompt:
+            return self.generated_token_ids[start - n_prompt : start - n_prompt + n_tokens]
+        head = self.prompt_token_ids[start : start + n_tokens]
+        return head + self.generated_token_ids[: n_tokens - len(head)]
+
+    def accept(self, token_id: int) -> FinishReason | None:
+        """Appends a sampled token and says whether the request ends with it."""
+        self.generated_token_ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.generated_token_ids) == self.max_new_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,117 @@
+"""All requests that are in the system, in the order in which they arrived.
+
+Requests that can ride the next iteration are kept apart from those that cannot, so that a
+selection walks only over requests it can take: its cost does not depend on how many others there
+are.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import chain
+
+from services.common.errors import PoolFull
+from services.scheduler.core.request import Request, RequestState
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
+
+
+class RequestPool:
+    """Holds every request from its arrival to its end, in exactly one of its states."""
+
+    def __init__(self, *, max_requests: int) -> None:
+        self.max_requests = max_requests
+        self._n_arrived = 0
+        self._waiting: dict[Request, None] = {}  # INITIATION, in arrival order
+        self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
+        self._ready: list[Request] = []  # of these, those that can run; in arrival order
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._admitted)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._waiting
+        yield from self._admitted
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that have never run."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Requests that have run, or are running, and have not ended."""
+        return len(self._admitted)
+
+    def add(self, request: Request) -> None:
+        """Takes a request in.
+
+        Raises:
+            PoolFull: there are `max_requests` already.
+        """
+        if len(self) >= self.max_requests:
+            raise PoolFull(
+                f"the request pool holds its limit of {self.max_requests} requests",
+                retry_after_s=1.0,
+            )
+        request.arrival = self._n_arrived
+        self._n_arrived += 1
+        self._waiting[request] = None
+
+    def selectable(self) -> Iterator[Request]:
+        """Requests that can ride the next iteration, in arrival order; the pool must not change
+        meanwhile."""
+        ready, first_waiting = self._ready, next(iter(self._waiting), None)
+        if not ready or first_waiting is None or ready[-1].arrival < first_waiting.arrival:
+            return chain(ready, self._waiting)
+        return merge(ready, self._waiting, key=_arrival)
+
+    def mark_running(
+        self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
+    ) -> None:
+        """INITIATION or INCREMENT -> RUNNING, for all requests of a batch at once. Those that
+        `can_run` says can also ride the iteration after it stay selectable."""
+        for request in requests:
+            if request.state is RequestState.INITIATION:
+                del self._waiting[request]
+                self._admitted[request] = None
+                self._make_ready(request)
+            request.state = RequestState.RUNNING
+        self._ready = [
+            request
+            for request in self._ready
+            if request.state is not RequestState.RUNNING or can_run(request)
+        ]
+
+    def mark_returned(self, request: Request) -> None:
+        """RUNNING -> INCREMENT."""
+        request.state = RequestState.INCREMENT
+        self._make_ready(request)
+
+    def hold_back(self, request: Request) -> None:
+        """Keeps a RUNNING request from being selected again."""
+        index = self._place(request)
+        if index is not None:
+            del self._ready[index]
+
+    def remove(self, request: Request) -> None:
+        """Any state -> FINISHED, and out of the pool."""
+        if request.state is RequestState.INITIATION:
+            del self._waiting[request]
+        else:
+            del self._admitted[request]
+            self.hold_back(request)
+        request.state = RequestState.FINISHED
+
+    def _make_ready(self, request: Request) -> None:
+        if not self._ready or self._ready[-1].arrival < request.arrival:
+            self._ready.append(request)
+        elif self._place(request) is None:
+            insort(self._ready, request, key=_arrival)
+
+    def _place(self, request: Request) -> int | None:
+        index = bisect_left(self._ready, request.arrival, key=_arrival)
+        is_there = index < len(self._ready) and self._ready[index] is request
+        return index if is_there else None

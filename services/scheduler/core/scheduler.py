@@ -1,0 +1,193 @@
+"""Iteration-level scheduling (Orca, Algorithm 1): select a batch, and later apply what it produced.
+
+Lines of the paper's algorithm: `select` is 4 and 6 to 8, the limit in it is 9, `apply` is 11 to
+15. Who waits for whom is the serving loop's business, who is chosen is the policy's.
+
+Where the paper is silent: an empty batch is no batch; a request that can never fit is refused on
+arrival; a request cancelled while it runs ends when a batch of it returns.
+
+Where it goes further: with `token_hand_off`, a request rides the next iteration before the last one
+has returned. Its token is left out of the plan then, since the rank that sampled it still has it.
+If that token turns out to end the request, what later batches bring is thrown away, and its memory
+is free when the last of them has returned. Without it, and with whole prompts, a request is in at
+most one batch, as in the paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common.errors import InvalidRequest
+from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.request import FinishReason, Request, RequestState
+from services.scheduler.core.request_pool import RequestPool
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an iteration, or a cancellation, brought a request."""
+
+    request: Request
+    token_id: int | None
+    finish_reason: FinishReason | None
+
+
+class Scheduler:
+    """Keeps at most `pipeline_depth` batches in flight.
+
+    `token_hand_off` says that the ranks which embed tokens are those that sample them, and know the
+    last one of every request.
+    """
+
+    def __init__(
+        self,
+        pool: RequestPool,
+        kv_manager: KVManager,
+        *,
+        policy: Policy,
+        pipeline_depth: int,
+        token_hand_off: bool = False,
+    ) -> None:
+        if pipeline_depth < 1:
+            raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
+        self.pool = pool
+        self.kv_manager = kv_manager
+        self.pipeline_depth = pipeline_depth
+        self._policy = policy
+        self._token_hand_off = token_hand_off
+        self._in_flight: dict[int, Batch] = {}
+        self._n_iterations = 0
+        self._released_rows: list[int] = []
+
+    @property
+    def n_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the pool.
+
+        Raises:
+            InvalidRequest: it could not even run alone.
+            PoolFull: it must wait outside.
+        """
+        if not request.prompt_token_ids:
+            raise InvalidRequest("prompt", "must have at least one token")
+        if request.max_new_tokens < 1:
+            raise InvalidRequest("max_tokens", "must be at least 1")
+        if not self.kv_manager.fits_ever(request.max_tokens):
+            raise InvalidRequest(
+                "max_tokens",
+                f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
+                f"need more than the {self.kv_manager.n_slots} K/V slots there are",
+            )
+        self.pool.add(request)
+
+    def cancel(self, request: Request) -> list[Update]:
+        """Ends a request, at once unless it is running; brings nothing if its end is still to come
+        or is past."""
+        if request.state is RequestState.FINISHED:
+            return []
+        if request.state is RequestState.RUNNING:
+            request.is_cancelled = True
+            self.pool.hold_back(request)
+            return []
+        return [self._finish(request, FinishReason.CANCELLED)]
+
+    def select(self) -> Batch | None:
+        """The next batch to run, or None if there is none or enough are in flight."""
+        if len(self._in_flight) == self.pipeline_depth:
+            return None
+        selections = self._policy.select(self.pool, self.kv_manager)
+        if not selections:
+            return None
+        self._n_iterations += 1
+        batch = Batch(
+            iteration=self._n_iterations,
+            spans=tuple([self._schedule(*selection) for selection in selections]),
+            released_rows=tuple(self._released_rows),
+        )
+        self.pool.mark_running([span.request for span in batch.spans], can_run=self._can_run)
+        self._released_rows.clear()
+        self._in_flight[batch.iteration] = batch
+        return batch
+
+    def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
+        """Takes the tokens that a batch produced, one per sampled span, in order.
+
+        Raises:
+            ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
+        """
+        batch = self._return(iteration, len(token_ids))
+        tokens = iter(token_ids)
+        updates = [
+            self._apply_span(span, next(tokens) if span.is_sampled else None)
+            for span in batch.spans
+        ]
+        return [update for update in updates if update is not None]
+
+    def _can_run(self, request: Request) -> bool:
+        return request.can_run(token_hand_off=self._token_hand_off)
+
+    def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
+        start = request.n_scheduled
+        is_sampled = n_tokens == request.n_unscheduled
+        is_admission = request.reservation is None
+        # A token that has not come back is the last of the sequence, so it is a span by itself.
+        is_known = start < request.n_tokens
+        request.reservation = reservation
+        request.n_scheduled = end = start + n_tokens
+        request.n_awaited += is_sampled
+        request.n_in_flight += 1
+        return Span(
+            request,
+            start,
+            n_tokens,
+            request.span(start, n_tokens) if is_known else [],
+            is_admission,
+            is_sampled,
+            self.kv_manager.allocate(reservation, end),
+        )
+
+    def _return(self, iteration: int, n_tokens: int) -> Batch:
+        oldest = next(iter(self._in_flight), None)
+        if iteration != oldest:
+            raise ValueError(
+                f"iteration {iteration} returned, but {oldest} is the oldest in flight"
+            )
+        batch = self._in_flight.pop(iteration)
+        n_sampled = sum(span.is_sampled for span in batch.spans)
+        if n_tokens != n_sampled:
+            raise ValueError(
+                f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
+            )
+        return batch
+
+    def _apply_span(self, span: Span, token_id: int | None) -> Update | None:
+        request = span.request
+        request.n_in_flight -= 1
+        request.n_awaited -= span.is_sampled
+        if request.state is RequestState.FINISHED:
+            self._release_if_unused(request)
+            return None
+        if request.is_cancelled:
+            return self._finish(request, FinishReason.CANCELLED)
+        reason = None if token_id is None else request.accept(token_id)
+        if reason is not None:
+            return self._finish(request, reason, token_id)
+        if not request.n_in_flight:
+            self.pool.mark_returned(request)
+        return None if token_id is None else Update(request, token_id, None)
+
+    def _finish(
+        self, request: Request, reason: FinishReason, token_id: int | None = None
+    ) -> Update:
+        self.pool.remove(request)
+        self._release_if_unused(request)
+        return Update(request, token_id, reason)
+
+    def _release_if_unused(self, request: Request) -> None:
+        if request.reservation is not None and not request.n_in_flight:
+            self._released_rows.append(request.reservation.row)
+            self.kv_manager.release(request.reservation)
+            request.reservation = None

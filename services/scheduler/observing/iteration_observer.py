@@ -1,0 +1,65 @@
+"""Who is told of iterations: the log that others watch, metrics, traces.
+
+Observers are called from the event loop between two steps of serving, so they take O(batch) time
+at most, never wait and never raise. They live as long as one epoch, like the iteration numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from orcinus.v1 import worker_pb2
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.pipeline.membership import Pipeline
+
+
+class IterationObserver(Protocol):
+    """One epoch, from the first iteration to the last."""
+
+    def opened(self) -> None:
+        """The pipeline has formed; iterations may come."""
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        """A batch is on its way; `scheduler` is as the selection left it."""
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        """The batch has come back and has been applied, which brought `updates`."""
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
+        """A stage says how it spent an iteration: before the iteration has returned, or after."""
+
+    def closed(self, loss: str | None) -> None:
+        """The epoch is over; `loss` says why the pipeline was lost, or that it never formed, and
+        is None when it had done its work."""
+
+
+ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]
+"""Makes the observer of an epoch that is about to form."""
+
+
+class IterationObservers:
+    """Several observers, told in turn."""
+
+    def __init__(self, *observers: IterationObserver) -> None:
+        self._observers = observers
+
+    def opened(self) -> None:
+        for observer in self._observers:
+            observer.opened()
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        for observer in self._observers:
+            observer.sent(batch, scheduler)
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        for observer in self._observers:
+            observer.returned(iteration, updates, scheduler)
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
+        for observer in self._observers:
+            observer.timed(stage_index, timing)
+
+    def closed(self, loss: str | None) -> None:
+        for observer in self._observers:
+            observer.closed(loss)

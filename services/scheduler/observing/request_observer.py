@@ -1,0 +1,66 @@
+"""Who is told what becomes of requests: metrics, traces.
+
+Observers are called from the event loop, at the few turns of a request's life and never per token.
+They never wait and never raise, and live as long as the process: a request that is submitted ends
+or fails exactly once, whatever happens to the pipeline.
+"""
+
+from typing import Protocol
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common.errors import OrcinusError
+from services.scheduler.core.request import FinishReason, Request
+
+
+class RequestObserver(Protocol):
+    """All requests of one scheduler."""
+
+    def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
+        """It is in the pool."""
+
+    def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
+        """It never came into the pool."""
+
+    def admitted(self, request: Request) -> None:
+        """It rides its first iteration, which is about to be sent."""
+
+    def first_token(self, request: Request) -> None:
+        """It has its first token, and may end with it."""
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        """It has finished, or was cancelled."""
+
+    def failed(self, request: Request) -> None:
+        """It ended as UNAVAILABLE: the pipeline, the leadership or the time to drain was over."""
+
+
+class RequestObservers:
+    """Several observers, told in turn; or none."""
+
+    def __init__(self, *observers: RequestObserver) -> None:
+        self._observers = observers
+
+    def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
+        for observer in self._observers:
+            observer.submitted(request, submission)
+
+    def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
+        for observer in self._observers:
+            observer.rejected(submission, error)
+
+    def admitted(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.admitted(request)
+
+    def first_token(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.first_token(request)
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        for observer in self._observers:
+            observer.ended(request, reason)
+
+    def failed(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.failed(request)

@@ -1,0 +1,241 @@
+"""The engine master: drives the stages of one epoch (Orca, section 4.1).
+
+Plans go to stage 0 only, on one stream; the controllers hand them on. Results come straight from
+the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
+is, signs of life; one that fails, goes away or falls silent ends the epoch, and so does an
+iteration that does not return.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import chain
+
+import grpc
+import grpc.aio
+from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
+
+from services.common import rpc
+from services.common.errors import Unavailable
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import Request
+from services.scheduler.pipeline.membership import Pipeline
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+
+
+class PipelineLost(Unavailable):
+    """The epoch is over: a stage is gone."""
+
+
+class EngineMaster:
+    """One epoch. `wake` is called whenever `take_results` has something new to say."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        wake: Callable[[], None],
+        on_timing: Callable[[int, worker_pb2.IterationTiming], None],
+        silence_limit_s: float,
+        iteration_limit_s: float,
+        connect: rpc.Connect = rpc.connect,
+        trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self._wake = wake
+        self._on_timing = on_timing
+        self._trace_of = trace_of
+        self._silence_limit_s = silence_limit_s
+        self._iteration_limit_s = iteration_limit_s
+        self._channels = [connect(member.address) for member in pipeline.members]
+        self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
+        self._last_report: list[float] = []
+        self._results: list[worker_pb2.IterationResult] = []
+        self._sent_at: dict[int, float] = {}  # of the iterations that have not returned
+        self._returned_at = 0.0  # the last one that has
+        self._loss: Exception | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Forms the epoch on all stages.
+
+        Raises:
+            PipelineLost: a stage could not join.
+        """
+        try:
+            await asyncio.gather(*(self._join(index) for index in range(self.pipeline.n_stages)))
+            metadata = rpc.epoch_metadata(self.pipeline.epoch)
+            watches = [
+                stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
+                for stub in self._stubs
+            ]
+            for watch in watches:
+                await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise PipelineLost(f"the pipeline did not form: {error.details()}") from error
+        except TimeoutError:
+            raise PipelineLost("the pipeline did not form: a stage does not report") from None
+        self._plans = self._stubs[0].RunIterations(metadata=metadata)
+        now = asyncio.get_running_loop().time()
+        self._last_report = [now] * len(watches)
+        self._tasks = [
+            asyncio.create_task(self._watch(index, watch), name=f"watch stage {index}")
+            for index, watch in enumerate(watches)
+        ]
+        self._tasks.append(asyncio.create_task(self._watch_silence(), name="watch silence"))
+        for task in self._tasks:
+            task.add_done_callback(self._note_end)
+
+    async def run(self, batch: Batch) -> None:
+        """Sends one iteration into the pipeline, and does not wait for it.
+
+        Raises:
+            PipelineLost: stage 0 is gone.
+        """
+        self._sent_at[batch.iteration] = asyncio.get_running_loop().time()
+        trace = None if self._trace_of is None else self._trace_of(batch.iteration)
+        try:
+            await self._plans.write(plan_of(batch, self.pipeline, trace))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._lose(f"stage 0 takes no more plans: {error}")
+        except asyncio.CancelledError:
+            # Either we are cancelled, or `_lose` has cancelled the stream under a write that waits.
+            if self._loss is None:
+                raise
+        self._raise_if_lost()
+
+    def take_results(self) -> list[worker_pb2.IterationResult]:
+        """Results that have come since the last call, in the order of their iterations.
+
+        Raises:
+            PipelineLost: the epoch is over.
+            Exception: a report could not be taken in, which is a bug.
+        """
+        self._raise_if_lost()
+        results, self._results = self._results, []
+        return results
+
+    async def close(self) -> None:
+        """Ends the epoch from this side."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close(grace=None)
+
+    async def _join(self, index: int) -> None:
+        pipeline = self.pipeline
+        await self._stubs[index].JoinPipeline(
+            worker_pb2.JoinPipelineRequest(
+                pipeline_id=pipeline.pipeline_id,
+                epoch=pipeline.epoch,
+                stage_index=index,
+                members=[member.address for member in pipeline.members],
+                rendezvous_address=pipeline.first.rendezvous_address,
+                tp_size=pipeline.first.tp_size,
+                n_kv_blocks=pipeline.n_kv_blocks,
+            ),
+            timeout=JOIN_TIMEOUT_S,
+        )
+
+    async def _watch(self, index: int, watch: grpc.aio.UnaryStreamCall[object, object]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                report = await watch.read()
+                if not isinstance(report, worker_pb2.WatchStageResponse):
+                    self._lose(f"stage {index} ended its reports")
+                    return
+                self._last_report[index] = loop.time()
+                self._take(index, report)
+        except grpc.aio.AioRpcError as error:
+            self._lose(f"stage {index} is gone: {error.details()}")
+
+    def _take(self, index: int, report: worker_pb2.WatchStageResponse) -> None:
+        place = (report.pipeline_id, report.epoch)
+        if place != (self.pipeline.pipeline_id, self.pipeline.epoch):
+            log.warning("dropped a report of stage %d for another epoch: %s", index, place)
+        elif report.HasField("result"):
+            self._sent_at.pop(report.result.iteration, None)
+            self._returned_at = asyncio.get_running_loop().time()
+            self._on_timing(index, report.result.timing)
+            self._results.append(report.result)
+            self._wake()
+        elif report.HasField("timings"):
+            for timing in report.timings.timings:
+                self._on_timing(index, timing)
+        elif report.HasField("failure"):
+            self._lose(f"stage {index} failed: {report.failure.reason}")
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = min(1.0, self._silence_limit_s / 4, self._iteration_limit_s / 4)
+        while self._loss is None:
+            await asyncio.sleep(pause_s)
+            now = loop.time()
+            for index, last in enumerate(self._last_report):
+                if now - last > self._silence_limit_s:
+                    self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
+            iteration, sent_at = next(iter(self._sent_at.items()), (0, now))
+            # It may have waited for the one before it.
+            if now - max(sent_at, self._returned_at) > self._iteration_limit_s:
+                self._lose(
+                    f"iteration {iteration} has not returned in {self._iteration_limit_s:g} s"
+                )
+
+    def _lose(self, reason: str) -> None:
+        if self._loss is None:
+            log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
+            self._end(PipelineLost(reason))
+
+    def _end(self, loss: Exception) -> None:
+        self._loss = loss
+        self._plans.cancel()
+        self._wake()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        # A bug in a watch must not look like a silent stage: whoever asks for results gets it.
+        if not task.cancelled() and (error := task.exception()) is not None and not self._loss:
+            self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    def _raise_if_lost(self) -> None:
+        if self._loss is not None:
+            raise self._loss
+
+
+def plan_of(
+    batch: Batch, pipeline: Pipeline, trace: trace_pb2.TraceContext | None = None
+) -> worker_pb2.RunIterationsRequest:
+    """The batch as it travels: packed columns, and only what the ranks do not know yet; and the
+    span of an iteration that is recorded."""
+    spans = batch.spans
+    rows = [_row(span.request) for span in spans]
+    plan = worker_pb2.RunIterationsRequest(
+        pipeline_id=pipeline.pipeline_id,
+        epoch=pipeline.epoch,
+        iteration=batch.iteration,
+        released_rows=batch.released_rows,
+        trace=trace,
+        row=rows,
+        start_position=[span.start_position for span in spans],
+        n_tokens=[span.n_tokens for span in spans],
+        sample=[span.is_sampled for span in spans],
+        n_new_blocks=[len(span.new_block_ids) for span in spans],
+        token_on_rank=[not span.token_ids for span in spans],
+        token_ids=list(chain.from_iterable([span.token_ids for span in spans])),
+        new_block_ids=list(chain.from_iterable([span.new_block_ids for span in spans])),
+    )
+    for row, span in zip(rows, spans, strict=True):
+        if span.is_admission:
+            admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
+            admission.sampling.MergeFromString(span.request.sampling)
+    return plan
+
+
+def _row(request: Request) -> int:
+    if request.reservation is None:
+        raise ValueError(f"request {request.request_id} runs without a reservation")
+    return request.reservation.row

@@ -1,0 +1,63 @@
+"""WorkerService: the gRPC face of the controller."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from orcinus.v1 import worker_pb2
+
+from services.common import rpc, tls
+from services.worker.controller.controller import Controller
+
+RAW_METHODS = ("RunIterations", "WatchStage")
+"""Methods whose messages the controller moves as bytes."""
+
+CALLERS = {
+    "Describe": {tls.SCHEDULER},
+    "JoinPipeline": {tls.SCHEDULER},
+    "RunIterations": {tls.SCHEDULER, tls.WORKER},
+    "WatchStage": {tls.SCHEDULER},
+    "Profile": {tls.WORKER},
+}
+"""Roles that may call each method: plans come from the scheduler or from the stage before; profiles
+are for people, from inside a worker's pod."""
+
+
+class WorkerService:
+    """The servicer of orcinus.v1.WorkerService."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def Describe(
+        self, request: worker_pb2.DescribeRequest, context: Any
+    ) -> worker_pb2.DescribeResponse:
+        """What the stage is."""
+        return self._controller.describe()
+
+    async def JoinPipeline(
+        self, request: worker_pb2.JoinPipelineRequest, context: Any
+    ) -> worker_pb2.JoinPipelineResponse:
+        """Makes the stage a member of an epoch."""
+        await self._controller.join(request)
+        return worker_pb2.JoinPipelineResponse()
+
+    async def RunIterations(self, context: Any) -> bytes:
+        """Takes plans."""
+        await self._controller.run(context)
+        return worker_pb2.RunIterationsResponse().SerializeToString()
+
+    async def WatchStage(
+        self, request: worker_pb2.WatchStageRequest, context: Any
+    ) -> AsyncIterator[bytes]:
+        """Reports what happens on the stage."""
+        with self._controller.watch(rpc.epoch_of(context)) as reports:
+            await context.send_initial_metadata(())  # the caller knows that it misses nothing now
+            async for report in reports:
+                yield report
+
+    async def Profile(
+        self, request: worker_pb2.ProfileRequest, context: Any
+    ) -> worker_pb2.ProfileResponse:
+        """Takes a profile of the next iterations."""
+        path = await self._controller.profiles.take(request)
+        return worker_pb2.ProfileResponse(path=str(path))

@@ -1,0 +1,221 @@
+"""One stage's share of an iteration: flat batch in, hidden states or tokens out.
+
+    prepare → forward, or on the last stage: prepare → logits → sample
+
+Holds what an epoch's computation needs: the stage's weights, which outlive the epoch, and K/V
+storage and request table, which do not. Moving tensors between stages and answering the engine
+master are not its business.
+
+Whoever runs this does so in `torch.inference_mode`, and enters it once: it spares PyTorch a little,
+and to enter it for every iteration costs more than that.
+
+On a GPU nothing here waits for the device: an iteration is launched, and the next one may be
+prepared and launched behind it. Iterations are prepared in their order, each after the one before
+has been launched whole, so everything that they share (the table on the host, the tokens, K/V and
+the inputs of graphs on the device) changes in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.logits import Logits
+from kernels.sampling_columns import ALL_GREEDY
+from kernels.upload import Uploads, uploads_for
+from services.worker.engine.decode_graphs import DecodeGraphs, Graph
+from services.worker.engine.input_batch import BatchBuilder, Batching, InputBatch, n_batch_tokens
+from services.worker.engine.kv_cache import KVCache
+from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.plan import IterationPlan
+from services.worker.engine.request_table import RequestTable
+from services.worker.models import StageModel
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
+
+
+class ModelRunner:
+    """Runs the iterations of one epoch on one rank of a stage. New for every epoch.
+
+    Ranks that share a stage run the same plans; all of them have the results.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        n_kv_blocks: int,
+        block_size: int,
+        tensor_parallel: TensorParallel = SINGLE,
+        batching: Batching = "selective",
+        new_graph: Callable[[], Graph] | None = None,
+        max_graph_batch_size: int = 0,
+        uploads: Uploads | None = None,
+    ) -> None:
+        """Batches of up to `max_graph_batch_size` decodes run as graphs, if there is a `new_graph`;
+        the model's operations must have fixed shapes for them (see `Ops.plan_attention`)."""
+        ranks = tensor_parallel
+        if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
+            raise ValueError(
+                f"weights of rank {model.tp_rank} of {model.tp_size} cannot run as rank "
+                f"{ranks.rank} of {ranks.size}"
+            )
+        self.model = model
+        self._ranks = ranks
+        self._is_padded = batching == "padded"
+        has_graphs = new_graph is not None and max_graph_batch_size > 0 and not self._is_padded
+        self._kv_cache = KVCache(
+            model.config,
+            len(model.layers),
+            n_blocks=n_kv_blocks + (self._is_padded or has_graphs),  # one more for padding
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+            tp_size=model.tp_size,
+        )
+        self._table = RequestTable(
+            n_kv_blocks=n_kv_blocks,
+            block_size=block_size,
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.config.max_position_embeddings,
+            device=model.device,
+            keeps_tokens=model.is_first and model.is_last,
+            counts_tokens=model.is_last,
+        )
+        uploads = uploads or uploads_for(model.device)
+        key_cache, _ = self._kv_cache.layers[0]
+        self._builder = BatchBuilder(
+            self._table,
+            ops=model.ops,
+            key_cache=key_cache,
+            n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
+            uploads=uploads,
+            windows=model.windows,
+            vocab_size=model.config.vocab_size if model.is_last else None,
+        )
+        self.graphs: DecodeGraphs | None = None
+        """Of batches of decodes, where there are any."""
+        if new_graph is not None and has_graphs:
+            self.graphs = DecodeGraphs(
+                self._builder,
+                uploads,
+                compute=self._compute_decodes,
+                new_graph=new_graph,
+                max_spans=max_graph_batch_size,
+                max_model_len=model.config.max_position_embeddings,
+                block_size=block_size,
+                device=model.device,
+                hidden=None if model.is_first else self._room(max_graph_batch_size).zero_(),
+            )
+
+    def prepare(self, plan: IterationPlan) -> InputBatch:
+        """Takes in a plan, in the order of iterations; raises PlanError.
+
+        Needs no activations, so it can be done while these are on their way. The batch is to be run
+        before the next one is prepared.
+        """
+        spans = self._table.apply(plan)
+        if self._is_padded:
+            return self._builder.build_padded(spans)
+        if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
+            return self.graphs.build(spans, shape)
+        return self._builder.build(spans)
+
+    def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
+        """Room for the previous stage's hidden states of spans of `n_tokens`.
+
+        [tokens of the batch, hidden_size]
+        """
+        return self._room(n_batch_tokens(n_tokens, is_padded=self._is_padded))
+
+    def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        """What this stage's layers make of a batch, hidden states [n_tokens, hidden_size]; on the
+        last stage of what a graph reads with its padding.
+
+        `hidden` is what the previous stage returned, and None on the first stage. A batch is run
+        once, by this or by `logits`: it writes K/V.
+        """
+        if batch.shape is None or self.graphs is None or self.model.is_last:
+            return self._layers(batch, hidden)
+        # It may still be on its way when the next graph runs.
+        return self._run_graph(self.graphs, batch, hidden).clone()
+
+    def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
+        """On the last stage, the logits after the tokens that are sampled.
+
+        They are to be used before the next batch is run.
+        """
+        if batch.shape is None or self.graphs is None:
+            inputs = self._inputs(batch, hidden)
+            return self.model.sampled_logits(
+                inputs, self._stage_batch(batch), self._kv_cache.layers, batch.sampled_tokens
+            )
+        logits = self._run_graph(self.graphs, batch, hidden)
+        if batch.n_sampled < batch.n_spans:
+            logits = logits.index_select(0, batch.sampled_tokens)
+        return Logits(logits)
+
+    def sample(self, batch: InputBatch, logits: Logits) -> Numbers:
+        """The tokens of the spans that are sampled, in the plan's order: [n_sampled] int64.
+
+        `logits` are the batch's; where they are not finite, the token is -1. To be called for every
+        batch, since penalties count the tokens of all; and to be read before the next one is run.
+        """
+        if batch.counted is not None:
+            self._table.count(batch.token_ids, batch.counted)
+        tokens: Numbers | None = logits.likeliest
+        if tokens is None or batch.sampling is not ALL_GREEDY:
+            tokens = self._chosen(batch, logits.values)
+        self._table.keep_tokens(batch.sampled_rows, tokens)
+        return tokens
+
+    def close(self) -> None:
+        """Lets go of the groups of the epoch, before they are closed."""
+        if self.graphs is not None:
+            self.graphs.drop()
+            self.graphs = None  # which knows this runner: K/V would outlive the epoch
+
+    def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        inputs = self._inputs(batch, hidden)
+        return self.model.forward(inputs, self._stage_batch(batch), self._kv_cache.layers)
+
+    def _compute_decodes(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        hidden = self._layers(batch, hidden)
+        return self.model.logits(hidden, self._ranks) if self.model.is_last else hidden
+
+    def _chosen(self, batch: InputBatch, logits: Tensor) -> Numbers:
+        if not batch.n_sampled:
+            tokens = torch.empty(0, dtype=torch.int64, device=self.model.device)
+        else:
+            tokens = self.model.ops.sample(logits, batch.sampling)
+        return tokens.numpy() if tokens.is_cpu else tokens
+
+    def _run_graph(self, graphs: DecodeGraphs, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        self._check(hidden, n_tokens=batch.n_spans)
+        return graphs.run(batch, hidden)
+
+    def _stage_batch(self, batch: InputBatch) -> StageBatch:
+        return StageBatch(batch.positions, batch.slots, batch.attention, self._ranks)
+
+    def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
+        """What goes into the model: tokens, or what the previous stage returned."""
+        self._check(hidden, n_tokens=len(batch.positions))
+        return batch.token_ids if hidden is None else hidden
+
+    def _check(self, hidden: Tensor | None, *, n_tokens: int) -> None:
+        if self.model.is_first != (hidden is None):
+            raise ValueError("the first stage takes no hidden states, every other stage does")
+        if hidden is None:
+            return
+        expected = (n_tokens, self.model.hidden_size)
+        if hidden.shape != expected or hidden.dtype != self.model.dtype:
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} of {hidden.dtype} where the batch needs "
+                f"{expected} of {self.model.dtype}"
+            )
+
+    def _room(self, n_tokens: int) -> Tensor:
+        shape = (n_tokens, self.model.hidden_size)
+        return torch.empty(shape, dtype=self.model.dtype, device=self.model.device)

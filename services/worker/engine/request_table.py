@@ -1,0 +1,278 @@
+"""What a rank remembers of the requests that it has been told about, by row.
+
+Their blocks, how much of them is stored, how they are sampled, which token was sampled last, and on
+the device how often each has occurred. Plans change it, in the order of iterations; what a plan may
+not say is refused here. Knows no model and no layout of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.engine.last_tokens import Numbers, last_tokens
+from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
+from services.worker.engine.sampler import PenalizedRows, SamplingBatch
+from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
+
+_CPU = torch.device("cpu")
+
+# Rows are handed out densely, so one above this is a mistake and not a reason to allocate.
+_MAX_ROWS = 1 << 16
+
+_SAMPLING_COLUMNS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("seed", np.uint64),
+        ("min_tokens", np.int64),
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+    ]
+)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is stored of the request that holds a row."""
+
+    n_tokens: int = 0
+    n_blocks: int = 0
+    has_last_token: bool = False  # its last span was sampled
+
+
+class RequestTable:
+    """The requests that a rank knows, one row each; plans change them, and what is sampled.
+
+    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. One that
+    samples `counts_tokens` of the requests that have penalties.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_kv_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        max_model_len: int,
+        device: torch.device = _CPU,
+        keeps_tokens: bool = True,
+        counts_tokens: bool = True,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._n_kv_blocks = n_kv_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._held: dict[int, _Held] = {}  # by row
+        self._not_greedy: set[int] = set()  # of these, those that take more than the likeliest
+        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
+        self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
+        self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
+        self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
+        self._counts_tokens = counts_tokens
+        self._token_counts = TokenCounts(vocab_size, device)
+        self._keeps_tokens = keeps_tokens
+        self.last_tokens = last_tokens(device)
+
+    def apply(self, plan: IterationPlan) -> Spans:
+        """Releases, admits, appends blocks and moves on; returns the plan's spans as columns.
+
+        Raises PlanError, after which the table is not to be used again.
+        """
+        for row in plan.released_rows:
+            self._release(row)
+        for admission in plan.admissions:
+            self._admit(admission)
+        spans = Spans.of(plan)
+        self._refuse_outside(plan)
+        self._move_on(plan, spans.new_block_ids)
+        return spans
+
+    def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
+        """Keeps what was sampled for `rows`, both [n_sampled], for plans that leave it out."""
+        if self._keeps_tokens:
+            self.last_tokens.keep(rows, tokens)
+
+    def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
+        """Counts tokens of a batch `token_ids` [n_tokens], for penalties from now on."""
+        self._token_counts.add(token_ids, counted)
+
+    def count_rows(self, rows: Ints) -> Ints | None:
+        """Where the tokens of `rows` are counted, or NOT_COUNTED; None if no row's are."""
+        if not self._token_counts.n_reserved:
+            return None
+        count_rows = self._count_rows[rows]
+        return count_rows if (count_rows != NOT_COUNTED).any() else None
+
+    def n_prompt_tokens(self, rows: Ints) -> Ints:
+        """Tokens of the prompts of `rows`."""
+        return self._n_prompt_tokens[rows]
+
+    def block_tables(self, rows: Ints) -> Ints:
+        """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
+        return self._block_ids[:, : max(self._n_blocks(rows))][rows]
+
+    def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
+        """The first `n_columns` blocks of `rows`, [n_spans, n_columns]; those that a row does not
+        have are `scratch`."""
+        blocks = self._block_ids[rows, :n_columns]
+        is_there = np.arange(blocks.shape[1]) < np.array(self._n_blocks(rows))[:, None]
+        tables = np.full((len(rows), n_columns), scratch)
+        tables[:, : blocks.shape[1]] = np.where(is_there, blocks, scratch)
+        return tables
+
+    def _n_blocks(self, rows: Ints) -> list[int]:
+        held = self._held
+        return [held[row].n_blocks for row in rows.tolist()]
+
+    def is_greedy(self, rows: Ints) -> bool:
+        """Whether the token of each of `rows` is the most likely one."""
+        return self._not_greedy.isdisjoint(rows.tolist())
+
+    def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
+        """How to sample the tokens of `rows` that will have `positions`."""
+        columns = self._sampling[rows]
+        n_generated = positions - self._n_prompt_tokens[rows]
+        min_tokens = columns["min_tokens"]
+        too_early = np.flatnonzero((n_generated < min_tokens) & (min_tokens > 0))
+        return SamplingBatch(
+            temperature=columns["temperature"],
+            top_k=columns["top_k"],
+            top_p=columns["top_p"],
+            min_p=columns["min_p"],
+            seed=columns["seed"],
+            position=positions,
+            forbidden=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
+            penalized=self._penalized(rows),
+        )
+
+    def _penalized(self, rows: Ints) -> PenalizedRows | None:
+        count_rows = self.count_rows(rows)
+        if count_rows is None:
+            return None
+        places = np.flatnonzero(count_rows != NOT_COUNTED)
+        columns = self._sampling[rows[places]]
+        return PenalizedRows(
+            rows=places,
+            repetition=columns["repetition_penalty"].copy(),
+            frequency=columns["frequency_penalty"].copy(),
+            presence=columns["presence_penalty"].copy(),
+            count_rows=count_rows[places],
+            counts=self._token_counts.tensor,
+        )
+
+    def _release(self, row: int) -> None:
+        if row not in self._held:
+            raise PlanError(f"released row {row} is not held")
+        del self._held[row]
+        self._not_greedy.discard(row)
+        if self._count_rows[row] != NOT_COUNTED:
+            self._token_counts.release(int(self._count_rows[row]))
+        self._stop_token_ids.pop(row, None)
+
+    def _admit(self, admission: Admission) -> None:
+        row = admission.row
+        if row in self._held:
+            raise PlanError(f"admitted row {row} is held by another request")
+        if not 0 <= row < _MAX_ROWS:
+            raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
+        if row >= len(self._n_prompt_tokens):
+            self._grow_rows(row + 1)
+        sampling = admission.sampling
+        self._held[row] = _Held()
+        if not sampling.is_greedy:
+            self._not_greedy.add(row)
+        self._n_prompt_tokens[row] = admission.n_prompt_tokens
+        self._sampling[row] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.seed,
+            sampling.min_tokens,
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
+        self._count_rows[row] = NOT_COUNTED
+        if sampling.has_penalty and self._counts_tokens:
+            self._count_rows[row] = self._token_counts.reserve()
+        if sampling.min_tokens:
+            self._stop_token_ids[row] = column(sampling.stop_token_ids)
+
+    def _refuse_outside(self, plan: IterationPlan) -> None:
+        if len(set(plan.rows)) < len(plan.rows):
+            raise PlanError(f"a row has two spans: rows {list(plan.rows)}")
+        _refuse_outside("token_ids", plan.token_ids, self._vocab_size)
+        _refuse_outside("new_block_ids", plan.new_block_ids, self._n_kv_blocks)
+
+    def _move_on(self, plan: IterationPlan, new_block_ids: Ints) -> None:
+        # One by one: after weights have gone through the caches, a loop over a few spans costs less
+        # than a few calls for all.
+        n_taken = 0
+        for row, start, n_tokens, n_new, is_sampled, is_left_out in zip(
+            plan.rows,
+            plan.start_positions,
+            plan.n_tokens,
+            plan.n_new_blocks,
+            plan.sample,
+            plan.token_on_rank,
+            strict=True,
+        ):
+            held, end = self._held.get(row), start + n_tokens
+            if held is None:
+                raise PlanError(f"row {row} is unknown")
+            if n_tokens < 1:
+                raise PlanError(f"row {row} has a span without tokens")
+            if start != held.n_tokens:
+                raise PlanError(
+                    f"row {row} has a span that does not continue what is stored: starts {start}, "
+                    f"stored {held.n_tokens}"
+                )
+            if end > self.max_model_len:
+                raise PlanError(f"row {row} grows longer than the model allows")
+            if is_left_out and n_tokens != 1:
+                raise PlanError(f"row {row} leaves out more than a token")
+            if is_left_out and not (self._keeps_tokens and held.has_last_token):
+                raise PlanError(f"row {row} leaves out a token that is not on the rank")
+            if n_new:
+                self._append_blocks(row, held, new_block_ids[n_taken : n_taken + n_new])
+                n_taken += n_new
+            if end > held.n_blocks * self._block_size:
+                raise PlanError(f"row {row} has too few blocks for its span")
+            held.n_tokens, held.has_last_token = end, is_sampled
+
+    def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
+        n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)
+        self._grow_width(n_after)
+        self._block_ids[row, n_before:n_after] = block_ids
+        held.n_blocks = n_after
+
+    def _grow_rows(self, n_rows: int) -> None:
+        n_before = len(self._n_prompt_tokens)
+        n_more = max(n_rows, 2 * n_before) - n_before
+        self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
+        self.last_tokens.grow(n_before + n_more)
+        self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
+        self._count_rows = np.pad(self._count_rows, (0, n_more))
+        self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])
+
+    def _grow_width(self, n_columns: int) -> None:
+        width = self._block_ids.shape[1]
+        if n_columns > width:
+            n_more = max(n_columns, 2 * width) - width
+            self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
+
+
+def _refuse_outside(name: str, ids: Sequence[int], limit: int) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= limit):
+        wrong = [i for i in ids if not 0 <= i < limit]
+        raise PlanError(f"{name} {wrong[:8]} are not in [0, {limit})")

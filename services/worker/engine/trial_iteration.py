@@ -1,0 +1,117 @@
+"""An iteration of requests that nobody has made.
+
+It is run before there is an epoch, to see how much memory it takes, or to compile what it needs.
+What it computes is of no use: all of its requests have the same block of keys and values, and other
+ranks are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.engine.decode_graphs import Graph
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.models import StageModel
+
+# Requests whose tokens are sampled, with filters and penalties, in an iteration that is tried.
+_N_SAMPLED = 256
+
+DRAWN = SamplingParams(
+    temperature=1,
+    top_k=50,
+    top_p=0.9,
+    min_p=0,
+    seed=0,
+    min_tokens=0,
+    stop_token_ids=(),
+    frequency_penalty=1,
+)
+
+
+class TrialIteration:
+    """One rank's part of an iteration of prompts of `lengths` tokens, all of which are sampled.
+
+    Those of one token are to the rank what decodes are: without others, with `new_graph`, they are
+    recorded.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        lengths: Sequence[int],
+        *,
+        block_size: int,
+        sampling: SamplingParams = DRAWN,
+        new_graph: Callable[[], Graph] | None = None,
+    ) -> None:
+        self._model = model
+        self._lengths = lengths
+        self._block_size = block_size
+        self._sampling = sampling
+        self._new_graph = new_graph
+
+    def run(self) -> None:
+        """Runs it and keeps nothing."""
+        model, lengths = self._model, self._lengths
+        runner = ModelRunner(
+            model,
+            n_kv_blocks=1,
+            block_size=self._block_size,
+            tensor_parallel=LoneRank(model.tp_rank, model.tp_size),
+            new_graph=self._new_graph,
+            max_graph_batch_size=len(lengths),
+        )
+        batch = runner.prepare(trial_plan(lengths, self._block_size, self._sampling))
+        hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
+        if model.is_last:
+            runner.sample(batch, runner.logits(batch, hidden))
+        else:
+            runner.forward(batch, hidden)
+        runner.close()
+
+
+class LoneRank:
+    """A rank of several, without the others: results have the right shapes and are wrong."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds nothing."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """This rank's own tensor in the place of each."""
+        return torch.cat([tensor] * self.size, dim=-1)
+
+
+def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
+    """Spans of `n_tokens` in all: many of one token, and the rest in as few as there can be."""
+    n_single = min(_N_SAMPLED, n_tokens // 2)
+    n_long = n_tokens - n_single
+    lengths = [max_model_len] * (n_long // max_model_len)
+    if n_long % max_model_len:
+        lengths.append(n_long % max_model_len)
+    return lengths + [1] * n_single
+
+
+def trial_plan(lengths: Sequence[int], block_size: int, sampling: SamplingParams) -> IterationPlan:
+    """A prompt of each of these lengths, all of them stored in block 0."""
+    n_blocks = [-(-length // block_size) for length in lengths]
+    return IterationPlan(
+        iteration=0,
+        released_rows=(),
+        admissions=[Admission(row, length, sampling) for row, length in enumerate(lengths)],
+        rows=range(len(lengths)),
+        start_positions=[0] * len(lengths),
+        n_tokens=lengths,
+        sample=[True] * len(lengths),
+        n_new_blocks=n_blocks,
+        token_on_rank=[False] * len(lengths),
+        token_ids=[0] * sum(lengths),
+        new_block_ids=[0] * sum(n_blocks),
+    )

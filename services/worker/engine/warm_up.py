@@ -1,0 +1,81 @@
+"""What would hold up the first requests, done before they come.
+
+Kernels are compiled when they are called first, which takes seconds, and decodes are recorded in
+some tens of milliseconds for each shape (see `decode_graphs`). The former belong to the process,
+and are compiled when the weights are loaded; recordings belong to an epoch and are made when it
+begins, as far as a limit allows, so that a pipeline which forms anew is not held up either.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from services.worker.engine.decode_graphs import DecodeGraphs, Graph
+from services.worker.engine.trial_iteration import DRAWN, TrialIteration, trial_lengths
+from services.worker.models import StageModel
+from services.worker.models.tensor_parallel import TensorParallel
+
+log = logging.getLogger(__name__)
+
+_N_DECODES = 8
+
+# Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
+_FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
+
+_DRAWN = replace(DRAWN, frequency_penalty=0)
+_GREEDY = replace(_DRAWN, temperature=0)
+_PENALIZED = replace(DRAWN, temperature=0)
+
+
+def compile_kernels(
+    model: StageModel, *, n_tokens: int, block_size: int, new_graph: Callable[[], Graph] | None
+) -> None:
+    """Runs what iterations of up to `n_tokens` tokens consist of: decodes, alone and beside
+    prompts, and tokens that are the most likely and drawn, each with penalties, too: these make
+    float32 of logits. With `new_graph` a batch of decodes is recorded as well."""
+    started_s = time.monotonic()
+    decodes = [1] * min(_N_DECODES, n_tokens)
+    trial = partial(TrialIteration, model, block_size=block_size)
+    trial(decodes, sampling=_GREEDY, new_graph=new_graph).run()
+    trial(decodes, sampling=_DRAWN).run()
+    trial(decodes, sampling=_PENALIZED).run()
+    n_mixed = _FEWEST_TOKENS
+    while n_mixed <= min(_MOST_TOKENS, n_tokens):
+        trial(trial_lengths(n_mixed, model.config.max_position_embeddings)).run()
+        n_mixed *= 2
+    log.info("kernels are compiled, in %.1f s", time.monotonic() - started_s)
+
+
+def record_decodes(
+    graphs: DecodeGraphs,
+    ranks: TensorParallel,
+    *,
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Records the commonest shapes of decodes, one after the other until the time is over.
+
+    `ranks` are those that share the stage and record together: they stop when one of them would.
+
+    Raises:
+        TransferError: a rank is gone.
+    """
+    started_s = clock()
+    for shape in graphs.shapes():
+        graphs.record(shape)
+        if _any_of(ranks, clock() - started_s >= limit_s, graphs.device):
+            break
+    log.info("%d shapes of decodes are recorded", graphs.n_recorded)
+
+
+def _any_of(ranks: TensorParallel, is_true: bool, device: torch.device) -> bool:
+    """Whether it is true on one of the ranks at least; the same answer on all."""
+    n_true = torch.full((1,), float(is_true), device=device)
+    ranks.all_reduce(n_true)
+    return bool(n_true.item() > 0)

@@ -1,0 +1,95 @@
+"""Gemma 3, text only: Gemma 2 with norms over heads and two kinds of angles (Gemma Team, 2025).
+
+Five layers in six have a window, and turn by shorter waves than the sixth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.worker.models.config import (
+    JsonObject,
+    PositiveFloat,
+    RopeConfig,
+    UnsupportedModel,
+    read_rope,
+)
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.families.gemma2 import GemmaConfig, GemmaStage
+from services.worker.models.layers import RotaryEmbedding
+from services.worker.models.weights import TensorSource
+
+_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3Config(GemmaConfig):
+    """`Gemma3TextConfig` of Hugging Face."""
+
+    architecture = "Gemma3ForCausalLM"
+    read_keys = GemmaConfig.read_keys | {
+        "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern",
+    }  # fmt: skip
+    default_rope_theta = 1_000_000.0
+
+    # Written into files, but computed by nobody: a value would be a promise that is not kept.
+    attn_logit_softcapping: None = None
+    final_logit_softcapping: PositiveFloat | None = None
+    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+
+    def check(self) -> None:
+        super().check()
+        self.sliding_rope.check()
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        keys = ("sliding_window_pattern", "_sliding_window_pattern")
+        pattern = next((config[key] for key in keys if config.get(key)), 6)
+        sliding = [(i + 1) % pattern != 0 for i in range(config.get("num_hidden_layers") or 0)]
+        full, local = _split_rope(config)
+        return cls.read_gemma({**config, **full}, sliding=sliding) | {
+            "sliding_rope": read_rope(local, default_theta=10_000.0)
+        }
+
+
+def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The rotary settings of full and of sliding layers, each as a config of one kind has them."""
+    both = config.get("rope_parameters")
+    if both is None:
+        return {}, {"rope_theta": config.get("rope_local_base_freq")}
+    if set(both) != {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
+            "sliding_attention"
+        )
+    return (
+        {"rope_parameters": both["full_attention"]},
+        {"rope_parameters": both["sliding_attention"]},
+    )
+
+
+class Gemma3Stage(GemmaStage):
+    """One stage of a Gemma 3 text model."""
+
+    config_type = Gemma3Config
+    config: Gemma3Config
+
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        sliding = replace(self.config, rope=self.config.sliding_rope)
+        local = RotaryEmbedding(sliding, dtype=self.dtype, device=self.device)
+        return (*super().make_rotaries(), local)  # _FULL, _SLIDING
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=self.form(index),
+            qkv_bias=self.config.attention_bias,
+            output_bias=self.config.attention_bias,
+            rotary=_FULL if self.config.layer_windows[index] is None else _SLIDING,
+            head_norms=self.read_head_norms(source, prefix),
+        )

@@ -1,0 +1,83 @@
+"""Qwen3-MoE: Qwen3 with mixtures of experts in most layers (Yang et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, UnsupportedModel
+from services.worker.models.decoder_layers import MLP
+from services.worker.models.families.qwen3 import QwenHeadNormStage
+from services.worker.models.mixture import read_experts
+from services.worker.models.weights import TensorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(RotaryConfig):
+    """`Qwen3MoeConfig` of Hugging Face."""
+
+    architecture = "Qwen3MoeForCausalLM"
+    read_keys = RotaryConfig.read_keys | {
+        "use_sliding_window", "sliding_window", "num_experts", "num_local_experts",
+    }  # fmt: skip
+    # The first two matter to training only; the last to families whose layers differ in windows.
+    ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef", "max_window_layers"))
+
+    attention_bias: bool = False
+    window: PositiveInt | None
+    n_experts: PositiveInt
+    n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
+    expert_size: PositiveInt = field(metadata={"alias": "moe_intermediate_size"})
+    normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
+    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
+    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
+
+    def check(self) -> None:
+        super().check()
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
+            )
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return (self.window,) * self.n_layers
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer `index` has experts and not one MLP."""
+        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        counts = {config[key] for key in ("num_experts", "num_local_experts") if config.get(key)}
+        if len(counts) != 1:
+            raise UnsupportedModel(f"config.json: num_experts is {sorted(counts)}, not one number")
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+        return super().read(config) | {"window": window, "n_experts": counts.pop()}
+
+
+class Qwen3MoeStage(QwenHeadNormStage):
+    """One stage of a Qwen3-MoE model."""
+
+    config_type = Qwen3MoeConfig
+    config: Qwen3MoeConfig
+
+    @property
+    def has_attention_bias(self) -> bool:
+        return self.config.attention_bias
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        if not self.config.is_sparse(index):
+            return super().read_mlp(source, prefix, index)
+        return read_experts(
+            source,
+            prefix,
+            names=("gate_proj", "up_proj", "down_proj"),
+            hidden_size=self.config.hidden_size,
+            size=self.config.expert_size,
+            n_experts=self.config.n_experts,
+            n_chosen=self.config.n_chosen,
+            normalises=self.config.normalises,
+            ops=self.ops,
+        )

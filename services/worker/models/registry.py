@@ -1,0 +1,148 @@
+"""The registry of families, and how a rank's share of a stage of any of them is put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from kernels import ops_for
+from kernels.packed_linear import Quantization, can_compute
+from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.families.gemma2 import Gemma2Stage
+from services.worker.models.families.gemma3 import Gemma3Stage
+from services.worker.models.families.gpt2 import GPT2Stage
+from services.worker.models.families.llama import LlamaStage
+from services.worker.models.families.mistral import MistralStage
+from services.worker.models.families.mixtral import MixtralStage
+from services.worker.models.families.opt import OPTStage
+from services.worker.models.families.qwen2 import Qwen2Stage
+from services.worker.models.families.qwen3 import Qwen3Stage
+from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.stage import StageModel, StagePlace, layer_range
+from services.worker.models.tensor_parallel import check_rank
+from services.worker.models.weights import (
+    CheckpointTensors,
+    OnProgress,
+    RandomTensors,
+    TensorSource,
+    WantedTensors,
+)
+
+
+class Family(Protocol):
+    """A subclass of StageModel, seen as what makes one."""
+
+    @property
+    def config_type(self) -> type[ModelConfig]: ...
+
+    def __call__(
+        self,
+        config: Any,  # of config_type
+        place: StagePlace,
+        *,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StageModel: ...
+
+
+_FAMILIES: tuple[Family, ...] = (
+    GPT2Stage,
+    Gemma2Stage,
+    Gemma3Stage,
+    LlamaStage,
+    MistralStage,
+    MixtralStage,
+    OPTStage,
+    Qwen2Stage,
+    Qwen3Stage,
+    Qwen3MoeStage,
+)
+
+FAMILIES = {family.config_type.architecture: family for family in _FAMILIES}
+
+
+def build_stage(
+    config: ModelConfig,
+    checkpoint: Path | None,
+    *,
+    stage_index: int,
+    n_stages: int,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: OnProgress,
+    quantization: Quantization,
+) -> StageModel:
+    """One rank's share of one stage, of the tensors in the directory `checkpoint`, or of random
+    ones, made on `device`, if it is None.
+
+    Matrices of layers are of `quantization`; embedding, head and experts are not. `on_progress`
+    hears the share's bytes read so far and in all, first with 0, then again and again. Raises
+    UnsupportedModel for what we do not compute and CheckpointError for files that are not as
+    promised, both before any weight has been read.
+    """
+    config.check()
+    check_rank(tp_rank, tp_size)
+    if not can_compute(quantization, device):
+        raise UnsupportedModel(
+            f"quantization {quantization} needs Triton on a GPU, and on a CPU the native kernels "
+            "(`python -m kernels.build`), AVX-512, BF16 and VNNI"
+        )
+    family = FAMILIES[config.architecture]
+    place = StagePlace(
+        layers=layer_range(config.n_layers, stage_index, n_stages),
+        is_first=stage_index == 0,
+        is_last=stage_index == n_stages - 1,
+        ops=ops_for(device),
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+    )
+    wanted = WantedTensors(tp_rank, tp_size)
+    family(config, place, source=wanted, dtype=dtype, device=device)
+    source: TensorSource
+    if checkpoint is None:
+        source = RandomTensors(
+            wanted,
+            dtype=dtype,
+            device=device,
+            on_progress=on_progress,
+            quantization=quantization,
+        )
+    else:
+        source = CheckpointTensors(
+            checkpoint,
+            wanted,
+            dtype=dtype,
+            device=device,
+            on_progress=on_progress,
+            quantization=quantization,
+        )
+    return family(config, place, source=source, dtype=dtype, device=device)
+
+
+def random_stage(
+    config: ModelConfig,
+    *,
+    stage_index: int = 0,
+    n_stages: int = 1,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization = "none",
+) -> StageModel:
+    """A whole stage of random weights, which needs no file: to measure and to try things."""
+    return build_stage(
+        config,
+        None,
+        stage_index=stage_index,
+        n_stages=n_stages,
+        tp_rank=0,
+        tp_size=1,
+        dtype=dtype,
+        device=device,
+        on_progress=lambda n_done, n_total: None,
+        quantization=quantization,
+    )

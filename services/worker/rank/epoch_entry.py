@@ -1,0 +1,85 @@
+"""Joining an epoch so that it can be called off, and leaving it from another thread.
+
+A call of torch that waits for a rank which has vanished or stopped cannot be interrupted and may
+not come back for minutes: a client of the rendezvous store waits for an answer as long as the
+connection stands. So connections are made in a thread of their own. The rank waits for it only as
+long as it should; a thread that is left behind ends with the call it is in, and closes what it has
+built.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from services.worker.rank.transport import TransferError, Transport
+
+
+class EpochEntry:
+    """One epoch's transport: first on its way, then open, then over."""
+
+    def __init__(self, epoch: int, connect: Callable[[], Transport]) -> None:
+        self.epoch = epoch
+        self._connect = connect
+        self._opened: Future[Transport] = Future()
+        self._lock = threading.Lock()
+        self._transport: Transport | None = None
+        self._is_over = False
+        threading.Thread(target=self._open, name=f"epoch {epoch}", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been called off."""
+        return self._is_over
+
+    def wait(self, timeout_s: float) -> Transport:
+        """The transport, when all neighbours have answered.
+
+        Raises:
+            TransferError: they have not, or not in time, or the epoch has been called off.
+        """
+        try:
+            transport = self._opened.result(timeout_s)
+        except TimeoutError:
+            reason = f"the ranks of epoch {self.epoch} have not met in {timeout_s:g} s"
+            self.call_off(reason)
+            # They may have met in the meantime; what they have built is of no use any more.
+            if self._opened.exception() is None:
+                self._opened.result().close()
+            raise TransferError(reason) from None
+        return transport
+
+    def call_off(self, reason: str) -> None:
+        """Ends the epoch for the rank, wherever it waits; may be called from any thread."""
+        self._is_over = True
+        self._settle(TransferError(reason))
+        with self._lock:
+            transport = self._transport
+        if transport is not None:
+            transport.abort()
+
+    def _open(self) -> None:
+        transport = None
+        try:
+            transport = self._connect()
+            with self._lock:
+                self._transport = transport
+            if not self._is_over:
+                transport.warm_up()
+        except TransferError as error:
+            self._settle(error)
+        else:
+            self._settle(transport)
+        finally:
+            # A bug; the thread prints what it is.
+            self._settle(RuntimeError(f"could not connect to the ranks of epoch {self.epoch}"))
+            if transport is not None and self._opened.exception() is not None:
+                transport.close()
+
+    def _settle(self, outcome: Transport | Exception) -> None:
+        with self._lock:
+            if self._opened.done():
+                return
+            if isinstance(outcome, Exception):
+                self._opened.set_exception(outcome)
+            else:
+                self._opened.set_result(outcome)

@@ -1,0 +1,221 @@
+"""A rank within one epoch: a fresh model runner, fresh groups, one iteration after the other.
+
+    announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
+
+A plan is announced as soon as the rank has read it, which may be while an earlier one still waits:
+its activations then come in while the rank computes.
+
+On a CPU an iteration that has been started is finished. On a GPU it has been launched and no more:
+the host goes on, starts what is announced behind it, and looks now and then whether the device has
+come to the end. Nothing waits for the device, and the device waits for nothing but its activations.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from orcinus.v1 import worker_pb2
+
+from kernels.logits import Logits
+from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.plan import IterationPlan
+from services.worker.engine.sampler import refuse_non_finite
+from services.worker.rank import wire
+from services.worker.rank.device_clock import DeviceClock, HostClock
+from services.worker.rank.transport import Receipt, Transport
+
+
+class Runner(Protocol):
+    """What a rank needs of a model runner."""
+
+    def prepare(self, plan: IterationPlan) -> Any:
+        """Takes in a plan and builds its batch."""
+
+    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
+        """Room for the previous stage's hidden states of a batch with such spans."""
+
+    def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Runs the stage's layers: hidden states."""
+
+    def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
+        """Runs the stage's layers and its head; last stage only."""
+
+    def sample(self, batch: Any, logits: Logits) -> Numbers:
+        """Chooses tokens; last stage only."""
+
+    def close(self) -> None:
+        """Lets go of the transport's groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a rank has to say of an iteration."""
+
+    timing: worker_pb2.IterationTiming
+    token_ids: list[int] | None  # of the last stage
+    trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
+
+
+class EpochMember:
+    """Runs iterations in the order in which they were announced."""
+
+    def __init__(
+        self,
+        request: worker_pb2.JoinPipelineRequest,
+        runner: Runner,
+        peers: Transport,
+        clock: DeviceClock | None = None,
+    ) -> None:
+        """`clock` is that of the device; without one, iterations are done when they are started."""
+        self.request = request
+        self._runner = runner
+        self._peers = peers
+        self._clock = clock or HostClock()
+        self._is_first = request.stage_index == 0
+        self._is_last = request.stage_index + 1 == len(request.members)
+        self._announced: deque[_Announced] = deque()
+        self._started: deque[_Started] = deque()
+
+    @property
+    def n_announced(self) -> int:
+        """Iterations that wait to be started."""
+        return len(self._announced)
+
+    @property
+    def n_started(self) -> int:
+        """Iterations that have been started and not taken as finished."""
+        return len(self._started)
+
+    def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
+        """Takes a plan in and starts to receive its activations.
+
+        Raises:
+            TransferError: the previous stage is gone.
+        """
+        hidden = receipt = None
+        if not self._is_first:
+            hidden = self._runner.empty_hidden(message.n_tokens)
+            receipt = self._peers.start_receive(hidden, message.iteration)
+        self._announced.append(_Announced(message, hidden, receipt))
+
+    def start_next(self) -> None:
+        """Runs the iteration announced first, or launches it.
+
+        Raises:
+            TransferError: a neighbour is gone.
+        """
+        announced = self._announced.popleft()
+        message = announced.message
+        # Behind another iteration, preparing this one costs the device no time.
+        is_hidden = bool(self._started) and not self._has_ended(self._started[-1])
+        started_ns = time.perf_counter_ns()
+        batch = self._runner.prepare(wire.plan_of(message))
+        prepared_ns = time.perf_counter_ns()
+        began = self._clock.mark()
+        hidden = announced.receive()
+        received = self._clock.mark()
+        result: torch.Tensor | None = None
+        token_ids: torch.Tensor | list[int] | None = None
+        if self._is_last:
+            tokens = self._runner.sample(batch, self._runner.logits(batch, hidden))
+            if isinstance(tokens, torch.Tensor):
+                token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
+            else:
+                token_ids = tokens.tolist()
+        else:
+            result = self._runner.forward(batch, hidden)
+        computed = self._clock.mark()
+        computed_ns = time.perf_counter_ns()
+        if result is not None:
+            self._peers.send(result, message.iteration)
+        sent_ns, sent_unix_ns = time.perf_counter_ns(), time.time_ns()
+        self._started.append(
+            _Started(
+                message,
+                token_ids,
+                marks=(began, received, computed),
+                prepare_ns=0 if is_hidden else prepared_ns - started_ns,
+                send_ns=sent_ns - computed_ns,
+                ended_unix_ns=sent_unix_ns if self._clock.has_passed(computed) else None,
+            )
+        )
+
+    def take_finished(self) -> list[Finished]:
+        """The iterations that have ended since, in order; does not wait.
+
+        Raises:
+            NonFiniteLogits: of an iteration's logits.
+        """
+        finished = []
+        while self._started and self._has_ended(self._started[0]):
+            finished.append(self._finish(self._started.popleft()))
+        return finished
+
+    def close(self) -> None:
+        """Leaves the epoch."""
+        self._announced.clear()
+        self._started.clear()
+        self._runner.close()
+        self._peers.close()
+
+    def _has_ended(self, started: "_Started") -> bool:
+        return self._clock.has_passed(started.marks[-1])
+
+    def _finish(self, started: "_Started") -> Finished:
+        began, received, computed = started.marks
+        timing = worker_pb2.IterationTiming(
+            iteration=started.message.iteration,
+            receive_ns=self._clock.elapsed_ns(began, received),
+            compute_ns=started.prepare_ns + self._clock.elapsed_ns(received, computed),
+            send_ns=started.send_ns,
+        )
+        token_ids = None
+        if started.token_ids is not None:
+            token_ids = _listed(started.token_ids)
+            refuse_non_finite(token_ids)
+        trace = None
+        if started.message.HasField("trace"):
+            duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
+            ended_unix_ns = started.ended_unix_ns or time.time_ns()
+            start_unix_ns = ended_unix_ns - duration_ns
+            trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
+        return Finished(timing, token_ids, trace)
+
+
+class _Announced:
+    """A plan, and the activations that come for it."""
+
+    def __init__(
+        self,
+        message: worker_pb2.RunIterationsRequest,
+        hidden: torch.Tensor | None,
+        receipt: Receipt | None,
+    ) -> None:
+        self.message = message
+        self._hidden = hidden
+        self._receipt = receipt
+
+    def receive(self) -> torch.Tensor | None:
+        """The activations when they have come; None on the first stage."""
+        if self._receipt is not None:
+            self._receipt.wait()
+        return self._hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """An iteration that the device has been given."""
+
+    message: worker_pb2.RunIterationsRequest
+    token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
+    marks: tuple[Any, Any, Any]  # began, received, computed
+    prepare_ns: int
+    send_ns: int
+    ended_unix_ns: int | None  # None: it goes on when it has been started, as on a GPU
+
+
+def _listed(token_ids: torch.Tensor | list[int]) -> list[int]:
+    return token_ids if isinstance(token_ids, list) else token_ids.tolist()

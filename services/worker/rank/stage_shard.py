@@ -1,0 +1,271 @@
+"""A rank's shard of its stage: weights that are loaded once and outlive epochs, and what settings
+and device make of them.
+
+That is where they are, how much memory they leave for keys and values, and whether decodes are
+recorded. Each epoch has a model runner of its own on the same weights.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from orcinus.v1 import worker_pb2
+
+from kernels import TORCH
+from services.worker.channel import MessageKind, RankEnd
+from services.worker.engine import decode_graphs, warm_up
+from services.worker.engine.kv_cache import kv_block_bytes
+from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
+from services.worker.models import StageModel, checkpoint_digest
+from services.worker.models.checkpoint import load_stage
+from services.worker.models.weights import OnProgress
+from services.worker.rank import transport
+from services.worker.rank.build import build_digest
+from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
+from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.staging import StagedTransport
+from services.worker.settings import RankSettings
+
+log = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.1
+
+RECORDING_LIMIT_S = 1.0
+"""For recording decodes when an epoch begins."""
+
+
+class StageShard:
+    """One rank's weights, on its device."""
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        model: StageModel,
+        *,
+        new_graphs: Callable[[], Callable[[], decode_graphs.Graph]] | None = None,
+    ) -> None:
+        """`new_graphs` gives what makes the graphs of one epoch (see `decode_graphs.cuda_graphs`);
+        without it decodes are not recorded."""
+        self._settings = settings
+        self._model = model
+        self._new_graphs = new_graphs
+
+    @classmethod
+    def load(cls, settings: RankSettings, channel: RankEnd) -> "StageShard":
+        """Loads the weights and tells the controller how far it is."""
+        device = device_of(settings)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # whose streams and events are meant when none is named
+        model = load_stage(
+            Path(settings.model),
+            stage_index=settings.stage_index,
+            n_stages=settings.n_stages,
+            tp_rank=settings.tp_rank,
+            tp_size=settings.tp_size,
+            dtype=settings.dtype,
+            load_format=settings.load_format,
+            quantization=settings.quantization,
+            device=device,
+            on_progress=_progress_to(channel),
+        )
+        new_graphs = decode_graphs.cuda_graphs if has_graphs(settings, model) else None
+        return cls(settings, model, new_graphs=new_graphs)
+
+    def compile_kernels(self) -> None:
+        """Compiles what iterations need; on a CPU there is nothing to compile."""
+        if self._model.device.type == "cuda":
+            warm_up.compile_kernels(
+                self._model,
+                n_tokens=self._settings.trial_tokens,
+                block_size=self._settings.block_size,
+                new_graph=self._new_graph(),
+            )
+
+    def describe(self, *, rendezvous_address: str) -> worker_pb2.DescribeResponse:
+        """What the scheduler must know of this rank.
+
+        Raises:
+            NoMemoryLeft: nothing is left for keys and values.
+            SystemExit: what was set for them is less than a block.
+        """
+        settings, model = self._settings, self._model
+        return worker_pb2.DescribeResponse(
+            model=settings.served_model_name,
+            fingerprint=self.fingerprint(),
+            stage_index=settings.stage_index,
+            n_stages=settings.n_stages,
+            tp_size=settings.tp_size,
+            first_layer=model.first_layer,
+            n_layers=model.n_layers,
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.config.max_position_embeddings,
+            eos_token_ids=model.config.eos_token_ids,
+            block_size=settings.block_size,
+            n_kv_blocks=self._n_kv_blocks(),
+            rendezvous_address=rendezvous_address,
+        )
+
+    def fingerprint(self) -> str:
+        """Tells pipelines apart that must not mix: build, model, element types, checkpoint."""
+        settings, model = self._settings, self._model
+        parts = (
+            build_digest(),
+            torch.__version__,
+            model.config.fingerprint(model.dtype),
+            settings.quantization,
+            "random" if settings.load_format == "random" else checkpoint_digest(settings.model),
+        )
+        return hashlib.sha256("/".join(parts).encode()).hexdigest()
+
+    def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
+        """Bytes for keys and values: what is set, or what the device has left.
+
+        Raises:
+            NoMemoryLeft: it has none.
+        """
+        settings, model = self._settings, self._model
+        if settings.kv_memory_bytes is not None:
+            return settings.kv_memory_bytes
+        lengths = trial_lengths(settings.trial_tokens, model.config.max_position_embeddings)
+        trial = TrialIteration(model, lengths, block_size=settings.block_size)
+        n_transfer_bytes = transfer_bytes(
+            settings.trial_tokens * model.hidden_size * model.dtype.itemsize,
+            stage_index=settings.stage_index,
+            n_stages=settings.n_stages,
+            max_pending_sends=transport.MAX_PENDING_SENDS,
+        )
+        n_graph_bytes = 0
+        if self._new_graphs is not None:
+            n_results = model.config.vocab_size if model.is_last else model.hidden_size
+            n_graph_bytes = decode_graphs.reserved_bytes(
+                settings.max_graph_batch_size, n_results * torch.float32.itemsize
+            )
+        shares = measure(memory(), trial.run, transfers=n_transfer_bytes, graphs=n_graph_bytes)
+        left = shares.kv_memory(settings.device_memory_fraction)
+        log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
+        return left
+
+    def enter(
+        self, request: worker_pb2.JoinPipelineRequest, peers: transport.Transport
+    ) -> EpochMember:
+        """Begins an epoch, with its first decodes recorded.
+
+        Raises:
+            TransferError: a rank of this stage is gone; `peers` are closed.
+        """
+        settings = self._settings
+        runner = ModelRunner(
+            self._model,
+            n_kv_blocks=request.n_kv_blocks,
+            block_size=settings.block_size,
+            tensor_parallel=peers.tensor_parallel,
+            batching=settings.batching,
+            new_graph=self._new_graph(),
+            max_graph_batch_size=settings.max_graph_batch_size,
+        )
+        member = EpochMember(request, runner, peers, self._clock())
+        if runner.graphs is not None:
+            try:
+                warm_up.record_decodes(
+                    runner.graphs, peers.tensor_parallel, limit_s=RECORDING_LIMIT_S
+                )
+            except transport.TransferError:
+                member.close()
+                raise
+        return member
+
+    def _new_graph(self) -> Callable[[], decode_graphs.Graph] | None:
+        return None if self._new_graphs is None else self._new_graphs()
+
+    def _clock(self) -> DeviceClock:
+        device = self._model.device
+        runs_ahead = device.type == "cuda" and not is_staged(self._settings)
+        return StreamClock() if runs_ahead else HostClock(device)
+
+    def _n_kv_blocks(self) -> int:
+        settings, model = self._settings, self._model
+        block_bytes = kv_block_bytes(
+            model.config,
+            model.n_layers,
+            block_size=settings.block_size,
+            dtype=model.dtype,
+            tp_size=settings.tp_size,
+        )
+        kv_memory_bytes = self.kv_memory_bytes()
+        n_kv_blocks = kv_memory_bytes // block_bytes
+        if n_kv_blocks == 0:
+            raise SystemExit(
+                f"kv_memory: {kv_memory_bytes} bytes are less than one block "
+                f"of {settings.block_size} slots, {block_bytes} bytes"
+            )
+        return n_kv_blocks
+
+
+def device_of(settings: RankSettings) -> torch.device:
+    """The device of this rank: on GPUs, the one with the number of its shard, shared if
+    there are not as many.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit("device cuda: PyTorch finds no GPU that it can use")
+    return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
+
+
+def is_staged(settings: RankSettings) -> bool:
+    """Whether tensors of a GPU travel by way of the CPU, for which the host waits."""
+    return settings.device == "cuda" and settings.data_plane == "gloo"
+
+
+def has_graphs(settings: RankSettings, model: StageModel) -> bool:
+    """Whether batches of decodes are recorded; PyTorch's own operations have shapes that depend on
+    what is in a batch."""
+    is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
+    return settings.cuda_graphs and is_possible and settings.batching == "selective"
+
+
+def join_peers(
+    settings: RankSettings, request: worker_pb2.JoinPipelineRequest
+) -> transport.Transport:
+    """Meets the other ranks of an epoch.
+
+    Raises:
+        TransferError: they could not be reached.
+    """
+    device = device_of(settings)
+    peers = transport.join(
+        transport.Place(
+            pipeline_id=request.pipeline_id,
+            epoch=request.epoch,
+            stage_index=request.stage_index,
+            n_stages=len(request.members),
+            tp_rank=settings.tp_rank,
+            tp_size=request.tp_size,
+        ),
+        rendezvous_address=request.rendezvous_address,
+        data_host=settings.data_host,
+        device=torch.device("cpu") if is_staged(settings) else device,
+        timeout_s=settings.transfer_timeout_s,
+    )
+    return StagedTransport(peers) if is_staged(settings) else peers
+
+
+def _progress_to(channel: RankEnd) -> OnProgress:
+    last_report = 0.0
+
+    def on_progress(n_done: int, n_total: int) -> None:
+        nonlocal last_report
+        now = time.monotonic()
+        if n_done == n_total or now - last_report >= PROGRESS_INTERVAL_S:
+            last_report = now
+            channel.send(MessageKind.PROGRESS, f"{n_done} {n_total}".encode())
+
+    return on_progress

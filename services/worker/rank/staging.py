@@ -1,0 +1,78 @@
+"""Tensors of a GPU over gloo: copied to the CPU, sent, copied back.
+
+Slower than NCCL, and it makes the rank wait for its device; it is for where NCCL cannot be: several
+ranks on one GPU, or GPUs of different makes. The model sees the same transport.
+"""
+
+import torch
+
+from services.worker.models.tensor_parallel import TensorParallel
+from services.worker.rank.transport import Receipt, Transport
+
+
+class StagedTransport:
+    """A transport of CPU tensors, for tensors that live elsewhere."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._tensor_parallel = StagedTensorParallel(transport.tensor_parallel)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """See `Transport.tensor_parallel`."""
+        return self._tensor_parallel
+
+    def warm_up(self) -> None:
+        """See `Transport.warm_up`."""
+        self._transport.warm_up()
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
+        """See `Transport.start_receive`; the copy to the device is made by `wait`."""
+        staged = torch.empty_like(hidden, device="cpu")
+        return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
+
+    def send(self, hidden: torch.Tensor, iteration: int) -> None:
+        """See `Transport.send`."""
+        self._transport.send(hidden.cpu(), iteration)
+
+    def abort(self) -> None:
+        """See `Transport.abort`."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._transport.close()
+
+
+class StagedTensorParallel:
+    """Collectives of CPU tensors, for tensors that live elsewhere."""
+
+    def __init__(self, ranks: TensorParallel) -> None:
+        self.rank = ranks.rank
+        self.size = ranks.size
+        self._ranks = ranks
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums over all ranks, in place."""
+        if self.size > 1:
+            staged = tensor.to("cpu", copy=True)
+            self._ranks.all_reduce(staged)
+            tensor.copy_(staged)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        if self.size == 1:
+            return tensor
+        return self._ranks.all_gather(tensor.cpu()).to(tensor.device)
+
+
+class _StagedReceipt:
+    def __init__(self, receipt: Receipt, staged: torch.Tensor, hidden: torch.Tensor) -> None:
+        self._receipt = receipt
+        self._staged = staged
+        self._hidden = hidden
+
+    def wait(self) -> None:
+        """See `Receipt.wait`."""
+        self._receipt.wait()
+        self._hidden.copy_(self._staged)

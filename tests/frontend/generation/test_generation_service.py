@@ -1,0 +1,80 @@
+"""Work for one client leaves room for the others."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from services.frontend.generation.generation import EncodedPrompt
+from services.frontend.generation.generation_service import INLINE_CHARACTERS, GenerationService
+from services.frontend.request.generation_request import (
+    ChatMessage,
+    Conversation,
+    GenerationOptions,
+    GenerationRequest,
+)
+from services.frontend.text.tokenizer import Tokenizer
+from tests.fake_scheduler import FakeScheduler
+from tests.frontend import checkpoints
+from tests.frontend.conftest import connected, soon
+
+
+class Watched(Tokenizer):
+    """Notes how often another coroutine had its turn, before and after each text."""
+
+    def __init__(self) -> None:
+        super().__init__(checkpoints.byte_level())
+        self.n_ticks = 0
+        self.noted: list[tuple[int, int]] = []
+
+    def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        before = self.n_ticks
+        token_ids = super().to_tokens(text, add_special_tokens=add_special_tokens)
+        self.noted.append((before, self.n_ticks))
+        return token_ids
+
+    async def tick(self) -> None:
+        """The other coroutine."""
+        while True:
+            self.n_ticks += 1
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def no_forced_switches() -> Iterator[None]:
+    """No thread has to let others run: they do only while this one waits, or is out of Python."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    yield
+    sys.setswitchinterval(interval)
+
+
+async def test_others_run_while_a_long_text_is_encoded(no_forced_switches: None) -> None:
+    tokenizer = Watched()
+    async with connected(FakeScheduler()) as client:
+        service = GenerationService(tokenizer, client)
+        ticking = asyncio.ensure_future(tokenizer.tick())
+        await soon(service.tokenize("hello world " * INLINE_CHARACTERS))
+        ticking.cancel()
+    ((before, after),) = tokenizer.noted
+    assert after > before
+
+
+async def test_others_run_between_the_prompts_of_a_request() -> None:
+    tokenizer = Watched()
+    request = GenerationRequest(prompts=("hello",) * 20, options=GenerationOptions(max_tokens=1))
+    async with connected(FakeScheduler()) as client:
+        ticking = asyncio.ensure_future(tokenizer.tick())
+        async with GenerationService(tokenizer, client).open(request) as generation:
+            await soon(generation.complete())
+        ticking.cancel()
+    turns = [before for before, _ in tokenizer.noted]
+    assert len(set(turns)) == len(request.prompts)
+
+
+def test_answer_continues_a_text_and_stands_alone_in_a_conversation() -> None:
+    conversation = Conversation((ChatMessage("user", "x"),))
+    assert EncodedPrompt(conversation, (5, 6), 1, ()).context == ()
+    assert EncodedPrompt("x", (5, 6), 1, ()).context == (5, 6)
+    assert EncodedPrompt((5, 6), (5, 6), 1, ()).context == (5, 6)

@@ -1,0 +1,285 @@
+"""The gRPC API over a real channel: answers, errors with details, deadlines, cancellation."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+from orcinus.v1 import inference_pb2, scheduler_pb2
+
+from services.frontend.api_keys import ApiKeys
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.grpc.inference_servicer import InferenceServicer
+from tests.fake_scheduler import (
+    PIPELINE,
+    FakeScheduler,
+    keeps_quiet,
+    loses_pipeline_after,
+    rejects,
+    says,
+    stalls_after,
+)
+from tests.frontend.conftest import PATIENCE_S, Site, connected, soon
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EOS = PIPELINE.eos_token_ids[0]
+
+
+def text(prompt: str) -> inference_pb2.Prompt:
+    return inference_pb2.Prompt(text=prompt)
+
+
+def tokens(*token_ids: int) -> inference_pb2.Prompt:
+    return inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=token_ids))
+
+
+def conversation(*contents: str) -> inference_pb2.Prompt:
+    messages = [inference_pb2.ChatMessage(role="user", content=content) for content in contents]
+    return inference_pb2.Prompt(conversation=inference_pb2.Conversation(messages=messages))
+
+
+def whole(prompt: inference_pb2.Prompt | None, **options: Any) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        prompt=prompt, options=inference_pb2.GenerationOptions(**options)
+    )
+
+
+def streamed(prompt: inference_pb2.Prompt, **options: Any) -> inference_pb2.GenerateStreamRequest:
+    return inference_pb2.GenerateStreamRequest(
+        prompt=prompt, options=inference_pb2.GenerationOptions(**options)
+    )
+
+
+async def failure(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def detail(error: Any, kind: Any) -> Any:
+    """The one detail of a status, unpacked."""
+    (packed,) = rpc_status.from_call(error).details
+    message = kind()
+    assert packed.Unpack(message)
+    return message
+
+
+async def test_generate_answers(site: Site) -> None:
+    site.scheduler.behaviour = says(*site.tokens(" wörld"), EOS)
+    answer = await site.inference.generate(whole(text("hello"), return_token_ids=True))
+    assert answer.model == "test-model"
+    assert answer.request_id
+    (choice,) = answer.choices
+    assert choice.text == " wörld"
+    assert choice.finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert list(choice.token_ids) == [*site.tokens(" wörld"), EOS]
+    assert list(answer.prompt_token_ids) == list(site.prompt_tokens("hello"))
+    assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(choice.token_ids)
+
+
+async def test_token_ids_stay_home_unless_wanted(site: Site) -> None:
+    answer = await site.inference.generate(whole(text("hello")))
+    assert not answer.prompt_token_ids
+    assert not answer.choices[0].token_ids
+
+
+async def test_stream_ends_with_the_usage(site: Site) -> None:
+    site.scheduler.behaviour = says(*site.tokens("世a"))
+    messages = [
+        message
+        async for message in site.inference.stream(
+            streamed(tokens(5, 6), return_token_ids=True, max_tokens=4)
+        )
+    ]
+    *pieces, last = messages
+    assert list(pieces[0].prompt_token_ids) == [5, 6]
+    assert not any(piece.prompt_token_ids for piece in pieces[1:])
+    assert "".join(piece.choice.text for piece in pieces) == "世a"
+    assert [token for piece in pieces for token in piece.choice.token_ids] == list(
+        site.tokens("世a")
+    )
+    assert pieces[-1].choice.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert not last.HasField("choice")
+    assert last.usage.prompt_tokens == 2
+    assert last.usage.completion_tokens == len(site.tokens("世a"))
+
+
+async def test_answers_of_a_stream_are_numbered(site: Site) -> None:
+    texts = {0: "", 1: ""}
+    async for message in site.inference.stream(streamed(text("ab"), n=2, max_tokens=3)):
+        if message.HasField("choice"):
+            texts[message.choice.index] += message.choice.text
+    assert texts == {0: "ab", 1: "ab"}
+
+
+async def test_conversation_is_written_with_the_template(site: Site) -> None:
+    await site.inference.generate(whole(conversation("hello"), max_tokens=1))
+    prompt = site.scheduler.requests[0].submission.prompt_token_ids
+    assert list(prompt) == [*site.prompt_tokens(""), *site.tokens("[user] hello\n[assistant] ")]
+
+
+@pytest.mark.parametrize("kind", ["text", "token_ids", "conversation"])
+async def test_tokenize_gives_the_tokens_that_generate_uses(site: Site, kind: str) -> None:
+    prompt = {"text": text("hello"), "token_ids": tokens(5, 6), "conversation": conversation("a")}
+    tokenized = await site.inference.tokenize(inference_pb2.TokenizeRequest(prompt=prompt[kind]))
+    await site.inference.generate(whole(prompt[kind], max_tokens=1))
+    used = site.scheduler.requests[0].submission.prompt_token_ids
+    assert list(tokenized.token_ids) == list(used)
+
+
+async def test_model_is_described(site: Site) -> None:
+    model = await site.inference.describe_model()
+    assert model == inference_pb2.DescribeModelResponse(
+        model="test-model",
+        max_model_len=128,
+        vocab_size=512,
+        eos_token_ids=[EOS],
+        n_stages=2,
+        tp_size=1,
+        has_chat_template=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (whole(None), "prompt"),
+        (whole(text("x"), max_tokens=-1), "max_tokens"),
+        (whole(text("x"), max_tokens=0), "max_tokens"),
+        (whole(text("x"), temperature=float("nan")), "temperature"),
+        (whole(text("x"), presence_penalty=-2.5), "presence_penalty"),
+        (whole(text("x"), frequency_penalty=2.5), "frequency_penalty"),
+        (whole(text("x"), repetition_penalty=9), "repetition_penalty"),
+        (whole(text("x"), n=0), "n"),
+        (whole(text("x"), stop=[""]), "stop"),
+        (whole(text("x"), stop_token_ids=[-1]), "stop_token_ids"),
+        (whole(tokens()), "prompt"),
+        (whole(tokens(512)), "prompt"),
+        (whole(conversation()), "messages"),
+        (inference_pb2.GenerateRequest(model="gpt-5", prompt=text("x")), "model"),
+        (b"\x12\x03\x0a\x01\xff", "request"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-",
+)
+async def test_wrong_request_is_refused_by_name(site: Site, request_: Any, field: str) -> None:
+    error = await failure(site.inference.generate(request_))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (violation,) = detail(error, error_details_pb2.BadRequest).field_violations
+    assert violation.field == field
+    assert not site.scheduler.requests
+
+
+async def test_request_that_is_too_large_is_refused(site: Site) -> None:
+    request = whole(text("x" * 200_000))
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+        error = await failure(site.inference.generate(request, compression=compression))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in error.details()
+    assert not site.scheduler.requests
+
+
+async def test_wrong_request_for_a_stream_is_refused_too(site: Site) -> None:
+    error = await failure(site.inference.stream(streamed(text("x"), top_p=2.0)).read())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_full_pool_says_when_to_try_again(site: Site) -> None:
+    site.scheduler.behaviour = rejects(
+        scheduler_pb2.REJECTION_REASON_POOL_FULL, "full", retry_after_s=2.5
+    )
+    error = await failure(site.inference.generate(whole(text("x"))))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 2500
+
+
+async def test_lost_pipeline_is_unavailable(site: Site) -> None:
+    site.scheduler.behaviour = loses_pipeline_after(*site.tokens("ab"))
+    error = await failure(site.inference.generate(whole(text("x"))))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    call = site.inference.stream(streamed(text("x")))
+    assert [(await call.read()).choice.text for _ in "ab"] == ["a", "b"]
+    assert (await failure(call.read())).code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_deadline_ends_the_call_and_the_request(site: Site, is_stream: bool) -> None:
+    site.scheduler.behaviour = keeps_quiet
+    if is_stream:
+        call = site.inference.stream(streamed(text("x")), timeout=0.5).read()
+    else:
+        call = site.inference.generate(whole(text("x")), timeout=0.5)
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with asyncio.timeout(PATIENCE_S):
+        (request,) = await site.scheduler.wait_requests()
+        await request.cancelled.wait()
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_client_that_cancels_ends_the_request(site: Site, is_stream: bool) -> None:
+    site.scheduler.behaviour = keeps_quiet
+    call = (
+        site.inference.stream(streamed(text("x")))
+        if is_stream
+        else site.inference.generate(whole(text("x")))
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        (request,) = await site.scheduler.wait_requests()
+        call.cancel()
+        await request.cancelled.wait()
+
+
+class UnreadCall:
+    """A call whose client reads no more, as the servicer sees it."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def test_call_that_ends_while_nobody_reads_ends_the_request(site: Site) -> None:
+    scheduler = FakeScheduler(stalls_after(*site.tokens("ab")))
+    call: Any = UnreadCall()
+    async with connected(scheduler) as client:
+        service = GenerationService(site.tokenizer, client)
+        servicer = InferenceServicer(service, max_body_bytes=1000, api_keys=ApiKeys(None))
+        answers: Any = servicer.GenerateStream(streamed(text("x")), call)
+        await soon(anext(answers))  # and here the servicer waits until it is asked for more
+        (request,) = await soon(scheduler.wait_requests())
+        assert not request.ended.is_set()
+        call.end()
+        await soon(request.cancelled.wait())
+        await answers.aclose()
+
+
+async def test_health_is_serving(site: Site) -> None:
+    stub = health_pb2_grpc.HealthStub(site.inference.channel)
+    for name in ("", "orcinus.v1.InferenceService"):
+        status = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+        assert status.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_services_are_listed_by_reflection(site: Site) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(site.inference.channel)
+    call = stub.ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    listed = (await call.read()).list_services_response.service
+    await call.done_writing()
+    assert {"orcinus.v1.InferenceService", "grpc.health.v1.Health"} <= {s.name for s in listed}

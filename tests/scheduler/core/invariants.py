@@ -1,0 +1,77 @@
+"""What must hold of a scheduler whatever arrives, whichever policy chooses."""
+
+from services.scheduler.core.request import FinishReason, RequestState
+from tests.scheduler.core.workload import Driver
+
+
+def check_memory(driver: Driver) -> None:
+    """Reserved <= slots; assigned <= reserved; every block has one owner. Who has ended holds what
+    batches in flight still use, and nothing else."""
+    scheduler = driver.scheduler
+    kv_manager = scheduler.kv_manager
+    running = {span.request for batch in driver.in_flight for span in batch.spans}
+    reservations = [
+        request.reservation
+        for request in {*scheduler.pool, *running}
+        if request.reservation is not None
+    ]
+    assert all(request.reservation is not None for request in running)
+    assert kv_manager.n_reserved_slots <= kv_manager.n_slots
+    assert sum(r.n_reserved_blocks for r in reservations) == kv_manager.n_reserved_blocks
+    assert all(len(r.block_ids) <= r.n_reserved_blocks for r in reservations)
+    owned = [block for r in reservations for block in r.block_ids]
+    assert len(owned) == len(set(owned))
+    assert len(owned) * kv_manager.block_size == kv_manager.n_allocated_slots
+    rows = [r.row for r in reservations]
+    assert len(rows) == len(set(rows))
+
+
+def check_batches(driver: Driver, *, max_batch_size: int) -> None:
+    """Few enough in flight, none too large; who is in one runs, or has ended in an earlier one."""
+    assert len(driver.in_flight) <= driver.scheduler.pipeline_depth
+    assert all(1 <= len(batch.spans) <= max_batch_size for batch in driver.in_flight)
+    for batch in driver.in_flight:
+        requests = [span.request for span in batch.spans]
+        assert len(requests) == len(set(requests))
+        assert {r.state for r in requests} <= {RequestState.RUNNING, RequestState.FINISHED}
+
+
+def check_no_request_is_in_two_batches(driver: Driver) -> None:
+    """As in the paper."""
+    running = [span.request for batch in driver.in_flight for span in batch.spans]
+    assert len(running) == len(set(running))
+    assert all(request.state is RequestState.RUNNING for request in running)
+
+
+def check_first_come_first_served(driver: Driver, n_iterations: dict[int, int]) -> None:
+    """Of two requests that both want to run, the earlier has run as often, or more often."""
+    alive = sorted(
+        (
+            index
+            for index, request in driver.requests.items()
+            if request.state is not RequestState.FINISHED
+            and not request.is_cancelled
+            and len(request.generated_token_ids) + request.n_awaited < request.max_new_tokens
+        ),
+        key=lambda index: driver.requests[index].arrival,
+    )
+    counts = [n_iterations[index] for index in alive]
+    assert counts == sorted(counts, reverse=True)
+
+
+def check_ends(driver: Driver) -> None:
+    """Every request ended exactly once, with as many tokens as it was told about; and when the last
+    batch is back, nothing is held."""
+    while driver.in_flight:
+        driver.return_oldest()
+    check_memory(driver)
+    assert driver.scheduler.kv_manager.n_reserved_slots == 0
+    assert driver.scheduler.kv_manager.n_allocated_slots == 0
+    for index, request in driver.requests.items():
+        mine = [update for update in driver.updates if update.request is request]
+        assert [u.finish_reason for u in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason is not None
+        tokens = [update.token_id for update in mine if update.token_id is not None]
+        assert tokens == request.generated_token_ids
+        if mine[-1].finish_reason is not FinishReason.CANCELLED:
+            assert len(tokens) == driver.arrivals[index].n_iterations

@@ -1,0 +1,125 @@
+"""Random requests for the scheduler's tests, and a driver that stands for a perfect engine."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler, Update
+
+STOP_TOKEN = 7
+PLAIN_TOKEN = 1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request to be: when it comes, how long it is, when it really stops."""
+
+    turn: int
+    n_prompt: int
+    max_new_tokens: int
+    n_iterations: int
+    cancelled_after: int | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        return self.n_prompt + self.max_new_tokens
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arrival]:
+    """Up to 24 requests, most of them in bursts."""
+    cancellations = st.none() | st.integers(0, 12) if with_cancellations else st.none()
+    result = []
+    for _ in range(draw(st.integers(1, 24))):
+        max_new_tokens = draw(st.integers(1, 9))
+        result.append(
+            Arrival(
+                turn=draw(st.integers(0, 12)),
+                n_prompt=draw(st.integers(1, 12)),
+                max_new_tokens=max_new_tokens,
+                n_iterations=draw(st.integers(1, max_new_tokens)),
+                cancelled_after=draw(cancellations),
+            )
+        )
+    return sorted(result, key=lambda arrival: arrival.turn)
+
+
+def build(
+    *,
+    max_batch_size: int,
+    n_blocks: int,
+    block_size: int,
+    pipeline_depth: int,
+    token_hand_off: bool = False,
+    policy: Policy | None = None,
+) -> Scheduler:
+    """A scheduler with the policy of the paper, unless told otherwise."""
+    return Scheduler(
+        RequestPool(max_requests=1000),
+        KVManager(n_blocks=n_blocks, block_size=block_size),
+        policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
+        pipeline_depth=pipeline_depth,
+        token_hand_off=token_hand_off,
+    )
+
+
+def request_for(index: int, arrival: Arrival) -> Request:
+    """The request of an arrival; its name is its index."""
+    return Request(
+        request_id=RequestId(str(index)),
+        prompt_token_ids=[PLAIN_TOKEN] * arrival.n_prompt,
+        max_new_tokens=arrival.max_new_tokens,
+        stop_token_ids=frozenset({STOP_TOKEN}),
+    )
+
+
+@dataclass
+class Driver:
+    """Submits arrivals turn by turn and returns batches in the order in which they were sent."""
+
+    scheduler: Scheduler
+    arrivals: list[Arrival]
+    turn: int = 0
+    requests: dict[int, Request] = field(default_factory=dict)
+    in_flight: list[Batch] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.requests) == len(self.arrivals) and not len(self.scheduler.pool)
+
+    def arrive(self) -> None:
+        """Lets in, and cancels, what this turn brings."""
+        for index, arrival in enumerate(self.arrivals):
+            if arrival.turn == self.turn:
+                self.requests[index] = request_for(index, arrival)
+                self.scheduler.submit(self.requests[index])
+        for index, request in self.requests.items():
+            arrival = self.arrivals[index]
+            if arrival.cancelled_after == self.turn - arrival.turn:
+                self.updates += self.scheduler.cancel(request)
+        self.turn += 1
+
+    def select(self) -> Batch | None:
+        """Asks for a batch and sends it."""
+        batch = self.scheduler.select()
+        if batch is not None:
+            self.in_flight.append(batch)
+        return batch
+
+    def return_oldest(self) -> None:
+        """Lets the oldest batch come back with its tokens."""
+        batch = self.in_flight.pop(0)
+        tokens = [self._token(span) for span in batch.spans if span.is_sampled]
+        self.updates += self.scheduler.apply(batch.iteration, tokens)
+
+    def _token(self, span: Span) -> int:
+        arrival = self.arrivals[int(span.request.request_id)]
+        n_generated = span.start_position + span.n_tokens - arrival.n_prompt + 1
+        return STOP_TOKEN if n_generated == arrival.n_iterations else PLAIN_TOKEN

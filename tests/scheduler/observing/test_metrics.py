@@ -1,0 +1,262 @@
+"""The scheduler's metrics, driven as the serving loop and the service drive them."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from orcinus.v1 import sampling_pb2, scheduler_pb2, worker_pb2
+from prometheus_client import CollectorRegistry
+
+from services.common.errors import InvalidRequest, PoolFull, Unavailable
+from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.observing.metrics import MAX_UNTIMED, SchedulerMetrics
+from services.scheduler.pipeline.membership import Member, Pipeline
+from tests.exposition import Samples
+from tests.fakes import describe_stage
+from tests.scheduler.core.workload import build
+
+SUBMISSION = scheduler_pb2.Submission(sampling=sampling_pb2.SamplingParams())
+
+
+class World:
+    """A scheduling core whose life is told to metrics, one step at a time."""
+
+    def __init__(
+        self,
+        *,
+        n_stages: int = 2,
+        epoch: int = 7,
+        pipeline_depth: int = 2,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = SchedulerMetrics(self.registry, clock_ns=clock_ns)
+        self.n_stages = n_stages
+        self.pipeline_depth = pipeline_depth
+        self.begin(epoch)
+
+    def begin(self, epoch: int) -> None:
+        members = tuple(
+            Member(f"stage-{index}:1", describe_stage(index, self.n_stages))
+            for index in range(self.n_stages)
+        )
+        self.scheduler = build(
+            max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=self.pipeline_depth
+        )
+        self.epoch = self.metrics.observe(Pipeline("p", epoch, members), self.scheduler)
+
+    def submit(self, name: str, *, n_prompt: int = 3, max_new_tokens: int = 2) -> Request:
+        request = Request(RequestId(name), [1] * n_prompt, max_new_tokens, stop_token_ids=STOP)
+        self.scheduler.submit(request)
+        self.metrics.requests.submitted(request, SUBMISSION)
+        return request
+
+    def send(self) -> int:
+        batch = self.scheduler.select()
+        assert batch is not None
+        for span in batch.spans:
+            if span.is_admission:
+                self.metrics.requests.admitted(span.request)
+        self.epoch.sent(batch, self.scheduler)
+        return batch.iteration
+
+    def time(self, iteration: int, stage: int, **ns: int) -> None:
+        self.epoch.timed(stage, worker_pb2.IterationTiming(iteration=iteration, **ns))
+
+    def give_back(self, iteration: int, *token_ids: int) -> None:
+        updates = self.scheduler.apply(iteration, token_ids)
+        for update in updates:
+            if update.finish_reason is not None:
+                self.metrics.requests.ended(update.request, update.finish_reason)
+        self.epoch.returned(iteration, updates, self.scheduler)
+
+    @property
+    def samples(self) -> Samples:
+        return Samples.of(self.registry)
+
+
+STOP = frozenset({9})
+
+
+def test_a_request_is_counted_where_it_ends() -> None:
+    it = World()
+    it.submit("stops")
+    it.submit("is long")
+    it.give_back(it.send(), 9, 5)
+    it.give_back(it.send(), 5)
+    samples = it.samples
+    assert samples.sum("orcinus_requests_accepted_total") == 2
+    assert samples.sum("orcinus_requests_finished_total", reason="stop") == 1
+    assert samples.sum("orcinus_requests_finished_total", reason="length") == 1
+    assert samples.sum("orcinus_prompt_tokens_total") == 6
+    assert samples.sum("orcinus_generation_tokens_total") == 3
+    assert samples.sum("orcinus_request_generation_tokens_sum", reason="stop") == 1
+    assert samples.sum("orcinus_request_generation_tokens_sum", reason="length") == 2
+    assert samples.sum("orcinus_request_queue_seconds_count") == 2
+
+
+def test_a_request_that_never_ran_has_no_queue_time_and_no_prompt() -> None:
+    it = World()
+    waiting, lost = it.submit("gives up"), it.submit("is lost")
+    assert len(it.scheduler.cancel(waiting)) == 1
+    it.metrics.requests.ended(waiting, FinishReason.CANCELLED)
+    it.metrics.requests.failed(lost)
+    samples = it.samples
+    assert samples.sum("orcinus_requests_cancelled_total") == 1
+    assert samples.sum("orcinus_requests_failed_total") == 1
+    assert samples.sum("orcinus_request_queue_seconds_count") == 0
+    assert samples.sum("orcinus_prompt_tokens_total") == 0
+    assert samples.sum("orcinus_request_prompt_tokens_count", reason="failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidRequest("prompt", "is bad"), "invalid"),
+        (PoolFull("full", retry_after_s=1), "pool_full"),
+        (Unavailable("gone"), "unavailable"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_rejections_are_counted_by_reason(error: Exception, reason: str) -> None:
+    it = World()
+    assert it.samples.sum("orcinus_requests_rejected_total") == 0
+    it.metrics.requests.rejected(SUBMISSION, error)  # type: ignore[arg-type]
+    assert it.samples.sum("orcinus_requests_rejected_total", reason=reason) == 1
+    assert it.samples.sum("orcinus_requests_rejected_total") == 1
+
+
+def test_gauges_are_those_of_the_pool_while_a_pipeline_serves() -> None:
+    it = World()
+    it.submit("before it opens")
+    assert it.samples.sum("orcinus_requests_waiting") == 0
+    it.epoch.opened()
+    assert it.samples.sum("orcinus_requests_waiting") == 1
+    it.send()
+    it.submit("later")
+    samples = it.samples
+    assert samples.sum("orcinus_requests_waiting") == 1
+    assert samples.sum("orcinus_requests_running") == 1
+    assert samples.sum("orcinus_kv_cache_usage_ratio") == 2 / 16  # 3 + 2 tokens in blocks of 4
+    assert samples.sum("orcinus_kv_cache_allocated_ratio") == 1 / 16
+    it.epoch.closed(None)
+    assert it.samples.sum("orcinus_requests_running") == 0
+
+
+def test_the_gateway_reads_the_shape_of_the_cache() -> None:
+    it = World()
+    it.epoch.opened()
+    [labels] = it.samples.labels("orcinus_cache_config_info")
+    assert labels == {"block_size": "4", "num_gpu_blocks": "16"}
+
+
+def test_epochs_that_form_are_lost_or_never_form() -> None:
+    it = World(epoch=3)
+    it.epoch.closed("a stage did not join")
+    it.begin(4)
+    it.epoch.opened()
+    assert it.samples.sum("orcinus_pipeline_up") == 1
+    it.epoch.closed("stage 1 is gone")
+    it.begin(5)
+    it.epoch.opened()
+    it.epoch.closed(None)
+    samples = it.samples
+    assert samples.sum("orcinus_pipeline_up") == 0
+    assert samples.sum("orcinus_pipeline_epoch") == 5
+    assert samples.sum("orcinus_epochs_formed_total") == 2
+    assert samples.sum("orcinus_epochs_not_formed_total") == 1
+    assert samples.sum("orcinus_pipeline_losses_total") == 1
+
+
+def test_sizes_of_batches() -> None:
+    it = World()
+    it.submit("a", n_prompt=5)
+    it.submit("b", n_prompt=2)
+    first = it.send()
+    it.give_back(first, 5, 5)
+    it.send()
+    samples = it.samples
+    assert samples.sum("orcinus_iteration_batch_size_sum") == 4
+    assert samples.sum("orcinus_iteration_batch_tokens_sum") == 5 + 2 + 1 + 1
+    assert samples.sum("orcinus_iteration_seconds_count") == 1
+
+
+def test_stages_are_timed_but_the_ends_of_the_pipeline_have_no_neighbour() -> None:
+    it = World(n_stages=3)
+    for stage in range(3):
+        it.time(1, stage, compute_ns=10**9, receive_ns=2 * 10**9, send_ns=3 * 10**9)
+    samples = it.samples
+    for name in "012":
+        assert samples.sum("orcinus_stage_compute_seconds_sum", stage=name) == 1
+    assert [item["stage"] for item in samples.labels("orcinus_stage_receive_seconds_sum")] == [
+        "1",
+        "2",
+    ]
+    assert [item["stage"] for item in samples.labels("orcinus_stage_send_seconds_sum")] == [
+        "0",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "after the result"])
+def test_overhead_is_what_stages_did_not_compute(is_late: bool) -> None:
+    it = World()
+    it.submit("a")
+    iteration = it.send()
+    it.time(iteration, 1, compute_ns=1)
+    if not is_late:
+        it.time(iteration, 0, compute_ns=1)
+    it.give_back(iteration, 5)
+    if is_late:
+        assert it.samples.sum("orcinus_iteration_overhead_seconds_count") == 0
+        it.time(iteration, 0, compute_ns=1)
+    samples = it.samples
+    assert samples.sum("orcinus_iteration_overhead_seconds_count") == 1
+    overhead_s = samples.sum("orcinus_iteration_overhead_seconds_sum")
+    assert overhead_s == pytest.approx(samples.sum("orcinus_iteration_seconds_sum") - 2e-9)
+
+
+def test_overhead_begins_when_there_is_room_in_the_pipeline() -> None:
+    now_s = [0.0]
+    it = World(pipeline_depth=3, clock_ns=lambda: int(now_s[0] * 1e9))
+    for name in "abc":
+        it.submit(name)
+        it.send()  # there are two stages, so the third waits for the first to return
+    sums = []
+    for iteration in (1, 2, 3):
+        now_s[0] += 10
+        it.give_back(iteration, 5)
+        for stage in (0, 1):
+            it.time(iteration, stage, compute_ns=4 * 10**9)
+        sums.append(it.samples.sum("orcinus_iteration_overhead_seconds_sum"))
+    assert sums == [10 - 8, 2 + 20 - 8, 14 + 20 - 8]
+    assert it.samples.sum("orcinus_iteration_seconds_sum") == 10 + 20 + 30
+
+
+def test_overhead_is_never_negative() -> None:
+    it = World()
+    it.submit("a")
+    iteration = it.send()
+    for stage in (0, 1):
+        it.time(iteration, stage, compute_ns=10**12)
+    it.give_back(iteration, 5)
+    assert it.samples.sum("orcinus_iteration_overhead_seconds_sum") == 0
+
+
+def test_iterations_whose_timings_never_come_are_forgotten() -> None:
+    it = World()
+    it.submit("a", n_prompt=3, max_new_tokens=60)
+    for number in range(MAX_UNTIMED + 8):
+        if it.scheduler.pool.n_waiting + it.scheduler.pool.n_running == 0:
+            it.submit(str(number), max_new_tokens=60)
+        it.give_back(it.send(), 5)
+    assert len(it.epoch._untimed) == MAX_UNTIMED
+    it.time(1, 0, compute_ns=1)  # much too late, and no harm
+
+
+def test_who_leads() -> None:
+    it = World()
+    it.metrics.set_leading(True)
+    assert it.samples.sum("orcinus_leader") == 1
+    it.metrics.set_leading(False)
+    assert it.samples.sum("orcinus_leader") == 0

@@ -1,0 +1,216 @@
+"""The engine master against real controllers on real sockets; only the ranks are fake."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from orcinus.v1 import worker_pb2
+
+from services.common.errors import Unavailable
+from services.scheduler.cluster.stages import StaticStages
+from services.scheduler.cluster.term import Unopposed
+from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.membership import Member, check_agreement, gather
+from services.worker.channel import MessageKind
+from tests.fakes import FakeStage, describe_stage, fake_stages
+from tests.scheduler.core.workload import Arrival, build, request_for
+
+
+class Master:
+    """An engine master on fake stages, and what it says."""
+
+    def __init__(
+        self,
+        stages: list[FakeStage],
+        *,
+        silence_limit_s: float = 60,
+        iteration_limit_s: float = 60,
+    ) -> None:
+        self.stages = stages
+        self.silence_limit_s = silence_limit_s
+        self.iteration_limit_s = iteration_limit_s
+        self.news = asyncio.Event()
+        self.timings: list[tuple[int, int]] = []
+        self.engine: EngineMaster
+
+    async def __aenter__(self) -> "Master":
+        stages = StaticStages([stage.address for stage in self.stages])
+        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=5)
+        self.engine = EngineMaster(
+            pipeline,
+            wake=self.news.set,
+            on_timing=lambda stage, timing: self.timings.append((stage, timing.iteration)),
+            silence_limit_s=self.silence_limit_s,
+            iteration_limit_s=self.iteration_limit_s,
+        )
+        await self.engine.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.engine.close()
+
+    async def results(self) -> list[worker_pb2.IterationResult]:
+        await asyncio.wait_for(self.news.wait(), 5)
+        self.news.clear()
+        return self.engine.take_results()
+
+
+def sign_of_life(master: Master) -> bytes:
+    """What a stage reports however busy it is."""
+    return worker_pb2.WatchStageResponse(
+        pipeline_id=master.engine.pipeline.pipeline_id,
+        epoch=master.engine.pipeline.epoch,
+        heartbeat=worker_pb2.StageHeartbeat(),
+    ).SerializeToString()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_batches_go_round_the_pipeline_and_come_back_from_the_last_stage() -> None:
+    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=2)
+    for index in range(3):
+        scheduler.submit(
+            request_for(index, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3))
+        )
+    async with fake_stages(2, answers=True) as stages, Master(stages) as master:
+        results: list[worker_pb2.IterationResult] = []
+        for _ in range(2):
+            batch = scheduler.select()
+            assert batch is not None
+            await master.engine.run(batch)
+        while len(results) < 2:
+            results += await master.results()
+        assert [list(result.token_ids) for result in results] == [[10, 11], [10]]
+        first, second = (
+            worker_pb2.RunIterationsRequest.FromString(data) for data in stages[1].rank.plans
+        )
+        assert [(a.row, a.n_prompt_tokens) for a in first.admissions] == [(0, 5), (1, 5)]
+        assert list(first.n_tokens) == [5, 5]
+        assert list(first.n_new_blocks) == [2, 2]
+        assert len(first.token_ids) == 10
+        assert [a.row for a in second.admissions] == [2]
+        await asyncio.wait_for(_until(lambda: len(master.timings) == 4), 5)
+        assert sorted(master.timings) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("stage_index", [0, 1, 2])
+async def test_a_stage_whose_rank_dies_ends_the_epoch_with_the_reason(stage_index: int) -> None:
+    async with fake_stages(3) as stages, Master(stages) as master:
+        stages[stage_index].controller.on_exit(0, "exited with status -9")
+        with pytest.raises(PipelineLost, match=f"stage {stage_index} failed: rank 0 exited"):
+            await master.results()
+
+
+async def test_a_silent_stage_ends_the_epoch() -> None:
+    async with fake_stages(2) as stages, Master(stages, silence_limit_s=0.3) as master:
+        with pytest.raises(PipelineLost, match="silent"):
+            await master.results()
+
+
+async def test_an_iteration_that_never_returns_ends_the_epoch_of_lively_stages() -> None:
+    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+    async with fake_stages(1) as stages, Master(stages, iteration_limit_s=1) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        while not master.news.is_set():
+            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
+            await asyncio.sleep(0.1)
+        with pytest.raises(PipelineLost, match="iteration 1 has not returned"):
+            master.engine.take_results()
+
+
+async def test_a_stage_that_cannot_hand_plans_on_ends_the_epoch() -> None:
+    scheduler = build(max_batch_size=1, n_blocks=20, block_size=4, pipeline_depth=2)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+    async with fake_stages(2, answers=True) as stages, Master(stages) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        [result] = await master.results()
+        scheduler.apply(result.iteration, result.token_ids)
+        next_stage = stages[0].controller._next
+        assert next_stage is not None
+        next_stage.cancel()  # as a network does that loses this one connection
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        with pytest.raises(PipelineLost, match="the next stage takes no more plans"):
+            await master.results()
+
+
+async def test_a_bug_in_taking_reports_in_is_not_taken_for_silence() -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        master.timings = None  # type: ignore[assignment]
+        timing = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
+        timing.timings.timings.add(iteration=1)
+        stages[0].controller.on_message(0, MessageKind.REPORT, timing.SerializeToString())
+        with pytest.raises(AttributeError):
+            await master.results()
+
+
+async def test_signs_of_life_keep_an_idle_pipeline() -> None:
+    async with fake_stages(1) as stages, Master(stages, silence_limit_s=1.5) as master:
+        for _ in range(12):
+            await asyncio.sleep(0.2)
+            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
+        assert master.engine.take_results() == []
+
+
+async def test_a_report_of_another_epoch_is_dropped() -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        stale = worker_pb2.WatchStageResponse(
+            pipeline_id="p", epoch=99, result=worker_pb2.IterationResult(iteration=1)
+        )
+        fresh = worker_pb2.WatchStageResponse(
+            pipeline_id="p",
+            epoch=master.engine.pipeline.epoch,
+            result=worker_pb2.IterationResult(iteration=2),
+        )
+        for report in (stale, fresh):
+            stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+        assert [result.iteration for result in await master.results()] == [2]
+
+
+async def test_each_pipeline_formed_of_the_same_stages_has_a_newer_epoch() -> None:
+    async with fake_stages(1) as stages:
+        epochs = []
+        for _ in range(3):
+            async with Master(stages) as master:
+                epochs.append(master.engine.pipeline.epoch)
+        assert epochs == [1, 2, 3]
+
+
+async def test_stages_that_never_come_up_are_named() -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b"):
+        await gather(
+            StaticStages(["127.0.0.1:1"]), term=Unopposed(), pipeline_id="p", timeout_s=0.5
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"protocol": 0}, "protocol"),
+        ({"model": "other"}, "model"),
+        ({"fingerprint": "other"}, "fingerprint"),
+        ({"stage_index": 0}, "stage_index"),
+        ({"n_stages": 3}, "n_stages"),
+        ({"first_layer": 1}, "first_layer"),
+        ({"tp_size": 2}, "tp_size"),
+        ({"block_size": 8}, "block_size"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_stages_that_do_not_fit_together_are_refused(change: dict[str, object], field: str) -> None:
+    stages = [describe_stage(0, 2), describe_stage(1, 2)]
+    members = [Member(f"stage-{i}", stage) for i, stage in enumerate(stages)]
+    check_agreement(members)
+    for name, value in change.items():
+        setattr(stages[1], name, value)
+    with pytest.raises(Unavailable, match=rf"stage-1 cannot .* its {field} is"):
+        check_agreement(members)

@@ -1,0 +1,123 @@
+"""Recorded graphs without a GPU: attention whose shapes do not depend on what is in a batch, and a
+graph that calls its function again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import TORCH, Ops
+from kernels.attention_metadata import AttentionForm, Ints
+from kernels.upload import Uploads
+from services.worker.models import StageModel
+from services.worker.models.config_file import read_config
+from services.worker.models.registry import FAMILIES
+from services.worker.models.stage import StagePlace, layer_range
+from services.worker.models.weights import CheckpointTensors, WantedTensors
+
+CPU = torch.device("cpu")
+
+
+class RepeatedCall:
+    """A graph that computes anew, from whatever its tensors hold by then."""
+
+    def __init__(self) -> None:
+        self._function: Callable[[], object] | None = None
+        self.n_replays = 0
+
+    def capture(self, function: Callable[[], object]) -> None:
+        function()
+        self._function = function
+
+    def replay(self) -> None:
+        assert self._function is not None
+        self._function()
+        self.n_replays += 1
+
+
+@dataclass(frozen=True)
+class FixedDecodes:
+    """Spans of one token each; tensors alone say where their keys are."""
+
+    last_positions: Tensor  # [n_spans]
+    block_tables: Tensor  # [n_spans, n_columns]
+
+
+def plan_attention(
+    start_positions: Ints,
+    n_tokens: Ints,
+    *,
+    block_tables: Ints,
+    uploads: Uploads,
+    has_fixed_shape: bool = False,
+    **others: Any,
+) -> Any:
+    """As `Ops.plan_attention` says."""
+    if not has_fixed_shape:
+        return TORCH.plan_attention(
+            start_positions, n_tokens, block_tables=block_tables, uploads=uploads, **others
+        )
+    assert (n_tokens == 1).all()
+    return FixedDecodes(uploads.add(start_positions), uploads.add(block_tables))
+
+
+def attention(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any, form: AttentionForm
+) -> Tensor:
+    """As `Ops.attention` says; over all blocks of the tables, weighting with zero what is not of
+    the sequence."""
+    if not isinstance(plan, FixedDecodes):
+        return TORCH.attention(q, key_cache, value_cache, plan, form)
+    keys, values = (cache[plan.block_tables].flatten(1, 2) for cache in (key_cache, value_cache))
+    n_shared = q.shape[1] // keys.shape[2]
+    keys, values = (each.repeat_interleave(n_shared, 2) for each in (keys, values))
+    scores = torch.einsum("shd,skhd->shk", q, keys) * (form.scale or q.shape[2] ** -0.5)
+    position = torch.arange(keys.shape[1])
+    is_hidden = position > plan.last_positions[:, None]
+    if form.window is not None:
+        is_hidden |= position <= plan.last_positions[:, None] - form.window
+    weights = scores.masked_fill(is_hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("shk,skhd->shd", weights, values)
+
+
+OPS = replace(TORCH, plan_attention=plan_attention, attention=attention)
+
+
+def load_fixed(
+    directory: Path,
+    *,
+    stage_index: int = 0,
+    n_stages: int = 1,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    ops: Ops = OPS,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> StageModel:
+    """A stage that computes with operations whose shapes are fixed."""
+    config = read_config(directory)
+    family = FAMILIES[config.architecture]
+    place = StagePlace(
+        layers=layer_range(config.n_layers, stage_index, n_stages),
+        is_first=stage_index == 0,
+        is_last=stage_index + 1 == n_stages,
+        ops=ops,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+    )
+    wanted = WantedTensors(tp_rank, tp_size)
+    family(config, place, source=wanted, dtype=dtype, device=device)
+    source = CheckpointTensors(
+        directory,
+        wanted,
+        dtype=dtype,
+        device=device,
+        on_progress=lambda n_done, n_total: None,
+        quantization="none",
+    )
+    return family(config, place, source=source, dtype=dtype, device=device)

@@ -1,0 +1,48 @@
+"""How much the storage takes and what is in it at first."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.engine.kv_cache import KVCache, kv_block_bytes
+from services.worker.models.config import RopeConfig
+from services.worker.models.families.llama import LlamaConfig
+
+CONFIG = LlamaConfig(
+    vocab_size=10,
+    hidden_size=24,
+    intermediate_size=8,
+    n_layers=5,
+    n_heads=6,
+    n_kv_heads=2,
+    head_dim=10,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(rope_theta=10_000.0),
+)
+
+
+def make_cache(dtype: torch.dtype = torch.float32, **sizes: Any) -> KVCache:
+    return KVCache(CONFIG, 3, dtype=dtype, device=torch.device("cpu"), **sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_takes_as_many_bytes_as_promised(dtype: torch.dtype) -> None:
+    cache = make_cache(dtype, n_blocks=7, block_size=4)
+    allocated = sum(tensor.nbytes for layer in cache.layers for tensor in layer)
+    promised = kv_block_bytes(CONFIG, 3, block_size=4, dtype=dtype, tp_size=1)
+    assert allocated == 7 * promised == 7 * 3 * 2 * 4 * 2 * 10 * dtype.itemsize
+
+
+def test_a_shard_stores_its_share_of_the_heads() -> None:
+    whole = kv_block_bytes(CONFIG, 3, block_size=4, dtype=torch.float32, tp_size=1)
+    assert whole == 2 * kv_block_bytes(CONFIG, 3, block_size=4, dtype=torch.float32, tp_size=2)
+
+
+def test_layers_are_separate_and_finite_before_anything_is_stored() -> None:
+    cache = make_cache(n_blocks=2, block_size=4)
+    tensors = [tensor for layer in cache.layers for tensor in layer]
+    assert {tensor.shape for tensor in tensors} == {(2, 4, 2, 10)}
+    assert len({tensor.data_ptr() for tensor in tensors}) == 6
+    assert not any(tensor.any() for tensor in tensors)

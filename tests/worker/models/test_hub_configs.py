@@ -1,0 +1,253 @@
+"""Configurations as they are found in the wild, older than `transformers` of today, are understood.
+
+Each is a well-known checkpoint's `config.json`, without what every family ignores.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.worker.models import ModelConfig, UnsupportedModel
+from services.worker.models.config_file import read_config
+from services.worker.models.families.gemma3 import Gemma3Config
+
+COMMON: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+MISTRAL_7B = COMMON | {
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+MIXTRAL_8X7B = MISTRAL_7B | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+}
+QWEN2_7B = COMMON | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN3_8B = QWEN2_7B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "max_window_layers": 36,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rope_scaling": None,
+    "sliding_window": None,
+}
+QWEN3_30B_A3B = QWEN3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+GPT2_SMALL: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
+OPT_125M: dict[str, Any] = {
+    "_remove_final_layer_norm": False,
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "do_layer_norm_before": True,
+    "dropout": 0.1,
+    "eos_token_id": 2,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "init_std": 0.02,
+    "layerdrop": 0.0,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "prefix": "</s>",
+    "torch_dtype": "float16",
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+GEMMA2_9B = COMMON | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+    "vocab_size": 256000,
+}
+GEMMA3_1B = {key: value for key, value in GEMMA2_9B.items() if key != "hidden_act"} | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+
+PAPER = Path(__file__).parents[3] / "models" / "configs"
+
+
+def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(config))
+    return read_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "head_dim", "windows"),
+    [
+        (MISTRAL_7B, 128, [4096] * 32),
+        ({key: MISTRAL_7B[key] for key in MISTRAL_7B if key != "sliding_window"}, 128, [4096] * 32),
+        (MISTRAL_7B | {"sliding_window": None}, 128, [None] * 32),
+        (MIXTRAL_8X7B, 128, [None] * 32),
+        (QWEN2_7B, 128, [None] * 28),
+        (
+            QWEN2_7B | {"use_sliding_window": True, "max_window_layers": 21},
+            128,
+            [None] * 21 + [131072] * 7,
+        ),
+        (QWEN3_8B, 128, [None] * 36),
+        (QWEN3_30B_A3B, 128, [None] * 48),
+        (GPT2_SMALL, 64, [None] * 12),
+        (OPT_125M, 64, [None] * 12),
+        (GEMMA2_9B, 256, [4096, None] * 21),
+        (GEMMA3_1B, 256, [*([512] * 5 + [None]) * 4, 512, 512]),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
+)
+def test_well_known_configurations_are_read(
+    tmp_path: Path, config: dict[str, Any], head_dim: int, windows: list[int | None]
+) -> None:
+    ours = read(tmp_path, config)
+    assert ours.head_dim == head_dim
+    assert list(ours.layer_windows) == windows
+    # Families whose files leave this out tie by default.
+    assert ours.tie_word_embeddings == ("tie_word_embeddings" not in config)
+
+
+def test_gemma3_turns_its_two_kinds_of_layers_differently(tmp_path: Path) -> None:
+    config = read(tmp_path, GEMMA3_1B)
+    assert isinstance(config, Gemma3Config)
+    assert (config.rope.rope_theta, config.sliding_rope.rope_theta) == (1e6, 1e4)
+
+
+def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"word_embed_proj_dim \(512\)"):
+        read(tmp_path, OPT_125M | {"hidden_size": 1024, "word_embed_proj_dim": 512})
+
+
+@pytest.mark.parametrize(
+    ("name", "n_billions"),
+    [
+        ("orca-125m", 0.125),
+        ("orca-1.3b", 1.3),
+        ("orca-13b", 13),
+        ("orca-101b", 101),
+        ("orca-175b", 175),
+        ("orca-341b", 341),
+    ],
+)
+def test_the_papers_models_have_as_many_parameters_as_it_says(name: str, n_billions: float) -> None:
+    config = read_config(PAPER / name)
+    n_of_layers = 12 * config.n_layers * config.hidden_size**2
+    n_of_tables = (config.vocab_size + config.max_position_embeddings) * config.hidden_size
+    assert (n_of_layers + n_of_tables) / 1e9 == pytest.approx(n_billions, rel=0.02)
+
+
+def test_every_shipped_shape_is_served() -> None:
+    names = sorted(path.parent.name for path in PAPER.glob("*/config.json"))
+    assert len(names) == 7
+    assert {read_config(PAPER / name).head_dim for name in names} == {64, 128}

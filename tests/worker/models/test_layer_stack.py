@@ -1,0 +1,345 @@
+"""Layers at once and layer by layer: which models run how, and that it makes no difference."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from kernels import AttentionForm, HeadNorms, native_ops
+from kernels.greedy import greedy
+from kernels.native.linear import NativeGatedWeight, can_gate, has_int8
+from kernels.packed_linear import PlainWeight, pack
+from kernels.upload import uploads_for
+from services.worker.models import decoder
+from services.worker.models.config import RopeConfig, RotaryConfig
+from services.worker.models.decoder_layers import (
+    Attention,
+    Embedding,
+    GatedMLP,
+    Head,
+    NormedHead,
+    PositionedEmbedding,
+    PreNormLayer,
+    TokenEmbedding,
+)
+from services.worker.models.families.gemma2 import CappedHead
+from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
+from services.worker.models.layers import (
+    ColumnParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
+from services.worker.models.stage import StageBatch, StagePlace
+from tests.checkpoints import SMALL, write_family_checkpoint
+from tests.worker.pipeline import Pipeline, Span, load
+
+N_ROWS = 5
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Gates and what they gate share panels, which need a size that is a multiple of half a panel.
+LLAMA_LIKE = {**SMALL, "intermediate_size": 64}
+AT_ONCE: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**LLAMA_LIKE),
+    "llama with biases": LlamaConfig(**LLAMA_LIKE, attention_bias=True),
+    "llama with heads of 64": LlamaConfig(**LLAMA_LIKE, head_dim=64),
+    "mistral": MistralConfig(**LLAMA_LIKE, sliding_window=5),
+    "qwen2": Qwen2Config(
+        **LLAMA_LIKE, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
+    "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
+}
+LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
+    "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
+    "biases of the MLP": LlamaConfig(**LLAMA_LIKE, mlp_bias=True),
+    "experts": MixtralConfig(**LLAMA_LIKE, num_local_experts=4),
+    "no rotary embedding": GPT2Config(vocab_size=199, n_embd=48, n_layer=2, n_head=6),
+}
+
+
+def skip_without_native(dtype: str) -> None:
+    if not can_gate(torch.zeros(64, 64, dtype=DTYPES[dtype])):
+        pytest.skip(f"no native linear layers for {dtype}")
+
+
+def run(pipeline: Pipeline) -> list[torch.Tensor]:
+    """Logits of prompts, of decodes beside a part of a prompt, and of decodes alone."""
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(n: int) -> list[int]:
+        return torch.randint(SMALL["vocab_size"], (n,), generator=generator).tolist()
+
+    for row in range(N_ROWS):
+        pipeline.admit(row, 9)
+    iterations = [
+        [Span(row, tokens(3 + row)) for row in range(N_ROWS - 1)],
+        [Span(N_ROWS - 1, tokens(7)), *(Span(row, tokens(1)) for row in range(N_ROWS - 1))],
+        *([Span(row, tokens(1)) for row in range(N_ROWS)] for _ in range(3)),
+    ]
+    return [pipeline.run(spans)[1] for spans in iterations]
+
+
+def assert_equal_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, **options: object
+) -> None:
+    at_once = run(Pipeline(directory, **options))  # type: ignore[arg-type]
+    monkeypatch.setattr(decoder, "stack", lambda by_layer, place, dtype: by_layer)
+    by_layer = run(Pipeline(directory, **options))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(at_once, by_layer, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", AT_ONCE.values(), ids=AT_ONCE)
+def test_layers_at_once_compute_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: PreTrainedConfig, dtype: str
+) -> None:
+    skip_without_native(dtype)
+    write_family_checkpoint(tmp_path, config)
+    layer_stack = load(tmp_path, dtype=dtype)._layer_stack  # type: ignore[attr-defined]
+    assert isinstance(layer_stack, AllAtOnce)
+    assert (layer_stack.native.stage.table is None) == config.tie_word_embeddings
+    assert layer_stack.native.stage.head is not None
+    assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype)
+
+
+def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_native("float32")
+    write_family_checkpoint(tmp_path, AT_ONCE["llama"])
+    for index in range(2):
+        stage = load(tmp_path, stage_index=index, n_stages=2)
+        assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
+    assert_equal_at_once(tmp_path, monkeypatch, n_stages=2)
+
+
+@pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
+def test_layers_of_int8_weights_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family_checkpoint(tmp_path, AT_ONCE["llama with biases"])
+    stage = load(tmp_path, quantization="int8")
+    assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
+    assert_equal_at_once(tmp_path, monkeypatch, quantization="int8")
+
+
+@pytest.mark.parametrize("config", LAYER_BY_LAYER.values(), ids=LAYER_BY_LAYER)
+def test_other_layers_run_one_by_one(tmp_path: Path, config: PreTrainedConfig) -> None:
+    write_family_checkpoint(tmp_path, config)
+    assert isinstance(load(tmp_path)._layer_stack, LayerByLayer)  # type: ignore[attr-defined]
+
+
+def test_ranks_that_share_layers_meet_within_each(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, AT_ONCE["llama"])
+    stage = load(tmp_path, tp_size=2)
+    assert isinstance(stage._layer_stack, LayerByLayer)  # type: ignore[attr-defined]
+
+
+class TestWhatNoFamilyHas:
+    """Scale, soft cap, the other gate, and biases everywhere, on two threads."""
+
+    N_HEADS, N_KV_HEADS, HEAD_DIM, HIDDEN, N_TOKENS = 6, 2, 16, 48, 9
+
+    def layers(self) -> list[PreNormLayer]:
+        generator = torch.Generator().manual_seed(0)
+        ops = native_ops()
+        assert ops is not None
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator) / 4
+
+        def layer() -> PreNormLayer:
+            width = self.N_HEADS * self.HEAD_DIM
+            n_qkv = (self.N_HEADS + 2 * self.N_KV_HEADS) * self.HEAD_DIM
+            attention = Attention(
+                ColumnParallelLinear(pack(random(n_qkv, self.HIDDEN)), random(n_qkv)),
+                RowParallelLinear(pack(random(self.HIDDEN, width)), random(self.HIDDEN)),
+                self.N_HEADS,
+                self.N_KV_HEADS,
+                self.HEAD_DIM,
+                ops,
+                AttentionForm(window=4, scale=0.3, soft_cap=5.0),
+                0,
+                HeadNorms(random(self.HEAD_DIM), random(self.HEAD_DIM), 1e-5),
+            )
+            mlp = GatedMLP(
+                NativeGatedWeight.of(random(128, self.HIDDEN), "gelu_tanh"),
+                RowParallelLinear(pack(random(self.HIDDEN, 64)), random(self.HIDDEN)),
+            )
+            before, between = (RMSNorm(random(self.HIDDEN), eps, ops) for eps in (1e-5, 1e-3))
+            return PreNormLayer(before, attention, between, mlp)
+
+        return [layer(), layer()]
+
+    def head(self) -> NormedHead:
+        ops = native_ops()
+        assert ops is not None
+        generator = torch.Generator().manual_seed(2)
+        weight = torch.randn(70, self.HIDDEN, generator=generator)
+        norm = RMSNorm(torch.randn(self.HIDDEN, generator=generator), 1e-2, ops)
+        return NormedHead(norm, VocabParallelHead(pack(weight), range(70), 70))
+
+    def embedding(self) -> TokenEmbedding:
+        ops = native_ops()
+        assert ops is not None
+        generator = torch.Generator().manual_seed(4)
+        table = PlainWeight(torch.randn(70, self.HIDDEN, generator=generator))
+        return TokenEmbedding(VocabParallelEmbedding(table, range(70), 70, ops))
+
+    def by_layer(
+        self, *, embedding: Embedding | None = None, head: Head | None = None
+    ) -> LayerByLayer:
+        config = RotaryConfig(
+            vocab_size=70,
+            hidden_size=self.HIDDEN,
+            n_layers=2,
+            n_heads=self.N_HEADS,
+            n_kv_heads=self.N_KV_HEADS,
+            head_dim=self.HEAD_DIM,
+            max_position_embeddings=9,
+            intermediate_size=64,
+            rms_norm_eps=1e-5,
+            rope=RopeConfig(rope_theta=100.0),
+        )
+        rotary = RotaryEmbedding(config, dtype=torch.float32, device=torch.device("cpu"))
+        return LayerByLayer(embedding, [rotary], self.layers(), head)
+
+    def run(
+        self, run: LayerStack, inputs: torch.Tensor, sampled: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """On a copy of `inputs`, since they may be used up."""
+        ops = native_ops()
+        assert ops is not None
+        shape = (3, 4, self.N_KV_HEADS, self.HEAD_DIM)
+        kv = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+        attention = ops.plan_attention(
+            np.array([0, 0]),
+            np.array([5, 4]),
+            block_tables=np.array([[2, 0], [1, 1]]),
+            key_cache=kv[0][0],
+            n_heads=self.N_HEADS,
+            uploads=uploads_for(torch.device("cpu")),
+        )
+        positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
+        slots = torch.tensor([8, 9, 10, 11, 0, 4, 5, 6, 7])
+        batch = StageBatch(positions, slots, attention)
+        if sampled is None:
+            return run(inputs.clone(), batch, kv)
+        logits = run.logits(inputs.clone(), batch, kv, torch.tensor(sampled, dtype=torch.int64))
+        if logits.likeliest is not None:
+            assert logits.likeliest.tolist() == greedy(logits.values).tolist()
+        return logits.values.clone()
+
+    def hidden(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.N_TOKENS, self.HIDDEN, generator=generator).to(dtype)
+
+    def place(self, *, is_last: bool = True) -> StagePlace:
+        ops = native_ops()
+        assert ops is not None
+        return StagePlace(range(2), True, is_last, ops)
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_is_computed_as_well(self, is_first: bool) -> None:
+        skip_without_native("float32")
+        inputs, embedding = self.hidden(), None
+        if is_first:
+            inputs, embedding = torch.tensor([3, 0, 69, 3, 8, 1, 2, 30, 31]), self.embedding()
+        by_layer = self.by_layer(embedding=embedding, head=self.head())
+        at_once = stack(by_layer, self.place(), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        assert (at_once.native.stage.table is not None) == is_first
+        assert at_once.native.stage.head is not None
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            assert torch.equal(self.run(at_once, inputs), self.run(by_layer, inputs))
+            for sampled in ([], [4, 8], [0, 1, 5], range(self.N_TOKENS), []):
+                logits = self.run(at_once, inputs, sampled)
+                assert torch.equal(logits, self.run(by_layer, inputs, sampled))
+                assert logits.shape == (len(sampled), 70)
+        finally:
+            torch.set_num_threads(n_threads)
+
+    def test_without_a_head_there_are_no_logits(self) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        for run in (by_layer, stack(by_layer, self.place(is_last=False), torch.float32)):
+            with pytest.raises(RuntimeError, match="only the last stage"):
+                self.run(run, self.hidden(), [8])
+
+    def test_what_the_library_lacks_around_the_layers_is_called(self) -> None:
+        skip_without_native("float32")
+        inputs = torch.arange(self.N_TOKENS)
+        embedding = PositionedEmbedding(self.embedding(), torch.randn(9, self.HIDDEN))
+        by_layer = self.by_layer(embedding=embedding, head=CappedHead(self.head(), 2.0))
+        at_once = stack(by_layer, self.place(), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        assert at_once.native.stage.table is None
+        assert at_once.native.stage.head is None
+        expected = self.run(by_layer, inputs, [4, 8])
+        assert torch.equal(self.run(at_once, inputs, [4, 8]), expected)
+
+    def test_other_types_are_refused(self) -> None:
+        skip_without_native("float32")
+        with pytest.raises(ValueError, match=r"where layers are torch\.bfloat16"):
+            stack(self.by_layer(), self.place(), torch.bfloat16)
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        with pytest.raises(ValueError, match=r"where layers are torch\.float32"):
+            self.run(at_once, self.hidden(torch.bfloat16))
+        first = stack(self.by_layer(embedding=self.embedding()), self.place(), torch.float32)
+        with pytest.raises(ValueError, match="int64"):
+            self.run(first, torch.arange(self.N_TOKENS, dtype=torch.int32))
+
+    @pytest.mark.parametrize("token", [-1, 70])
+    def test_tokens_that_the_table_lacks_are_refused(self, token: int) -> None:
+        skip_without_native("float32")
+        first = stack(self.by_layer(embedding=self.embedding()), self.place(), torch.float32)
+        inputs = torch.arange(self.N_TOKENS)
+        inputs[3] = token
+        with pytest.raises(IndexError, match="1 tokens or positions"):
+            self.run(first, inputs)
+
+    def test_positions_that_angles_lack_are_refused(self) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        rotary = by_layer.rotaries[0]
+        rotary.cos, rotary.signed_sin = rotary.cos[:4].clone(), rotary.signed_sin[:4].clone()
+        at_once = stack(by_layer, self.place(), torch.float32)
+        with pytest.raises(IndexError, match="1 tokens or positions"):
+            self.run(at_once, self.hidden())
+
+    def test_storage_is_not_kept_and_another_one_is_used(self) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        expected = self.run(at_once, self.hidden())
+        assert torch.equal(self.run(at_once, self.hidden()), expected)
+        assert at_once.native._kv._keys() is None
+
+    @pytest.mark.parametrize("place", [-1, N_TOKENS])
+    def test_places_that_are_not_in_the_batch_are_refused(self, place: int) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(head=self.head()), self.place(), torch.float32)
+        with pytest.raises(IndexError, match="places not in the batch"):
+            self.run(at_once, self.hidden(), [1, place])
+
+    def test_columns_of_other_lengths_are_refused(self) -> None:
+        skip_without_native("float32")
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        with pytest.raises(ValueError, match="8 inputs, 9 positions"):
+            self.run(at_once, self.hidden()[:8])
+        with pytest.raises(ValueError, match="hidden states"):
+            self.run(at_once, self.hidden()[:, :40])
