@@ -13,6 +13,7 @@ import torch
 from services.common import process
 from services.common.telemetry import configure_logging
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.engine.input_batch import BatchBuilder
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.lifeline import Lifeline
 from services.worker.rank.membership import Membership
@@ -21,13 +22,15 @@ from services.worker.rank.stage_shard import StageShard, join_peers
 from services.worker.settings import RankSettings
 
 
-def start(settings: RankSettings, channel: RankEnd) -> Rank:
-    """Loads the model and returns the rank that runs it."""
+def start(
+    settings: RankSettings, channel: RankEnd, *, batch_builder: type[BatchBuilder] = BatchBuilder
+) -> Rank:
+    """Loads the model and returns the rank that runs it; benchmarks give other builders."""
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
         address = f"{settings.data_host}:{rendezvous.port}"
-    shard = StageShard.load(settings, channel)
+    shard = StageShard.load(settings, channel, batch_builder=batch_builder)
     shard.compile_kernels()
     return Rank(
         channel,

@@ -16,6 +16,7 @@ from orcinus.v1 import worker_pb2
 from kernels import TORCH
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
+from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.engine.model_runner import ModelRunner
@@ -54,15 +55,23 @@ class StageShard:
         model: StageModel,
         *,
         new_graphs: Callable[[], Callable[[], decode_graphs.Graph]] | None = None,
+        batch_builder: type[BatchBuilder] = BatchBuilder,
     ) -> None:
         """`new_graphs` returns the maker of an epoch's graphs (see `decode_graphs.cuda_graphs`);
         without it decodes are not recorded."""
         self._settings = settings
         self._model = model
         self._new_graphs = new_graphs
+        self._batch_builder = batch_builder
 
     @classmethod
-    def load(cls, settings: RankSettings, channel: RankEnd) -> "StageShard":
+    def load(
+        cls,
+        settings: RankSettings,
+        channel: RankEnd,
+        *,
+        batch_builder: type[BatchBuilder] = BatchBuilder,
+    ) -> "StageShard":
         """Loads the weights and tells the controller how far it is."""
         device = device_of(settings)
         if device.type == "cuda":
@@ -80,7 +89,7 @@ class StageShard:
             on_progress=_progress_to(channel),
         )
         new_graphs = decode_graphs.cuda_graphs if has_graphs(settings, model) else None
-        return cls(settings, model, new_graphs=new_graphs)
+        return cls(settings, model, new_graphs=new_graphs, batch_builder=batch_builder)
 
     def compile_kernels(self) -> None:
         """Compiles what iterations need; on a CPU there is nothing to compile."""
@@ -169,7 +178,7 @@ class StageShard:
             n_kv_blocks=request.n_kv_blocks,
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
-            batching=settings.batching,
+            batch_builder=self._batch_builder,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
@@ -234,7 +243,7 @@ def has_graphs(settings: RankSettings, model: StageModel) -> bool:
     """Returns whether batches of decodes are recorded. PyTorch's own operations cannot be: their
     shapes depend on what is in a batch."""
     is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
-    return settings.cuda_graphs and is_possible and settings.batching == "selective"
+    return settings.cuda_graphs and is_possible
 
 
 def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) -> Transport:
