@@ -14,24 +14,25 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.worker.channel import MessageKind
-from services.worker.controller.controller import Controller
+from services.worker.controller.plan_relay import PlanRelay
+from services.worker.rank.data_plane.group_transport import GroupTransport, transfer
+from services.worker.rank.data_plane.groups import MAX_TAG
 from services.worker.rank.epoch_member import EpochMember
-from services.worker.rank.transport import MAX_TAG, GroupTransport, transfer
 
 PLAN_TAG = MAX_TAG - 1
 
 
-class InBandController(Controller):
-    """Gives plans to the first rank of the first stage, and to nobody else."""
+class InBandRelay(PlanRelay):
+    """Sends plans to the first rank of the first stage, and to nobody else."""
 
-    async def hand_on(self, plan: bytes) -> None:
+    async def forward(self, plan: bytes) -> None:
         self._ranks[0].send(MessageKind.PLAN, plan)
 
 
 class InBandMember(EpochMember):
     """Receives plans from the rank before it and passes them to the rank behind it.
 
-    Ranks form a chain: those of a stage one after the other, and the last of them hands on to the
+    Ranks form a chain: those of a stage one after the other, and the last of them forwards to the
     first of the next stage. The chain's head is fed by its controller.
     """
 

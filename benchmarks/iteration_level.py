@@ -58,7 +58,9 @@ class Variant:
 
 LADDER = {
     "request level": Variant(("--baseline=request_level", "--pipeline-depth={stages}"), BASELINES),
-    "padded": Variant(("--policy=orca", "--pipeline-depth={stages}", "--batching=padded")),
+    "padded": Variant(
+        ("--baseline=padded", "--policy=orca", "--pipeline-depth={stages}"), BASELINES
+    ),
     "selective": Variant(("--policy=orca", "--pipeline-depth={stages}")),
     "overlapped": Variant(("--policy=orca", "--pipeline-depth={one_more}")),
     "chunked": Variant(("--policy=chunked", "--pipeline-depth={one_more}")),

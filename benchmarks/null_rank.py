@@ -16,16 +16,18 @@ from collections.abc import Sequence
 import torch
 from orcinus.v1 import worker_pb2
 
-from benchmarks.in_band import InBandController, InBandMember
+from benchmarks.in_band import InBandMember, InBandRelay
 from kernels.logits import Logits
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
-from services.worker.controller.controller import Controller
+from services.worker.controller.plan_relay import PlanRelay
 from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import __main__ as rank_process
-from services.worker.rank import transport
+from services.worker.rank.data_plane.rendezvous import create_rendezvous
+from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import join_peers
 from services.worker.settings import RankSettings
@@ -91,14 +93,14 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
     runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
     rendezvous = None
     if settings.stage_index == 0 and settings.tp_rank == 0:
-        rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
+        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
 
-    def connect(request: worker_pb2.JoinPipelineRequest) -> transport.Transport:
+    def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
         if os.environ.get(ACTIVATIONS) == "0":
             return NullPeers()
         return join_peers(settings, request)
 
-    def enter(request: worker_pb2.JoinPipelineRequest, peers: transport.Transport) -> EpochMember:
+    def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         member = InBandMember if is_in_band() else EpochMember
         return member(request, runner, peers)
 
@@ -118,10 +120,9 @@ def start(settings: RankSettings, channel: RankEnd) -> Rank:
             n_kv_blocks=10_000,
             rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
         ),
+        Membership(connect=connect, enter=enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
-        connect=connect,
-        enter=enter,
     )
 
 
@@ -132,5 +133,5 @@ def is_in_band() -> bool:
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
         rank_process.main(start)
-    controller = InBandController if is_in_band() else Controller
-    sys.exit(worker.main(rank_module="benchmarks.null_rank", controller_class=controller))
+    plan_relay = InBandRelay if is_in_band() else PlanRelay
+    sys.exit(worker.main(rank_module="benchmarks.null_rank", plan_relay=plan_relay))

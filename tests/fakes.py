@@ -11,8 +11,8 @@ from services.common import rpc
 from services.common.protocol import PROTOCOL
 from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
-from services.worker.controller.controller import SERVICE, Controller
-from services.worker.controller.service import RAW_METHODS, WorkerService
+from services.worker.controller.controller import Controller
+from services.worker.controller.service import RAW_METHODS, SERVICE, WorkerService
 
 
 def describe_stage(
@@ -89,13 +89,14 @@ class FakeStage:
 
 @contextlib.asynccontextmanager
 async def fake_stage(
-    stage_index: int = 0, n_stages: int = 1, *, answers: bool = False
+    stage_index: int = 0, n_stages: int = 1, *, answers: bool = False, loads: bool = True
 ) -> AsyncIterator[FakeStage]:
-    """Serves one stage on loopback."""
+    """Serves one stage on loopback, whose rank `loads` before it does."""
     controller = Controller(tp_size=1)
     rank = FakeRank(controller, stage_index, n_stages, answers)
     controller.attach([rank])
-    rank.load()
+    if loads:
+        rank.load()
     server = rpc.create_server()
     handler = rpc.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
     server.add_generic_rpc_handlers((handler,))

@@ -23,15 +23,13 @@ from tests.scheduler.core.workload import build
 
 @dataclass
 class Nothing:
-    """A frontend that has nothing to do, and a rank that has loaded nothing."""
+    """A frontend that has nothing to do."""
 
     n_in_flight: int = 0
     n_waiting: int = 0
     n_resubmitted: int = 0
     is_open: bool = False
     n_held: int = 0
-    n_bytes_loaded: int = 0
-    n_bytes: int = 0
 
 
 async def registries() -> Mapping[str, CollectorRegistry]:
@@ -39,7 +37,7 @@ async def registries() -> Mapping[str, CollectorRegistry]:
     made = {name: new_registry() for name in ("frontend", "scheduler", "worker")}
     _frontend(made["frontend"])
     _scheduler(made["scheduler"])
-    made["worker"].register(WorkerMetrics(Controller(tp_size=1), Nothing()))
+    made["worker"].register(WorkerMetrics(Controller(tp_size=1)))
     await asyncio.sleep(0)
     return made
 

@@ -2,6 +2,6 @@
 
     python -m benchmarks.baselines --model DIR --baseline request_level
 
-Schedulers as they were before Orca (section 3 of the paper), in the place of ours. They exist to be
-measured and are no part of the product.
+Schedulers and batches as they were before Orca (section 3 of the paper), in the place of ours. They
+exist to be measured and are no part of the product.
 """

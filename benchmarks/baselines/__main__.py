@@ -1,11 +1,11 @@
 """`python -m benchmarks.baselines --model DIR --baseline NAME`: `services.local` with a baseline in
-the place of the scheduler; options and output are the same."""
+the place of the scheduler or of the stages; options and output are the same."""
 
 import sys
+from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.baselines.scheduler import Baseline
 from services.local import __main__ as local
 from services.local.launcher import Launcher
 from services.local.settings import LocalSettings
@@ -14,29 +14,34 @@ from services.local.settings import LocalSettings
 class BaselineSettings(LocalSettings):
     """Those of the local launcher, and which baseline."""
 
-    baseline: Baseline
+    baseline: Literal["request_level", "microbatch", "padded"]
     """`request_level`: whole batches, as many at a time as are in flight. `microbatch`: one at a
-    time, in microbatches through the stages."""
+    time, in microbatches through the stages. `padded`: our scheduler, and ranks that pad."""
 
     microbatch_size: int = Field(default=8, ge=1)
     """Requests in a microbatch."""
 
 
 class BaselineLauncher(Launcher):
-    """Starts a baseline instead of the scheduler."""
-
-    scheduler_module = "benchmarks.baselines.scheduler"
+    """Starts a baseline in the place of the scheduler or of the stages."""
 
     def __init__(self, settings: LocalSettings) -> None:
         super().__init__(settings)
         if not isinstance(settings, BaselineSettings):
             raise TypeError(f"{type(settings).__name__} does not say which baseline")
         self._baseline = settings
+        if settings.baseline == "padded":
+            self.worker_module = "benchmarks.baselines.padded"
+        else:
+            self.scheduler_module = "benchmarks.baselines.scheduler"
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """What the scheduler is told, and which baseline it is."""
+        """Returns what the scheduler is told, and which baseline it is if it is one."""
+        options = super().scheduler_options(stages)
+        if self._baseline.baseline == "padded":
+            return options
         return {
-            **super().scheduler_options(stages),
+            **options,
             "baseline": self._baseline.baseline,
             "microbatch-size": self._baseline.microbatch_size,
         }

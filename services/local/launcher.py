@@ -34,7 +34,8 @@ class Endpoints:
 class Launcher:
     """The process tree of one pipeline on this machine. Leaves none of it behind."""
 
-    scheduler_module = "services.scheduler"  # benchmarks put another one in its place
+    worker_module = "services.worker"  # benchmarks put others in the place of these two
+    scheduler_module = "services.scheduler"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -98,7 +99,7 @@ class Launcher:
         return await self._start(
             0,
             f"stage {index}",
-            "services.worker",
+            self.worker_module,
             {
                 "model": settings.model,
                 "address": f"{HOST}:0",
@@ -112,7 +113,6 @@ class Launcher:
                 "kv-memory": settings.kv_memory,
                 "transfer-timeout-s": settings.iteration_limit_s,
                 "profile-dir": settings.profile_dir,
-                "batching": settings.batching,
                 "n-threads": n_threads,
                 "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
             },

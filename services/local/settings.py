@@ -48,9 +48,6 @@ class LocalSettings(ServiceSettings):
     max_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one iteration at most (policy `chunked`); the scheduler's default when not set."""
 
-    batching: Literal["selective", "padded"] = "selective"
-    """How ranks put requests together; `padded` is for benchmarks."""
-
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most; more are refused with a retry delay."""
 

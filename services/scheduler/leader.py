@@ -43,9 +43,12 @@ PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 
 
-class Patience:
-    """How long to go on without a pipeline, and how long to wait between attempts: stages that
-    answer and cannot join must neither keep this process busy nor keep it from giving up."""
+class FormingTimeout:
+    """The time to go on without a pipeline, and the pause between attempts to form one.
+
+    Stages that answer and cannot join must neither keep this process busy nor keep it from giving
+    up.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self.pause_s = PAUSE_S
@@ -108,14 +111,14 @@ class Leader:
             LeadershipLost: another scheduler leads.
         """
         self._service.lead()
-        patience = Patience(self._settings.start_timeout_s)
+        timeout = FormingTimeout(self._settings.start_timeout_s)
         while not stop.is_set():
             gathering = asyncio.create_task(
                 gather(
                     self._stages,
                     term=term,
                     pipeline_id=self._settings.pipeline_id,
-                    timeout_s=patience.left_s(),
+                    timeout_s=timeout.left_s(),
                     connect=self._connect,
                 )
             )
@@ -124,10 +127,10 @@ class Leader:
             try:
                 await self._serve(gathering.result(), stop)
             except PipelineLost as loss:
-                patience.note_loss(loss, was_open=self._service.is_open)
+                timeout.note_loss(loss, was_open=self._service.is_open)
                 # The engine master has logged why; it names addresses, which are not for clients.
                 self._service.fail_all("the pipeline was lost")
-                await asyncio.sleep(patience.pause_s)
+                await asyncio.sleep(timeout.pause_s)
 
     async def _serve(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
         """Forms one epoch and serves it to its end."""

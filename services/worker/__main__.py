@@ -1,144 +1,108 @@
 """`python -m services.worker`: one pipeline stage, that is a controller and its ranks."""
 
 import asyncio
-import contextlib
 import logging
 import sys
 
-from services.common import metrics, process, rpc, tls, tracing
-from services.common.cpus import usable_cpus
-from services.common.health import Health
+from services.common import process, tls, tracing
 from services.common.telemetry import configure_logging
-from services.worker.channel import MessageKind
-from services.worker.controller.controller import SERVICE, Controller
-from services.worker.controller.metrics import WorkerMetrics
-from services.worker.controller.profile_orders import Profiles
-from services.worker.controller.rank_process import RankProcess
-from services.worker.controller.service import CALLERS, RAW_METHODS, WorkerService
+from services.worker.controller.controller import Controller
+from services.worker.controller.endpoints import Endpoints
+from services.worker.controller.plan_relay import PlanRelay
+from services.worker.controller.profile_orders import ProfileOrders
+from services.worker.controller.rank_process import start_ranks
 from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
-FLUSH_S = 0.5  # for the last report to the engine master
+FLUSH_S = 0.5
+"""Time for the last report to reach the engine master."""
 
 
-class ProgressRelay:
-    """Passes what ranks say to the controller, and their loading progress to the launcher too."""
-
-    def __init__(self, controller: Controller, pipe: process.ReadyPipe) -> None:
-        self._controller = controller
-        self._pipe = pipe
-        self._loaded: dict[int, tuple[int, int]] = {}
-        self.n_bytes_loaded = 0
-        self.n_bytes = 0
-
-    def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """A rank sent a frame."""
-        if kind is not MessageKind.PROGRESS:
-            self._controller.on_message(tp_rank, kind, payload)
-            return
-        n_done, n_total = (int(number) for number in payload.split())
-        self._loaded[tp_rank] = (n_done, n_total)
-        done, total = (sum(column) for column in zip(*self._loaded.values(), strict=True))
-        self.n_bytes_loaded, self.n_bytes = done, total
-        self._pipe.report({"loaded_bytes": done, "total_bytes": total})
-
-    def on_exit(self, tp_rank: int, reason: str) -> None:
-        """A rank is gone."""
-        self._controller.on_exit(tp_rank, reason)
-
-
-async def serve(
-    settings: WorkerSettings, rank_module: str, controller_class: type[Controller]
-) -> int:
+async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[PlanRelay]) -> int:
     """Serves until told to stop (0) or until a rank is lost (1)."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
-    connect = tls.connector(settings.tls_dir, role=tls.WORKER)
-    profiles = Profiles(settings.profile_dir, stage_index=settings.place)
-    controller = controller_class(tp_size=settings.tp_size, connect=connect, profiles=profiles)
-    relay = ProgressRelay(controller, pipe)
+    controller = controller_of(settings, pipe, plan_relay)
     # Before any gRPC object: these have threads, and threads and child processes do not mix.
-    ranks = [
-        await RankProcess.start(
-            settings.for_rank(tp_rank),
-            relay,
-            module=rank_module,
-            n_threads=settings.n_threads or max(1, usable_cpus() // settings.tp_size),
-            cpus=settings.cpus_of(tp_rank),
-        )
-        for tp_rank in range(settings.tp_size)
-    ]
-    controller.attach(ranks)
+    ranks = await start_ranks(settings, controller, module=rank_module)
     traces = tracing.start("orcinus-worker", decides=True)
-    if traces.is_on:
-        controller.tracer = StageTracer(traces.tracer, settings.place)
-    registry = metrics.new_registry()
-    registry.register(WorkerMetrics(controller, relay))
-    listener = contextlib.ExitStack()
-    metrics_address = listener.enter_context(metrics.listening(settings.metrics_address, registry))
-    health = Health(SERVICE.full_name)
-    await health.start()
-    probed = await health.listen(settings.health_address)
-    server = rpc.create_server()
-    health.add_to(server)
-    handler = rpc.service_handler(
-        SERVICE,
-        WorkerService(controller),
-        raw=RAW_METHODS,
-        callers=tls.callers(settings.tls_dir, CALLERS),
-    )
-    server.add_generic_rpc_handlers((handler,))
-    address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
-    await server.start()
-    pipe.report({"address": address, "metrics": metrics_address})
-    watching = asyncio.create_task(controller.watch_ranks(settings.rank_silence_limit_s))
-    loading = asyncio.create_task(controller.wait_until_loaded())
-    stopping = asyncio.create_task(stop.wait())
+    tracer = StageTracer(traces.tracer, settings.place) if traces.is_on else None
+    controller.attach(ranks, tracer=tracer)
+    endpoints = await Endpoints.open(settings, controller)
+    pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
+    failure = controller.rank_watch.failure
+    watching = asyncio.create_task(controller.rank_watch.watch(settings.rank_silence_limit_s))
     try:
-        await asyncio.wait(
-            (loading, stopping, controller.failure), return_when=asyncio.FIRST_COMPLETED
-        )
-        if loading.done() and not stop.is_set() and not controller.failure.done():
-            await health.set_started()
-            await health.set_ready(True)
-            await health.set_serving(True)
+        if await has_loaded(controller, stop):
+            await endpoints.say_ready()
             pipe.report({"ready": True})
-            log.info("stage %d of %d on %s", settings.place, settings.n_stages, address)
-            await asyncio.wait((stopping, controller.failure), return_when=asyncio.FIRST_COMPLETED)
-        return outcome(controller)
+            log.info("stage %d of %d on %s", settings.place, settings.n_stages, endpoints.address)
+            await until_failure(failure, stop)
+        return outcome(failure)
     finally:
-        loading.cancel()
-        stopping.cancel()
         watching.cancel()
-        await health.set_ready(False)
-        await health.set_serving(False)
-        has_failed = controller.failure.done()
+        has_failed = failure.done()
+        await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
-            await health.set_alive(False)
             await asyncio.sleep(FLUSH_S)
         await controller.close()
-        await server.stop(grace=0)
+        await endpoints.stop_service()
         # When one is lost, the others of its stage may wait for it for a long time.
         await asyncio.gather(*(rank.stop(by_force=has_failed) for rank in ranks))
-        if probed is not None:
-            await probed.stop(grace=0)
-        listener.close()
+        await endpoints.close()
         await asyncio.to_thread(traces.close)
 
 
-def outcome(controller: Controller) -> int:
-    """The exit status: 1 if a rank was lost."""
-    if not controller.failure.done():
+def controller_of(
+    settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
+) -> Controller:
+    """Returns the controller of a stage, which reports its loading to the launcher."""
+    return Controller(
+        tp_size=settings.tp_size,
+        connect=tls.connector(settings.tls_dir, role=tls.WORKER),
+        profile_orders=ProfileOrders(settings.profile_dir, stage_index=settings.place),
+        on_progress=lambda n_done, n_total: pipe.report(
+            {"loaded_bytes": n_done, "total_bytes": n_total}
+        ),
+        plan_relay=plan_relay,
+    )
+
+
+async def has_loaded(controller: Controller, stop: asyncio.Event) -> bool:
+    """Waits for the weights, and returns whether they came before the end of the stage."""
+    loading = asyncio.create_task(controller.loading.wait())
+    ending = asyncio.create_task(until_failure(controller.rank_watch.failure, stop))
+    try:
+        await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
+        has_ended = stop.is_set() or controller.rank_watch.failure.done()
+        return loading.done() and not has_ended
+    finally:
+        loading.cancel()
+        ending.cancel()
+
+
+async def until_failure(failure: asyncio.Future[str], stop: asyncio.Event) -> None:
+    """Waits until a rank is lost, or until the process is told to stop."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((stopping, failure), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+
+
+def outcome(failure: asyncio.Future[str]) -> int:
+    """Returns the exit status: 1 if a rank was lost."""
+    if not failure.done():
         return 0
-    log.error("stopping: %s", controller.failure.result())
+    log.error("stopping: %s", failure.result())
     return 1
 
 
-def main(rank_module: str = RANK_MODULE, controller_class: type[Controller] = Controller) -> int:
-    """Runs a stage; benchmarks put other ranks and another way of handing plans on in."""
+def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
+    """Runs a stage; benchmarks put in other ranks and another way of forwarding plans."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     configure_logging(
         f"worker {settings.place}", settings.log_level, log_format=settings.log_format
@@ -146,7 +110,7 @@ def main(rank_module: str = RANK_MODULE, controller_class: type[Controller] = Co
     if settings.ready_fd is not None:
         process.die_with_parent()
     try:
-        return process.run(serve(settings, rank_module, controller_class))
+        return process.run(serve(settings, rank_module, plan_relay))
     except OSError as error:
         log.error("%s", error)
         return 1

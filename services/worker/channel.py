@@ -1,11 +1,11 @@
-"""The socket pairs between a controller and one of its ranks: frames of a kind and some bytes.
+"""The socket pairs between a controller and one of its ranks, which carry frames.
 
-The rank's end blocks, the controller's end is a protocol on the event loop. What the bytes mean
-is said by `MessageKind`; they are protobuf messages or UTF-8, never pickles.
+A frame has a kind and a payload: a protobuf message or UTF-8 text, as `MessageKind` says, never a
+pickle. The rank's end blocks; the controller's end is a protocol on the event loop.
 
-There are two pairs. One is for work, and the rank's main thread reads it when it gets to it. The
-other is for what must not wait for that: signs of life from the rank, and the order to leave an
-epoch. A thread of its own serves it (`lifeline`).
+There are two pairs. The first is for work, and the rank's main thread reads it between iterations.
+The second is for what must not wait that long: heartbeats from the rank, and the order to leave an
+epoch. A thread of its own serves it (`rank.lifeline`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ READ_BYTES = 2**18
 
 
 class MessageKind(IntEnum):
-    """What a frame carries."""
+    """The kind of a frame, with its direction and its payload."""
 
     JOIN = 1
     """To the rank: a JoinPipelineRequest."""
@@ -38,9 +38,9 @@ class MessageKind(IntEnum):
     NOT_JOINED = 7
     """From the rank: an epoch as a decimal number, a space, and why it was not joined, as text."""
     FAILURE = 8
-    """From the rank: why it is about to end, as text."""
+    """From the rank: the reason for which it is about to end, as text."""
     HEARTBEAT = 9
-    """From the rank, on the second pair: nothing but that it runs."""
+    """From the rank, on the second pair, without a payload: it runs."""
     LEAVE = 10
     """To the rank, on the second pair: an epoch as a decimal number; all before it are over."""
     TRACE = 11
@@ -51,7 +51,7 @@ class MessageKind(IntEnum):
     PROFILED = 13
     """From the rank: the profile is written."""
     NOT_PROFILED = 14
-    """From the rank: why there is no profile, as text."""
+    """From the rank: the reason for which there is no profile, as text."""
 
 
 class ChannelClosed(Exception):
@@ -59,16 +59,17 @@ class ChannelClosed(Exception):
 
 
 class FrameBuffer:
-    """Collects bytes and takes whole frames out of them."""
+    """A buffer of received bytes, from which whole frames are taken."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
+        """Adds received bytes."""
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """The next whole frame, if there is one."""
+        """Takes the next whole frame, or returns None if there is none."""
         if len(self._data) < HEADER.size:
             return None
         kind, length = HEADER.unpack_from(self._data)
@@ -80,18 +81,18 @@ class FrameBuffer:
         return MessageKind(kind), payload
 
     def frames(self) -> Iterator[tuple[MessageKind, bytes]]:
-        """All whole frames."""
+        """Takes all whole frames."""
         while (frame := self.take()) is not None:
             yield frame
 
 
 def encode(kind: MessageKind, payload: bytes) -> bytes:
-    """A frame as it goes over the socket."""
+    """Returns the bytes of a frame."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
 class RankEnd:
-    """The rank's end: blocking, for one thread."""
+    """The rank's end of a pair: it blocks, and is for one thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -109,7 +110,7 @@ class RankEnd:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """The next frame, or None if no bytes came in time; 0 does not wait.
+        """Returns the next frame, or None if no bytes came in time; with 0 it does not wait.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -128,7 +129,7 @@ class RankEnd:
 
 
 class ControllerEnd(asyncio.Protocol):
-    """The controller's end: calls back for each frame, and once when the rank is gone."""
+    """The controller's end of a pair: calls back for each frame, and once when the rank is gone."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame; never waits. What a rank lets lie is bounded by the pipeline's depth."""
+        """Queues a frame; never waits. The pipeline's depth bounds what lies in the queue."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """`python -m services.worker.profile HOST:PORT --iterations K`: has a stage write a torch profile
-of its next iterations, and says where it is.
+of its next iterations, and prints the file's name.
 
-For people, in a worker's pod; with mutual TLS it shows the worker's own certificate. The stage must
-have a `profile_dir`.
+It is for people, in a worker's pod; with mutual TLS it shows the worker's own certificate. The
+stage must have a `profile_dir`.
 """
 
 import argparse

@@ -1,10 +1,18 @@
-"""Settings of a stage: those of its controller, and what it tells each of its ranks."""
+"""Settings of a stage, and what it tells each of its ranks.
+
+    SharedSettings   what controller and ranks are told alike
+    RankSettings     SharedSettings, resolved for one rank
+    WorkerSettings   SharedSettings, those of every server, and those of the controller alone
+
+A setting for ranks is spelled once, in SharedSettings.
+"""
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServerSettings
 from services.common.telemetry import LogFormat
@@ -12,57 +20,21 @@ from services.common.telemetry import LogFormat
 Dtype = Literal["auto", "float32", "bfloat16"]
 DataPlane = Literal["auto", "gloo", "nccl"]
 LoadFormat = Literal["safetensors", "random"]
-Batching = Literal["selective", "padded"]
 Quantization = Literal["none", "int8"]
 
 
-class RankSettings(BaseModel):
-    """What a rank is told when it starts, as JSON on its command line."""
+class SharedSettings(BaseModel):
+    """Settings that the controller of a stage and its ranks are told alike."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: Path
-    served_model_name: str
-    stage_index: int
-    n_stages: int
-    tp_rank: int
-    tp_size: int
-    dtype: Dtype
-    device: Literal["cpu", "cuda"]
-    data_plane: DataPlane
-    load_format: LoadFormat
-    block_size: int
-    kv_memory_bytes: int | None  # as much as there is
-    device_memory_fraction: float = 0.9
-    trial_tokens: int = 8192
-    cuda_graphs: bool = True
-    max_graph_batch_size: int = 256
-    data_host: str
-    rendezvous_port: int
-    transfer_timeout_s: float
-    log_level: str
-    log_format: LogFormat = "text"
-    batching: Batching = "selective"
-    quantization: Quantization = "none"
-
-
-class WorkerSettings(ServerSettings):
-    """Everything that can be set, from `ORCINUS_*` variables or the command line."""
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     model: Path
     """Directory of the checkpoint: config.json and safetensors."""
 
     served_model_name: str = ""
     """Name of the model as clients spell it; the directory's name when empty."""
-
-    address: str = "0.0.0.0:50053"
-    """Where the controller listens, host:port; port 0 takes a free one."""
-
-    stage_index: int | None = Field(default=None, ge=0)
-    """Place in the pipeline, from 0; the number at the end of `pod_name` when not given."""
-
-    pod_name: str = ""
-    """Name of the pod this runs in, such as `orcinus-worker-2`."""
 
     n_stages: int = Field(default=1, ge=1)
     """Stages the model is cut into."""
@@ -91,11 +63,6 @@ class WorkerSettings(ServerSettings):
     block_size: int = Field(default=16, ge=1)
     """K/V slots in a block; the same on all stages."""
 
-    kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
-    """Memory for keys and values on each rank, in bytes or like `512MiB`. On GPUs `auto`, which is
-    taken when nothing is given, is what the weights, an iteration of `trial_tokens` and graphs
-    leave of `device_memory_fraction`; on a CPU 1 GiB is taken."""
-
     device_memory_fraction: float = Field(default=0.9, gt=0, le=1)
     """Of a GPU's memory, what a rank may use if its `kv_memory` is `auto`; the rest is for NCCL and
     for fragments."""
@@ -111,18 +78,6 @@ class WorkerSettings(ServerSettings):
     max_graph_batch_size: int = Field(default=256, ge=1)
     """Requests in a batch that is run as a graph at most; larger ones keep a GPU busy as it is."""
 
-    n_threads: int = Field(default=0, ge=0)
-    """Compute threads of a rank on a CPU; 0 divides the CPUs that the process may use, by its
-    affinity and its cgroup's quota, among the ranks of the stage."""
-
-    cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
-    """CPUs of this stage's ranks, such as `0,1`: `n_threads` for each rank, one for each thread;
-    when empty, the system decides."""
-
-    batching: Batching = "selective"
-    """How requests are put together: `padded` makes all spans of a batch as long as the longest, as
-    engines do that cannot batch selectively. It is for benchmarks."""
-
     data_host: str = "127.0.0.1"
     """Address of this machine at which other stages' ranks reach its ranks."""
 
@@ -132,6 +87,42 @@ class WorkerSettings(ServerSettings):
     transfer_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a rank gives up waiting for another's tensor; must exceed the longest
     iteration. A pipeline that forms anew does not wait for that."""
+
+
+class RankSettings(SharedSettings):
+    """Settings of one rank, which it is given as JSON on its command line."""
+
+    tp_rank: int
+    stage_index: int
+    kv_memory_bytes: int | None  # None: all that the device has left
+    log_level: str
+    log_format: LogFormat = "text"
+
+
+class WorkerSettings(SharedSettings, ServerSettings):
+    """All settings of a stage, from `ORCINUS_*` variables or the command line."""
+
+    address: str = "0.0.0.0:50053"
+    """Where the controller listens, host:port; port 0 takes a free one."""
+
+    stage_index: int | None = Field(default=None, ge=0)
+    """Place in the pipeline, from 0; the number at the end of `pod_name` when not given."""
+
+    pod_name: str = ""
+    """Name of the pod this runs in, such as `orcinus-worker-2`."""
+
+    kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
+    """Memory for keys and values on each rank, in bytes or like `512MiB`. On GPUs `auto`, which is
+    taken when nothing is given, is what the weights, an iteration of `trial_tokens` and graphs
+    leave of `device_memory_fraction`; on a CPU 1 GiB is taken."""
+
+    n_threads: int = Field(default=0, ge=0)
+    """Compute threads of a rank on a CPU; 0 divides the CPUs that the process may use, by its
+    affinity and its cgroup's quota, among the ranks of the stage."""
+
+    cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
+    """CPUs of this stage's ranks, such as `0,1`: `n_threads` for each rank, one for each thread;
+    when empty, the system decides."""
 
     profile_dir: Path | None = None
     """Directory for profiles of iterations, which `python -m services.worker.profile` orders;
@@ -178,13 +169,13 @@ class WorkerSettings(ServerSettings):
         return self
 
     def cpus_of(self, tp_rank: int) -> list[int]:
-        """The CPUs of one rank's threads; none where the system decides."""
+        """Returns the CPUs of one rank's threads; none where the system decides."""
         cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
     def place(self) -> int:
-        """Which stage this is."""
+        """Index of this stage in the pipeline, from 0."""
         if self.stage_index is not None:
             return self.stage_index
         if not self.pod_name:
@@ -201,29 +192,13 @@ class WorkerSettings(ServerSettings):
         return None if self.device == "cuda" else 2**30
 
     def for_rank(self, tp_rank: int) -> RankSettings:
-        """What the rank of that number is told."""
-        return RankSettings(
-            model=self.model,
-            served_model_name=self.served_model_name or self.model.resolve().name,
-            stage_index=self.place,
-            n_stages=self.n_stages,
-            tp_rank=tp_rank,
-            tp_size=self.tp_size,
-            dtype=self.dtype,
-            device=self.device,
-            data_plane=self.data_plane,
-            load_format=self.load_format,
-            block_size=self.block_size,
-            kv_memory_bytes=self._kv_memory_bytes,
-            device_memory_fraction=self.device_memory_fraction,
-            trial_tokens=self.trial_tokens,
-            cuda_graphs=self.cuda_graphs,
-            max_graph_batch_size=self.max_graph_batch_size,
-            data_host=self.data_host,
-            rendezvous_port=self.rendezvous_port,
-            transfer_timeout_s=self.transfer_timeout_s,
-            log_level=self.log_level,
-            log_format=self.log_format,
-            batching=self.batching,
-            quantization=self.quantization,
+        """Returns the settings of the rank of that number."""
+        own = {
+            "tp_rank": tp_rank,
+            "stage_index": self.place,
+            "served_model_name": self.served_model_name or self.model.resolve().name,
+            "kv_memory_bytes": self._kv_memory_bytes,
+        }
+        return RankSettings.model_validate(
+            self.model_dump(include=set(RankSettings.model_fields)) | own
         )

@@ -66,13 +66,13 @@ async def test_whole_systems_are_measured_one_after_the_other(
 ) -> None:
     out, figure = tmp_path / "runs.json", tmp_path / "figure.png"
     arguments = ["--quick", f"--out={out}", f"--figure={figure}", "--threads=1"]
-    await run(parse([*arguments, "--stop-at=inf", "--variants", "request level", "chunked"]))
+    await run(parse([*arguments, "--stop-at=inf", "--variants", "request level", "padded"]))
     runs = records.read(out)
     assert [(each.meta["variant"], each.meta["rate"]) for each in runs] == [
         ("request level", 20.0),
         ("request level", 60.0),
-        ("chunked", 20.0),
-        ("chunked", 60.0),
+        ("padded", 20.0),
+        ("padded", 60.0),
     ]
     lengths = [[(r.n_prompt, r.n_output) for r in each.requests] for each in runs]
     assert lengths == [lengths[0]] * 4

@@ -1,8 +1,8 @@
-"""Which stage a worker is, by what its pod says."""
+"""Which stage a worker is, by what its pod says, and what it tells its ranks."""
 
 import pytest
 
-from services.worker.settings import WorkerSettings
+from services.worker.settings import RankSettings, SharedSettings, WorkerSettings
 
 
 def place(*arguments: str) -> int:
@@ -79,3 +79,16 @@ def test_memory_for_keys_and_values_is_asked_for_on_gpus(
 def test_memory_that_nobody_can_measure_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         kv_memory(*arguments)
+
+
+def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
+    arguments = ["--model=/models/demo", "--pod-name=w-1", "--n-stages=2", "--tp-size=2"]
+    arguments += ["--block-size=8", "--log-level=DEBUG", "--transfer-timeout-s=7"]
+    worker = WorkerSettings.load("worker", arguments)
+    rank = RankSettings.model_validate_json(worker.for_rank(1).model_dump_json())
+    shared = set(SharedSettings.model_fields) - {"served_model_name"}
+    assert {name: getattr(rank, name) for name in shared} == {
+        name: getattr(worker, name) for name in shared
+    }
+    assert (rank.tp_rank, rank.stage_index, rank.served_model_name) == (1, 1, "demo")
+    assert (rank.log_level, rank.log_format) == ("DEBUG", "text")

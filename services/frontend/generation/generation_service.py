@@ -84,14 +84,14 @@ class GenerationService:
     @property
     def is_ready(self) -> bool:
         """Whether requests should be sent here: they would be answered, or held with good hope."""
-        return not self._is_leaving and _now() < self._scheduler.hopeful_until(self._hold_s)
+        return not self._is_leaving and _now() < self._scheduler.hold_deadline(self._hold_s)
 
     async def wait_readiness(self, is_ready: bool) -> None:
         """Waits until `is_ready` is that; does not hear of `leave`."""
         while self.is_ready is not is_ready:
-            until = self._scheduler.hopeful_until(self._hold_s)
+            deadline = self._scheduler.hold_deadline(self._hold_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(until if _now() < until < math.inf else None):
+                async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
                     await self._scheduler.wait_change()
 
     def describe(self) -> Pipeline:

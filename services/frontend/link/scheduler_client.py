@@ -167,11 +167,13 @@ class SchedulerClient:
         """Name of the model that is served, or was; empty before the first pipeline."""
         return "" if self._last_known is None else self._last_known.model
 
-    def hopeful_until(self, hold_s: float) -> float:
-        """Until when, if nothing changes, requests that are held for so many seconds should come.
+    def hold_deadline(self, hold_s: float) -> float:
+        """Returns the time until which, if nothing changes, requests that are held for `hold_s`
+        should come.
 
-        Always, with a pipeline; so long after it was lost, and no longer, whoever leads; not at
-        all before the first: nobody knows then whether there will ever be one.
+        With a pipeline there is no end to it. After a pipeline was lost it is `hold_s` later,
+        whoever leads. Before the first pipeline it is past: nobody knows whether there will ever
+        be one.
         """
         return math.inf if self.is_open else self._last_open + hold_s
 

@@ -1,47 +1,41 @@
-"""Profiles of a stage's ranks as the controller takes them: one at a time, into one directory."""
+"""Orders for profiles of a stage's ranks: one at a time, into one directory."""
 
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
 from services.common.errors import InvalidRequest, PermissionDenied, Unavailable
 from services.worker.channel import MessageKind
+from services.worker.controller.rank_process import RankLink
 
 MAX_ITERATIONS = 100
-"""In one profile; each is some megabytes, and the rank stands still while they are written."""
+"""Iterations in one profile at most: each is some megabytes, and the rank stands still while they
+are written."""
 
 
-class Rank(Protocol):
-    """What profiles need of a rank."""
-
-    def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame for the rank; never waits."""
-
-
-class Profiles:
-    """Profiles in a directory, or none without one."""
+class ProfileOrders:
+    """Orders for profiles in a directory; without one, all are refused."""
 
     def __init__(self, directory: Path | None, *, stage_index: int = 0) -> None:
         self._directory = directory
         self._stage_index = stage_index
-        self._ranks: Sequence[Rank] = ()
+        self._ranks: Sequence[RankLink] = ()
         self._ordered: asyncio.Future[None] | None = None
 
-    def attach(self, ranks: Sequence[Rank]) -> None:
+    def attach(self, ranks: Sequence[RankLink]) -> None:
         """Takes the ranks of the stage, in the order of their tp_rank."""
         self._ranks = ranks
 
     async def take(self, request: worker_pb2.ProfileRequest) -> Path:
-        """Has a rank record its next iterations; the file, when it is written.
+        """Has a rank record its next iterations, and returns the file when it is written.
 
         Raises:
             PermissionDenied: there is no directory.
-            InvalidRequest: there is no such rank, or it is asked for too much.
-            Unavailable: another one is being taken, or it could not be written.
+            InvalidRequest: there is no such rank, or there are too many iterations.
+            Unavailable: another profile is being taken, or it could not be written.
         """
         if self._directory is None:
             raise PermissionDenied("no profiles are taken here: profile_dir is not set")
@@ -65,7 +59,7 @@ class Profiles:
         return path
 
     def on_message(self, kind: MessageKind, payload: bytes) -> None:
-        """A rank has written a profile, or could not."""
+        """Takes a rank's word that a profile is written, or why it is not."""
         if self._ordered is None or self._ordered.done():
             return
         if kind is MessageKind.PROFILED:

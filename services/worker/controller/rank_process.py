@@ -11,24 +11,33 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import RankSettings
+from services.worker.settings import RankSettings, WorkerSettings
 
 STOP_TIMEOUT_S = 5.0
+"""Time for a rank to end by itself before it is killed."""
+
+
+class RankLink(Protocol):
+    """A rank as far as frames can be sent to it."""
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        """Queues a frame for the rank; never waits."""
 
 
 class RankListener(Protocol):
-    """Who wants to know what a rank says."""
+    """The receiver of what a rank sends."""
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """The rank sent a frame."""
+        """Takes a frame that the rank sent."""
 
     def on_exit(self, tp_rank: int, reason: str) -> None:
-        """The rank is gone, or about to go."""
+        """Hears that the rank is gone, or about to go."""
 
 
 class RankProcess:
-    """A running rank."""
+    """A running rank and the two channels to it."""
 
     def __init__(
         self,
@@ -54,7 +63,7 @@ class RankProcess:
     ) -> "RankProcess":
         """Starts `python -m module` for a rank and connects to it.
 
-        Of `cpus`, if there are any, each of its compute threads has one to itself.
+        If there are `cpus`, each of its compute threads has one of them to itself.
         """
         tp_rank = settings.tp_rank
         pairs = [socket.socketpair() for _ in range(2)]
@@ -90,8 +99,7 @@ class RankProcess:
         channel.send(kind, payload)
 
     async def stop(self, *, by_force: bool = False) -> None:
-        """Ends the rank; it may take its time to end by itself, unless that is known to be
-        hopeless."""
+        """Ends the rank: kills it at once `by_force`, otherwise only after STOP_TIMEOUT_S."""
         self._channel.close()
         self._lifeline.close()
         if not by_force:
@@ -102,12 +110,29 @@ class RankProcess:
         await self._process.wait()
 
 
+async def start_ranks(
+    settings: WorkerSettings, listener: RankListener, *, module: str
+) -> list[RankProcess]:
+    """Starts `python -m module` for every rank of a stage, in the order of their tp_rank."""
+    n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
+    return [
+        await RankProcess.start(
+            settings.for_rank(tp_rank),
+            listener,
+            module=module,
+            n_threads=n_threads,
+            cpus=settings.cpus_of(tp_rank),
+        )
+        for tp_rank in range(settings.tp_size)
+    ]
+
+
 async def connect(
     ours: socket.socket,
     on_message: Callable[[MessageKind, bytes], None],
     on_closed: Callable[[], None],
 ) -> ControllerEnd:
-    """The controller's end of a socket pair."""
+    """Returns the controller's end of a socket pair, which calls back."""
     _, end = await asyncio.get_running_loop().create_connection(
         lambda: ControllerEnd(on_message, on_closed), sock=ours
     )

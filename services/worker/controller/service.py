@@ -8,6 +8,7 @@ from orcinus.v1 import worker_pb2
 from services.common import rpc, tls
 from services.worker.controller.controller import Controller
 
+SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 RAW_METHODS = ("RunIterations", "WatchStage")
 """Methods whose messages the controller moves as bytes."""
 
@@ -18,8 +19,8 @@ CALLERS = {
     "WatchStage": {tls.SCHEDULER},
     "Profile": {tls.WORKER},
 }
-"""Roles that may call each method: plans come from the scheduler or from the stage before; profiles
-are for people, from inside a worker's pod."""
+"""Roles that may call each method: plans come from the scheduler or from the stage before, profiles
+are ordered by people from inside a worker's pod."""
 
 
 class WorkerService:
@@ -31,7 +32,7 @@ class WorkerService:
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.DescribeResponse:
-        """What the stage is."""
+        """Returns the description of the stage."""
         return self._controller.describe()
 
     async def JoinPipeline(
@@ -42,15 +43,15 @@ class WorkerService:
         return worker_pb2.JoinPipelineResponse()
 
     async def RunIterations(self, context: Any) -> bytes:
-        """Takes plans."""
-        await self._controller.run(context)
+        """Takes plans until their sender has no more."""
+        await self._controller.plans.run(context)
         return worker_pb2.RunIterationsResponse().SerializeToString()
 
     async def WatchStage(
         self, request: worker_pb2.WatchStageRequest, context: Any
     ) -> AsyncIterator[bytes]:
-        """Reports what happens on the stage."""
-        with self._controller.watch(rpc.epoch_of(context)) as reports:
+        """Yields the reports of the stage."""
+        with self._controller.reports.watch(rpc.epoch_of(context)) as reports:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for report in reports:
                 yield report
@@ -58,6 +59,6 @@ class WorkerService:
     async def Profile(
         self, request: worker_pb2.ProfileRequest, context: Any
     ) -> worker_pb2.ProfileResponse:
-        """Takes a profile of the next iterations."""
-        path = await self._controller.profiles.take(request)
+        """Has a rank write a profile of its next iterations."""
+        path = await self._controller.profile_orders.take(request)
         return worker_pb2.ProfileResponse(path=str(path))

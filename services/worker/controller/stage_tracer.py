@@ -1,7 +1,7 @@
-"""Spans of what a stage does for iterations that are recorded, from the timings of its rank.
+"""Spans of a stage's part in recorded iterations, made from the timings of its rank.
 
 Ranks know no OpenTelemetry: they report, and the controller makes the span, as a child of the
-scheduler's span that the plan came with. It begins when the plan was handed on, so that the time
+scheduler's span that the plan came with. It begins when the plan was forwarded, so that the time
 for which it lay behind earlier iterations is in it.
 """
 
@@ -13,7 +13,7 @@ from orcinus.v1 import worker_pb2
 from services.common import semconv, tracing
 
 MAX_UNDER_WAY = 64
-"""Plans whose time is remembered: more than a pipeline has under way."""
+"""Plans whose time is remembered; a pipeline has fewer under way."""
 
 
 class StageTracer:
@@ -24,24 +24,24 @@ class StageTracer:
         self._stage_index = stage_index
         self._epoch = 0
         self._n_plans = 0
-        self._handed_on: deque[int] = deque(maxlen=MAX_UNDER_WAY)
+        self._forwarded: deque[int] = deque(maxlen=MAX_UNDER_WAY)
 
     def joined(self, epoch: int) -> None:
-        """Iterations count from 1 again."""
+        """Begins an epoch, whose iterations count from 1."""
         self._epoch = epoch
         self._n_plans = 0
-        self._handed_on.clear()
+        self._forwarded.clear()
 
-    def handed_on(self, now_ns: int) -> None:
-        """The next plan of the epoch has come; nanoseconds since 1970."""
+    def forwarded(self, now_ns: int) -> None:
+        """Remembers when the next plan of the epoch was forwarded, in nanoseconds since 1970."""
         self._n_plans += 1
-        self._handed_on.append(now_ns)
+        self._forwarded.append(now_ns)
 
     def record(self, payload: bytes) -> None:
         """Makes the span of an IterationTrace."""
         trace = worker_pb2.IterationTrace.FromString(payload)
         timing = trace.timing
-        began_ns = min(trace.start_unix_ns, self._handed_on_at(trace) or trace.start_unix_ns)
+        began_ns = min(trace.start_unix_ns, self._forwarded_at(trace) or trace.start_unix_ns)
         spent_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
         span = self._tracer.start_span(
             semconv.STAGE,
@@ -61,8 +61,8 @@ class StageTracer:
         )
         span.end(trace.start_unix_ns + spent_ns)
 
-    def _handed_on_at(self, trace: worker_pb2.IterationTrace) -> int | None:
+    def _forwarded_at(self, trace: worker_pb2.IterationTrace) -> int | None:
         n_later = self._n_plans - trace.timing.iteration
-        if trace.epoch != self._epoch or not 0 <= n_later < len(self._handed_on):
+        if trace.epoch != self._epoch or not 0 <= n_later < len(self._forwarded):
             return None
-        return self._handed_on[-1 - n_later]
+        return self._forwarded[-1 - n_later]

@@ -1,6 +1,6 @@
-"""Decode iterations as recorded graphs: one launch where there would be hundreds.
+"""Decode iterations as recorded graphs: one launch in place of hundreds.
 
-An iteration of decodes computes little, and to launch its kernels one by one takes the host longer
+An iteration of decodes computes little, and launching its kernels one by one takes the host longer
 than the GPU needs to run them. A graph is a recording of these launches, with the addresses and
 sizes that they had. So a batch is padded to one of a few shapes, and its inputs are copied to where
 the recording reads them:
@@ -8,18 +8,17 @@ the recording reads them:
     batch size      1, 2, 4, 8, then in steps of 8 to 64, of 16 to 256, of 32 above
     block tables    as wide as sequences of 1,024 tokens, 2,048, 4,096, ... and the longest
 
-How wide the tables are decides how attention divides its work, so one width would make short
-sequences as slow to plan and to send as long ones. Of the two dozen sizes and few widths some are
-recorded when an epoch begins (`warm_up`), and others when they occur first: as all ranks of a stage
-run the same plans, they record together. A recording costs one iteration more, and a second or
+The width of the tables decides how attention divides its work, so one width would make short
+sequences as slow to plan and to send as long ones. Some of the two dozen sizes and few widths are
+recorded when an epoch begins (`warm_up`), the others when they first occur: all ranks of a stage
+run the same plans, so they record together. A recording costs one more iteration, and a second or
 less.
 
-Padding reads and writes a block that no request has. What a graph computes is the stage's share:
-embedding or what was received, layers, and on the last stage the logits. Sampling comes after.
+Padding reads and writes a block that no request has. A graph computes the stage's share: embedding
+or received hidden states, layers, and on the last stage the logits. Sampling comes after it.
 
-If another rank is lost within a recording, the error that is raised is one of CUDA and ends the
-process: what had been recorded cannot be taken back. PyTorch's allocator would go on as if the
-recording did.
+If another rank is lost within a recording, CUDA's error ends the process: a recording that has
+begun cannot be taken back, and PyTorch's allocator would go on as if it lasted.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from services.worker.engine.plan import Spans
 
 log = logging.getLogger(__name__)
 
-# Room beside what layers read: for each span, two places, two rows, and how it is sampled; and for
-# what these arrays are aligned to.
+# Room for what is uploaded beside the inputs of layers: two places, two rows and the sampling
+# columns of each span, and the alignment of these arrays.
 _BYTES_PER_SPAN = 128
 _ALIGNMENT_BYTES = 256
 
@@ -51,25 +50,26 @@ _RECORDINGS_BYTES = 1 << 29
 
 
 def reserved_bytes(max_spans: int, result_bytes: int) -> int:
-    """What the graphs of an epoch may take of a GPU's memory, for results of so many bytes a span.
+    """Returns the bytes of a GPU that the graphs of an epoch may take, for results of
+    `result_bytes` for each span.
 
-    Beside the results these are logits on their way: before and after a cap, and scaled.
+    Results are counted four times: logits are also held before and after a cap, and scaled.
     """
     return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 
 
 class Graph(Protocol):
-    """A recording of what a function has launched."""
+    """A recording of the kernels that a function launches."""
 
     def capture(self, function: Callable[[], object]) -> None:
-        """Records `function`, which is also run before."""
+        """Runs `function` once, then records it."""
 
     def replay(self) -> None:
-        """Launches it again, in the order of the current stream."""
+        """Launches the recorded kernels again, in the order of the current stream."""
 
 
 class CudaGraph:
-    """A graph of a GPU."""
+    """A CUDA graph."""
 
     def __init__(self, memory: GraphMemory) -> None:
         self._memory = memory
@@ -97,10 +97,10 @@ class CudaGraph:
 
 
 class GraphMemory:
-    """What the graphs of an epoch share: a stream to record on, and memory for what is in between.
+    """A stream to record on, and memory for intermediate results, shared by an epoch's graphs.
 
-    They may share it because they never run at the same time, and because nothing that one leaves
-    there is read by another: results are copied out.
+    Graphs may share memory because they never run at the same time, and because none reads what
+    another has left there: results are copied out.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class GraphMemory:
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """What makes the graphs of one epoch on the current GPU."""
+    """Returns the maker of the graphs of one epoch on the current GPU."""
     memory = GraphMemory()
     return lambda: CudaGraph(memory)
 
@@ -131,10 +131,10 @@ class DecodeGraphs:
         device: torch.device,
         hidden: Tensor | None,
     ) -> None:
-        """`compute` is the stage's share of an iteration, from a batch and what was received to
-        what is handed on or sampled, [n_spans, any]. `hidden` is room for what is received,
-        [max_spans, hidden_size], if anything is; it must be finite, because padding computes with
-        it. Larger batches are not taken."""
+        """`compute` is the stage's share of an iteration: from a batch and received hidden states
+        to hidden states or logits, [n_spans, any]. `hidden` is room for received hidden states,
+        [max_spans, hidden_size], on stages that receive; it must be finite, because padding
+        computes with it. Batches of more than `max_spans` spans are not for graphs."""
         self._builder = builder
         self._uploads = uploads
         self._compute = compute
@@ -144,17 +144,17 @@ class DecodeGraphs:
         self._block_size = block_size
         self.device = device
         self._hidden = hidden
-        self._results: Tensor | None = None  # [max_spans, any], of whatever ran last
+        self._results: Tensor | None = None  # [max_spans, any], those of the last run
         self._recorded: dict[DecodeShape, _Recorded] = {}
-        self._built: InputBatch | None = None  # whose inputs are where graphs read them
+        self._built: InputBatch | None = None  # the batch whose inputs graphs read now
 
     @property
     def n_recorded(self) -> int:
-        """Shapes that have a graph."""
+        """Number of shapes that have a graph."""
         return len(self._recorded)
 
     def shape_of(self, spans: Spans) -> DecodeShape | None:
-        """What to pad a batch of `spans` to; None if it is not for a graph."""
+        """Returns the shape to pad a batch of `spans` to; None if it is not for a graph."""
         n_spans = len(spans.rows)
         if n_spans > self._max_spans or spans.n_tokens.max() > 1:
             return None
@@ -165,10 +165,11 @@ class DecodeGraphs:
         )
 
     def shapes(self) -> Iterator[DecodeShape]:
-        """All that may be recorded, the commonest first: short sequences before long ones.
+        """Yields all shapes that may be recorded, the commonest first: short sequences before long
+        ones.
 
-        Of a width the largest batch comes first, for all others have room in the memory that its
-        recording takes; then the smallest.
+        For each width the largest batch comes first, since all others have room in the memory that
+        its recording takes; the others follow from the smallest.
         """
         sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
         *smaller, largest = sorted(sizes)
@@ -179,12 +180,12 @@ class DecodeGraphs:
                 yield DecodeShape(n_spans, -(-length // self._block_size))
 
     def record(self, shape: DecodeShape) -> None:
-        """Records decodes of `shape`, if that has not been done."""
+        """Records decodes of `shape` unless they have been recorded."""
         if shape not in self._recorded:
             self._recorded[shape] = self._record(shape)
 
     def build(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """The batch of `spans`, where the graph of `shape` reads it."""
+        """Returns the batch of `spans`, uploaded to where the graph of `shape` reads it."""
         if shape not in self._recorded:
             log.info("an iteration waits until decodes are recorded: %s", shape)
             self.record(shape)
@@ -193,10 +194,8 @@ class DecodeGraphs:
         return self._built
 
     def run(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What the stage makes of the batch that was built last, [n_spans, any] without padding.
-
-        It is overwritten by the next run.
-        """
+        """Runs the batch that was built last and returns the results without padding, [n_spans,
+        any]; the next run overwrites them."""
         if batch.shape is None or self._results is None or batch is not self._built:
             raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
@@ -205,7 +204,7 @@ class DecodeGraphs:
         return self._results[: batch.n_spans]
 
     def drop(self) -> None:
-        """Destroys all recordings. NCCL does not let go of a group that is in one."""
+        """Destroys all recordings; NCCL does not let go of a group that is in one."""
         self._recorded.clear()
 
     def _record(self, shape: DecodeShape) -> _Recorded:
@@ -230,13 +229,15 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
+    """A graph, and what must live as long as it does."""
+
     graph: Graph
-    inputs: Tensor  # [bytes] uint8, where all that is uploaded goes
-    batch: InputBatch  # with which it was recorded; whatever it holds must live as long
+    inputs: Tensor  # [bytes] uint8, where everything that is uploaded goes
+    batch: InputBatch  # it was recorded with this batch, whose tensors must live as long as it
 
 
 def padded_size(n_spans: int) -> int:
-    """The next size of a batch that is recorded."""
+    """Returns the smallest recorded batch size that has room for `n_spans`."""
     if n_spans <= 8:
         return int(1 << (n_spans - 1).bit_length())
     step = 8 if n_spans <= 64 else 16 if n_spans <= 256 else 32
@@ -244,7 +245,8 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """The next length in tokens that tables of recorded batches are made for."""
+    """Returns the shortest length in tokens, of those that tables of recorded batches are made
+    for, that has room for `n_keys`."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

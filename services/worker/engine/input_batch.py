@@ -1,15 +1,15 @@
-"""From the spans of a plan to the flat tensors of one iteration.
+"""The flat tensors of one iteration, laid out from the spans of its plan.
 
-A token is a token, whichever request it belongs to, and what attention and sampling must know
-beside it is prepared here, once. All arrays of an iteration travel to the device in one copy
-(`kernels.upload`). Knows no model and no wire format.
+A token is a token, whichever request it belongs to (selective batching, OSDI'22 section 3.2). What
+attention and sampling must know beside it is prepared here, once for all layers. All arrays of an
+iteration travel to the device in one copy (`kernels.upload`). This module knows no model and no
+wire format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -22,9 +22,6 @@ from services.worker.engine.plan import Ints, Spans
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
 
-Batching = Literal["selective", "padded"]
-"""How requests are put together; `padded` makes all spans of a batch as long as the longest."""
-
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
@@ -35,24 +32,40 @@ class InputBatch:
     slots: Tensor  # [n_tokens] int64, where each token's K and V are stored
     attention: AttentionMetadata
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
-    sampled_rows: Numbers  # [n_sampled], rows of these
-    sampling: SamplingColumns  # of these
-    counted: CountedTokens | None  # of this batch, for penalties now and later
-    n_spans: int  # less those of padding
+    sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
+    sampling: SamplingColumns  # how each is sampled
+    counted: CountedTokens | None  # tokens of this batch that penalties count
+    n_spans: int  # without spans of padding
     n_sampled: int
-    shape: DecodeShape | None = None  # that it is padded to, if it is
+    shape: DecodeShape | None = None  # the shape that decodes are padded to for a graph
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What the shapes of a batch of decodes depend on, if it is padded to that."""
+    """A batch of decodes as a graph needs it: all tensors' shapes depend on these two alone."""
 
     n_spans: int
     n_columns: int  # blocks of the longest sequence that there may be
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Where the tokens of a batch are: in the batch, in their sequences and in the K/V storage."""
+
+    starts: Ints  # [n_spans], position of each span's first token
+    widths: Ints  # [n_spans], tokens of each span, with padding if there is any
+    block_tables: Ints  # [n_spans, n_columns]
+    first_tokens: Ints  # [n_spans], place in the batch of each span's first token
+    span_of_token: Ints  # [n_tokens]
+    positions: Ints  # [n_tokens], in the token's sequence
+    slots: Ints  # [n_tokens], where K and V are stored
+
+
 class BatchBuilder:
-    """Lays out the batches of a stage, on its device, from what its table knows of requests."""
+    """Lays out the batches of a stage, on its device, from its table of requests.
+
+    Benchmarks override `build` and `n_tokens` to lay batches out as other engines do.
+    """
 
     def __init__(
         self,
@@ -66,11 +79,11 @@ class BatchBuilder:
         vocab_size: int | None = None,
     ) -> None:
         """`key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim];
-        `n_heads` are this rank's, and `windows` those of the stage's layers. `vocab_size` is that
-        of the logits that are sampled, if any are on this stage.
+        `n_heads` are this rank's, and `windows` those of the stage's layers. `vocab_size` is the
+        width of the logits that are sampled, None on stages that sample nothing.
 
         Batches with padding store the keys and values of padding in the last block of the cache,
-        which the table must not have.
+        which no request may have.
         """
         self._table = table
         self._ops = ops
@@ -83,24 +96,18 @@ class BatchBuilder:
         self._block_size = key_cache.shape[1]
 
     def build(self, spans: Spans) -> InputBatch:
-        """The batch of `spans`, which the table has applied; every span has its own length."""
-        return self._lay_out(
-            spans, spans.start_positions, spans.n_tokens, self._table.block_tables(spans.rows)
-        )
+        """Returns the batch of `spans`, which the table has applied; every span has its own
+        length."""
+        block_tables = self._table.block_tables(spans.rows)
+        return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
-    def build_padded(self, spans: Spans) -> InputBatch:
-        """The same with every span as long as the longest, as where all operations want equal
-        shapes; what is computed for padding is dropped. It shows what selective batching saves."""
-        widths = np.full_like(spans.n_tokens, spans.n_tokens.max())
-        end = int((spans.start_positions + widths).max())
-        tables = self._table.padded_block_tables(
-            spans.rows, -(-end // self._block_size), scratch=self._scratch
-        )
-        return self._lay_out(spans, spans.start_positions, widths, tables, is_padded=True)
+    def n_tokens(self, lengths: Sequence[int]) -> int:
+        """Returns the tokens of a batch that `build` makes of spans of `lengths`."""
+        return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """The same of spans of one token each, and spans at position 0 of a sequence in the last
-        block where there are fewer than `shape` says.
+        """Returns the batch of `spans` of one token each, padded to `shape` with spans at position
+        0 of a sequence in the last block.
 
         The tensors that layers read have the same addresses whenever the shape and what the uploads
         are aimed at are the same.
@@ -112,42 +119,37 @@ class BatchBuilder:
         tables[:n] = self._table.padded_block_tables(
             spans.rows, shape.n_columns, scratch=self._scratch
         )
-        return self._lay_out(spans, starts, np.ones_like(starts), tables, shape=shape)
+        return self._batch(spans, self._layout(starts, np.ones_like(starts), tables), shape=shape)
 
-    def _lay_out(
-        self,
-        spans: Spans,
-        starts: Ints,
-        widths: Ints,
-        block_tables: Ints,
-        *,
-        is_padded: bool = False,
-        shape: DecodeShape | None = None,
+    def _layout(self, starts: Ints, widths: Ints, block_tables: Ints) -> TokenLayout:
+        """Returns the layout of spans at the positions `starts` that are `widths` tokens long."""
+        first_tokens, span_of_token, positions = _places(starts, widths)
+        blocks = block_tables[span_of_token, positions // self._block_size]
+        slots = blocks * self._block_size + positions % self._block_size
+        return TokenLayout(
+            starts, widths, block_tables, first_tokens, span_of_token, positions, slots
+        )
+
+    def _batch(
+        self, spans: Spans, layout: TokenLayout, *, shape: DecodeShape | None = None
     ) -> InputBatch:
-        """`starts` and `widths` are those of `spans`, the latter with padding if it `is_padded`,
-        and of further spans if there is a `shape`."""
-        add, block_size = self._uploads.add, self._block_size
+        """Returns the batch of `spans`, uploaded; with a `shape`, the layout has further spans of
+        padding behind them."""
+        add = self._uploads.add
         numbers = self._table.last_tokens.numbers
         next_positions = spans.start_positions + spans.n_tokens
-        first_tokens, span_of_token, positions = _places(starts, widths)
-        blocks = block_tables[span_of_token, positions // block_size]
-        slots = blocks * block_size + positions % block_size
-        if is_padded:
-            is_padding = positions >= next_positions[span_of_token]
-            slots[is_padding] = self._scratch * block_size + positions[is_padding] % block_size
-            positions = np.minimum(positions, self._table.max_model_len - 1)
-        first_tokens = first_tokens[: len(spans.rows)]
+        first_tokens = layout.first_tokens[: len(spans.rows)]
         sampled_rows = spans.rows[spans.sample]
         # What layers read comes first, so that its places depend on nothing but the shape.
-        token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(positions)))
+        token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(layout.positions)))
         batch = InputBatch(
             token_ids=token_ids,
-            positions=add(positions),
-            slots=add(slots),
+            positions=add(layout.positions),
+            slots=add(layout.slots),
             attention=self._ops.plan_attention(
-                starts,
-                widths,
-                block_tables=block_tables,
+                layout.starts,
+                layout.widths,
+                block_tables=layout.block_tables,
                 key_cache=self._key_cache,
                 n_heads=self._n_heads,
                 windows=self._windows,
@@ -173,12 +175,13 @@ class BatchBuilder:
         return batch
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """How to sample the tokens of `rows` that will have `positions`."""
+        """Returns how to sample the tokens of `rows` that will have `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
     def _counted(self, spans: Spans, first_tokens: Ints) -> CountedTokens | None:
+        """Returns the tokens that penalties count; None if no request of the batch has any."""
         count_rows = self._table.count_rows(spans.rows)
         if count_rows is None:
             return None
@@ -195,14 +198,9 @@ class BatchBuilder:
         )
 
 
-def n_batch_tokens(n_tokens: Sequence[int], *, is_padded: bool) -> int:
-    """Tokens of a batch of spans that are so long, padding included."""
-    return len(n_tokens) * max(n_tokens) if is_padded else sum(n_tokens)
-
-
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Where in the batch spans begin [n_spans], and of each token its span and its position in the
-    sequence [n_tokens]."""
+    """Returns where in the batch spans begin [n_spans], each token's span [n_tokens], and its
+    position in the sequence [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)
@@ -214,8 +212,8 @@ def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
-    """The tokens of a batch [n_tokens] that came with the plan, and 0 for padding and for those
-    that are on the rank; spans begin at `first_tokens`."""
+    """Returns the tokens of a batch [n_tokens] that came with the plan, and 0 for padding and for
+    tokens that are on the rank; spans begin at `first_tokens`."""
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)
@@ -225,7 +223,7 @@ def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
 
 
 def _ranges(firsts: Ints, lengths: Ints) -> Ints:
-    """`lengths[i]` numbers from `firsts[i]`, for each i in turn."""
+    """Returns `lengths[i]` numbers from `firsts[i]`, for each i in turn."""
     n_before = np.cumsum(lengths) - lengths
     numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
     return numbers

@@ -1,7 +1,7 @@
-"""Paged storage for the keys and values of one stage's layers, of the heads that a rank has.
+"""Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-It only stores. Which block belongs to whom is decided in one place for all stages, the scheduler's
-K/V manager; a block id means the same page of slots in every layer of every stage.
+It only stores. The scheduler's K/V manager decides which block belongs to which request, for all
+stages: a block id means the same page of slots in every layer of every stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from services.worker.models.tensor_parallel import HeadShare
 def kv_block_bytes(
     config: ModelConfig, n_layers: int, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Bytes of one block on one rank: keys and values of its tokens in `n_layers` layers."""
+    """Returns the bytes of one block on one rank: keys and values of its slots in `n_layers`
+    layers."""
     n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
     return 2 * n_layers * block_size * n_kv_heads * config.head_dim * dtype.itemsize
 
@@ -35,11 +36,8 @@ class KVCache:
         device: torch.device,
         tp_size: int = 1,
     ) -> None:
-        """Allocates everything at once.
-
-        Zeroed, because attention reads slots beyond a sequence's end with weight zero, and zero
-        times what was left in memory may be NaN.
-        """
+        """Allocates all blocks at once, and zeroes them: attention reads slots beyond a sequence's
+        end with weight zero, and zero times whatever was left in memory may be NaN."""
         n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
         shape = (n_blocks, block_size, n_kv_heads, config.head_dim)
         self.n_blocks = n_blocks

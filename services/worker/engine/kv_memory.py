@@ -1,11 +1,11 @@
-"""How much memory of a GPU keys and values may have: what nothing else needs.
+"""The memory of a GPU that keys and values may have: all that nothing else needs.
 
-    fraction of the whole - what is in use - an iteration - what is on its way - graphs
+    fraction of the whole - used - iteration - transfers - graphs
 
-The first is the operator's; the second is known when the weights are loaded, and includes what
-other processes and the driver have; the third is found out by trying; the fourth are the hidden
-states of further iterations in flight, and is computed; the fifth is set aside. What the fraction
-leaves is for NCCL and for fragments. Numbers only; who asks the GPU is `GpuMemory`.
+The operator sets the fraction; the rest of the GPU is for NCCL and for fragments. `used` is known
+when the weights are loaded, and includes what other processes and the driver have. `iteration` is
+measured by running one. `transfers` are hidden states of further iterations in flight, and are
+computed. `graphs` are set aside. Only `GpuMemory` asks the GPU; the rest are numbers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ class NoMemoryLeft(ValueError):
 
 
 class DeviceMemory(Protocol):
-    """What a device says of its memory, in bytes."""
+    """The memory of a device, in bytes."""
 
     def total(self) -> int:
-        """All there is."""
+        """Returns the size of the memory."""
 
     def used(self) -> int:
-        """What is in use by anybody, less what could be given back at once."""
+        """Returns the bytes that anybody has in use, without those that could be given back at
+        once."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """The most that `run` has in use beyond what is in use before."""
+        """Runs `run` and returns its peak use, beyond what was in use before."""
 
 
 class GpuMemory:
-    """The current GPU's."""
+    """The memory of the current GPU."""
 
     def total(self) -> int:
         """See `DeviceMemory.total`."""
@@ -60,7 +61,7 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Who has what of a device's memory, in bytes."""
+    """The shares of a device's memory, in bytes; see the module."""
 
     total: int
     used: int
@@ -69,10 +70,10 @@ class MemoryShares:
     graphs: int
 
     def kv_memory(self, fraction: float) -> int:
-        """What is left of that fraction of the whole.
+        """Returns what the shares leave of that fraction of the whole.
 
         Raises:
-            NoMemoryLeft: nothing.
+            NoMemoryLeft: they leave nothing.
         """
         needed = self.used + self.iteration + self.transfers + self.graphs
         left = int(self.total * fraction) - needed
@@ -89,11 +90,12 @@ class MemoryShares:
 def transfer_bytes(
     hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
 ) -> int:
-    """What hidden states take that are on their way, beside those of the iteration that is run.
+    """Returns the bytes of hidden states that are on their way, without those of the iteration that
+    is run; one iteration has `hidden_bytes`.
 
-    Those of one iteration are `hidden_bytes`. As many iterations are in flight as the scheduler
-    allows where nothing else is set: one for each stage, and two at least. A rank makes room for
-    all that have been announced, and keeps what it has sent until that has arrived.
+    It counts on the scheduler's default depth: one iteration in flight for each stage, and at least
+    two. A rank makes room for all iterations that have been announced, and keeps what it has sent
+    until it has arrived.
     """
     n_others = max(n_stages, 2) - 1
     n_received = n_others if stage_index > 0 else 0
@@ -104,8 +106,8 @@ def transfer_bytes(
 def measure(
     memory: DeviceMemory, iteration: Callable[[], None], *, transfers: int, graphs: int
 ) -> MemoryShares:
-    """The shares when all but K/V is loaded; `iteration` is run twice, since the first one also
-    compiles and allocates what stays."""
+    """Returns the shares when everything but K/V is loaded. `iteration` is run twice, since its
+    first run also compiles kernels and allocates what stays."""
     iteration()
     peak = memory.peak_of(iteration)
     return MemoryShares(memory.total(), memory.used(), peak, transfers, graphs)

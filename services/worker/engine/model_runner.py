@@ -2,17 +2,17 @@
 
     prepare → forward, or on the last stage: prepare → logits → sample
 
-Holds what an epoch's computation needs: the stage's weights, which outlive the epoch, and K/V
-storage and request table, which do not. Moving tensors between stages and answering the engine
-master are not its business.
+A model runner holds what an epoch computes with: the stage's weights, which outlive the epoch, and
+K/V storage and request table, which do not. It neither moves tensors between stages nor answers the
+engine master.
 
-Whoever runs this does so in `torch.inference_mode`, and enters it once: it spares PyTorch a little,
-and to enter it for every iteration costs more than that.
+Callers run it in `torch.inference_mode`, which they enter once: the mode saves PyTorch a little
+work, and entering it for every iteration costs more than that.
 
 On a GPU nothing here waits for the device: an iteration is launched, and the next one may be
 prepared and launched behind it. Iterations are prepared in their order, each after the one before
-has been launched whole, so everything that they share (the table on the host, the tokens, K/V and
-the inputs of graphs on the device) changes in that order.
+has been launched whole. So everything that they share (the table on the host; tokens, K/V and the
+inputs of graphs on the device) changes in that order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernels.logits import Logits
 from kernels.sampling_columns import ALL_GREEDY
 from kernels.upload import Uploads, uploads_for
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
-from services.worker.engine.input_batch import BatchBuilder, Batching, InputBatch, n_batch_tokens
+from services.worker.engine.input_batch import BatchBuilder, InputBatch
 from services.worker.engine.kv_cache import KVCache
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
@@ -37,9 +37,9 @@ from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorPara
 
 
 class ModelRunner:
-    """Runs the iterations of one epoch on one rank of a stage. New for every epoch.
+    """Runs the iterations of one epoch on one rank of a stage; each epoch has a new one.
 
-    Ranks that share a stage run the same plans; all of them have the results.
+    Ranks that share a stage run the same plans, and each of them has the results.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class ModelRunner:
         n_kv_blocks: int,
         block_size: int,
         tensor_parallel: TensorParallel = SINGLE,
-        batching: Batching = "selective",
+        batch_builder: type[BatchBuilder] = BatchBuilder,
         new_graph: Callable[[], Graph] | None = None,
         max_graph_batch_size: int = 0,
         uploads: Uploads | None = None,
     ) -> None:
-        """Batches of up to `max_graph_batch_size` decodes run as graphs, if there is a `new_graph`;
-        the model's operations must have fixed shapes for them (see `Ops.plan_attention`)."""
+        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs; the
+        model's operations must have fixed shapes for them (see `Ops.plan_attention`)."""
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
             raise ValueError(
@@ -64,12 +64,10 @@ class ModelRunner:
             )
         self.model = model
         self._ranks = ranks
-        self._is_padded = batching == "padded"
-        has_graphs = new_graph is not None and max_graph_batch_size > 0 and not self._is_padded
         self._kv_cache = KVCache(
             model.config,
             len(model.layers),
-            n_blocks=n_kv_blocks + (self._is_padded or has_graphs),  # one more for padding
+            n_blocks=n_kv_blocks + 1,  # the last one is for padding
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
@@ -86,7 +84,7 @@ class ModelRunner:
         )
         uploads = uploads or uploads_for(model.device)
         key_cache, _ = self._kv_cache.layers[0]
-        self._builder = BatchBuilder(
+        self._builder = batch_builder(
             self._table,
             ops=model.ops,
             key_cache=key_cache,
@@ -96,8 +94,8 @@ class ModelRunner:
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
-        """Of batches of decodes, where there are any."""
-        if new_graph is not None and has_graphs:
+        """Graphs of batches of decodes, where decodes run as graphs."""
+        if new_graph is not None and max_graph_batch_size > 0:
             self.graphs = DecodeGraphs(
                 self._builder,
                 uploads,
@@ -111,31 +109,27 @@ class ModelRunner:
             )
 
     def prepare(self, plan: IterationPlan) -> InputBatch:
-        """Takes in a plan, in the order of iterations; raises PlanError.
+        """Takes in a plan, in the order of iterations, and returns its batch; raises PlanError.
 
-        Needs no activations, so it can be done while these are on their way. The batch is to be run
-        before the next one is prepared.
+        It needs no activations, so it can be called while they are on their way. The batch is to be
+        run before the next one is prepared.
         """
         spans = self._table.apply(plan)
-        if self._is_padded:
-            return self._builder.build_padded(spans)
         if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
             return self.graphs.build(spans, shape)
         return self._builder.build(spans)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
-        """Room for the previous stage's hidden states of spans of `n_tokens`.
-
-        [tokens of the batch, hidden_size]
-        """
-        return self._room(n_batch_tokens(n_tokens, is_padded=self._is_padded))
+        """Returns room for the previous stage's hidden states of spans of `n_tokens`,
+        [tokens of the batch, hidden_size]."""
+        return self._room(self._builder.n_tokens(n_tokens))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What this stage's layers make of a batch, hidden states [n_tokens, hidden_size]; on the
-        last stage of what a graph reads with its padding.
+        """Runs this stage's layers and returns hidden states [n_tokens, hidden_size]; on the last
+        stage, those of a graph's padding are among them.
 
         `hidden` is what the previous stage returned, and None on the first stage. A batch is run
-        once, by this or by `logits`: it writes K/V.
+        once, by this or by `logits`, since running it writes K/V.
         """
         if batch.shape is None or self.graphs is None or self.model.is_last:
             return self._layers(batch, hidden)
@@ -143,10 +137,8 @@ class ModelRunner:
         return self._run_graph(self.graphs, batch, hidden).clone()
 
     def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
-        """On the last stage, the logits after the tokens that are sampled.
-
-        They are to be used before the next batch is run.
-        """
+        """Runs the last stage and returns the logits from which tokens are sampled, [n_sampled,
+        vocab_size]; they are to be used before the next batch is run."""
         if batch.shape is None or self.graphs is None:
             inputs = self._inputs(batch, hidden)
             return self.model.sampled_logits(
@@ -158,10 +150,11 @@ class ModelRunner:
         return Logits(logits)
 
     def sample(self, batch: InputBatch, logits: Logits) -> Numbers:
-        """The tokens of the spans that are sampled, in the plan's order: [n_sampled] int64.
+        """Returns the sampled tokens in the plan's order, [n_sampled] int64; -1 where the batch's
+        `logits` are not finite.
 
-        `logits` are the batch's; where they are not finite, the token is -1. To be called for every
-        batch, since penalties count the tokens of all; and to be read before the next one is run.
+        It must be called for every batch, since penalties count the tokens of all, and its result
+        is to be read before the next batch is run.
         """
         if batch.counted is not None:
             self._table.count(batch.token_ids, batch.counted)
@@ -172,7 +165,7 @@ class ModelRunner:
         return tokens
 
     def close(self) -> None:
-        """Lets go of the groups of the epoch, before they are closed."""
+        """Lets go of the epoch's process groups, before these are closed."""
         if self.graphs is not None:
             self.graphs.drop()
             self.graphs = None  # which knows this runner: K/V would outlive the epoch
@@ -200,7 +193,7 @@ class ModelRunner:
         return StageBatch(batch.positions, batch.slots, batch.attention, self._ranks)
 
     def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """What goes into the model: tokens, or what the previous stage returned."""
+        """Returns the input of the model: tokens, or what the previous stage returned."""
         self._check(hidden, n_tokens=len(batch.positions))
         return batch.token_ids if hidden is None else hidden
 

@@ -1,8 +1,8 @@
-"""An iteration of requests that nobody has made.
+"""An iteration of made-up requests, run before there is an epoch.
 
-It is run before there is an epoch, to see how much memory it takes, or to compile what it needs.
-What it computes is of no use: all of its requests have the same block of keys and values, and other
-ranks are not there.
+It shows how much memory an iteration takes, or compiles the kernels that an iteration needs. Its
+results are of no use: all of its requests share one block of keys and values, and the other ranks
+are not there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
 
-# Requests whose tokens are sampled, with filters and penalties, in an iteration that is tried.
+# Requests whose tokens are sampled, with filters and penalties, in a trial iteration.
 _N_SAMPLED = 256
 
-DRAWN = SamplingParams(
+SAMPLED = SamplingParams(
     temperature=1,
     top_k=50,
     top_p=0.9,
@@ -33,9 +33,9 @@ DRAWN = SamplingParams(
 
 
 class TrialIteration:
-    """One rank's part of an iteration of prompts of `lengths` tokens, all of which are sampled.
+    """One rank's part of an iteration of prompts of `lengths` tokens; a token is sampled for each.
 
-    Those of one token are to the rank what decodes are: without others, with `new_graph`, they are
+    To the rank, prompts of one token are decodes: if all are, and there is a `new_graph`, they are
     recorded.
     """
 
@@ -45,7 +45,7 @@ class TrialIteration:
         lengths: Sequence[int],
         *,
         block_size: int,
-        sampling: SamplingParams = DRAWN,
+        sampling: SamplingParams = SAMPLED,
         new_graph: Callable[[], Graph] | None = None,
     ) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class TrialIteration:
         self._new_graph = new_graph
 
     def run(self) -> None:
-        """Runs it and keeps nothing."""
+        """Runs the iteration and keeps nothing."""
         model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,
@@ -75,7 +75,7 @@ class TrialIteration:
 
 
 class LoneRank:
-    """A rank of several, without the others: results have the right shapes and are wrong."""
+    """One rank of several, without the others: results have the right shapes and are wrong."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -85,12 +85,13 @@ class LoneRank:
         """Adds nothing."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """This rank's own tensor in the place of each."""
+        """Returns this rank's own tensor in the place of each rank's."""
         return torch.cat([tensor] * self.size, dim=-1)
 
 
 def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
-    """Spans of `n_tokens` in all: many of one token, and the rest in as few as there can be."""
+    """Returns lengths of spans of `n_tokens` in all: many of one token, and as few as possible of
+    the others."""
     n_single = min(_N_SAMPLED, n_tokens // 2)
     n_long = n_tokens - n_single
     lengths = [max_model_len] * (n_long // max_model_len)
@@ -100,7 +101,7 @@ def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
 
 
 def trial_plan(lengths: Sequence[int], block_size: int, sampling: SamplingParams) -> IterationPlan:
-    """A prompt of each of these lengths, all of them stored in block 0."""
+    """Returns the plan of a prompt of each of these lengths, all stored in block 0."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,

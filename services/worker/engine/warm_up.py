@@ -1,9 +1,9 @@
-"""What would hold up the first requests, done before they come.
+"""Work that would hold up the first requests, done before they come.
 
-Kernels are compiled when they are called first, which takes seconds, and decodes are recorded in
-some tens of milliseconds for each shape (see `decode_graphs`). The former belong to the process,
-and are compiled when the weights are loaded; recordings belong to an epoch and are made when it
-begins, as far as a limit allows, so that a pipeline which forms anew is not held up either.
+A kernel is compiled when it is first called, which takes seconds; a shape of decodes is recorded in
+some tens of milliseconds (see `decode_graphs`). Compiled kernels belong to the process, and are
+compiled when the weights are loaded. Recordings belong to an epoch, and are made when it begins,
+within a time limit, so that a pipeline that forms anew is not held up either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
-from services.worker.engine.trial_iteration import DRAWN, TrialIteration, trial_lengths
+from services.worker.engine.trial_iteration import SAMPLED, TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.tensor_parallel import TensorParallel
 
@@ -28,22 +28,25 @@ _N_DECODES = 8
 # Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
 
-_DRAWN = replace(DRAWN, frequency_penalty=0)
-_GREEDY = replace(_DRAWN, temperature=0)
-_PENALIZED = replace(DRAWN, temperature=0)
+_UNPENALIZED = replace(SAMPLED, frequency_penalty=0)
+_GREEDY = replace(_UNPENALIZED, temperature=0)
+_PENALIZED = replace(SAMPLED, temperature=0)
 
 
 def compile_kernels(
     model: StageModel, *, n_tokens: int, block_size: int, new_graph: Callable[[], Graph] | None
 ) -> None:
-    """Runs what iterations of up to `n_tokens` tokens consist of: decodes, alone and beside
-    prompts, and tokens that are the most likely and drawn, each with penalties, too: these make
-    float32 of logits. With `new_graph` a batch of decodes is recorded as well."""
+    """Runs every kind of iteration of up to `n_tokens` tokens, so that its kernels are compiled.
+
+    These are decodes, alone and beside prompts, with tokens chosen by argmax and sampled, each with
+    and without penalties, which turn logits into float32. With `new_graph` a batch of decodes is
+    recorded as well.
+    """
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)
     trial = partial(TrialIteration, model, block_size=block_size)
     trial(decodes, sampling=_GREEDY, new_graph=new_graph).run()
-    trial(decodes, sampling=_DRAWN).run()
+    trial(decodes, sampling=_UNPENALIZED).run()
     trial(decodes, sampling=_PENALIZED).run()
     n_mixed = _FEWEST_TOKENS
     while n_mixed <= min(_MOST_TOKENS, n_tokens):
@@ -59,9 +62,9 @@ def record_decodes(
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Records the commonest shapes of decodes, one after the other until the time is over.
+    """Records the commonest shapes of decodes, one after the other until `limit_s` has passed.
 
-    `ranks` are those that share the stage and record together: they stop when one of them would.
+    `ranks` share the stage and record together: all stop when one of them would.
 
     Raises:
         TransferError: a rank is gone.
@@ -75,7 +78,7 @@ def record_decodes(
 
 
 def _any_of(ranks: TensorParallel, is_true: bool, device: torch.device) -> bool:
-    """Whether it is true on one of the ranks at least; the same answer on all."""
+    """Returns whether it is true on at least one of the ranks; all ranks get the same answer."""
     n_true = torch.full((1,), float(is_true), device=device)
     ranks.all_reduce(n_true)
     return bool(n_true.item() > 0)

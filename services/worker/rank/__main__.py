@@ -13,32 +13,36 @@ import torch
 from services.common import process
 from services.common.telemetry import configure_logging
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
-from services.worker.rank import transport
+from services.worker.engine.input_batch import BatchBuilder
+from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.lifeline import Lifeline
+from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import StageShard, join_peers
 from services.worker.settings import RankSettings
 
 
-def start(settings: RankSettings, channel: RankEnd) -> Rank:
-    """Loads the model and makes the rank that runs it."""
+def start(
+    settings: RankSettings, channel: RankEnd, *, batch_builder: type[BatchBuilder] = BatchBuilder
+) -> Rank:
+    """Loads the model and returns the rank that runs it; benchmarks give other builders."""
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
-        rendezvous = transport.create_rendezvous(settings.data_host, settings.rendezvous_port)
+        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
         address = f"{settings.data_host}:{rendezvous.port}"
-    shard = StageShard.load(settings, channel)
+    shard = StageShard.load(settings, channel, batch_builder=batch_builder)
     shard.compile_kernels()
     return Rank(
         channel,
         shard.describe(rendezvous_address=address),
+        Membership(connect=partial(join_peers, settings), enter=shard.enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
-        connect=partial(join_peers, settings),
-        enter=shard.enter,
     )
 
 
 def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn:
+    """Runs the rank that `make_rank` returns until the controller is gone."""
     channel, lifeline = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
@@ -51,7 +55,7 @@ def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn
     try:
         with torch.inference_mode():  # once: for each iteration it would cost 0.1 ms
             rank = make_rank(settings, channel)
-            Lifeline(lifeline).start(rank.leave)
+            Lifeline(lifeline).start(rank.membership.leave_before)
             rank.serve()
     except ChannelClosed:
         # At once: to end the interpreter under threads that are inside torch is fatal.

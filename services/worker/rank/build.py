@@ -1,7 +1,7 @@
-"""Which build of Orcinus this is, as far as the stages of a pipeline must agree on it.
+"""The identity of this build, as far as the stages of a pipeline must agree on it.
 
-Versions are for people, and a pod may run an image that was built between two of them. So what
-counts is the code itself: that of the stages, what it stands on, and the messages between them.
+Versions are for people, and a pod may run an image that was built between two of them. So the code
+itself counts: that of the stages, what it stands on, and the messages between them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ MESSAGES = (sampling_pb2, trace_pb2, worker_pb2)
 
 
 def build_digest() -> str:
-    """A digest of the source files and of the generated messages; takes a few milliseconds."""
+    """Returns a digest of the source files and the generated messages; takes a few milliseconds."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for directory in package.__path__:

@@ -1,8 +1,8 @@
-"""When the device has got where, for ranks that wait for it and for ranks that do not.
+"""Marks in a device's work, which tell how far the device has come.
 
-A rank on a CPU does what it launches. One on a GPU only queues it, and may queue the next iteration
-before the device has begun with it; so its marks are put into the queue, and pass when the device
-comes by.
+A rank on a CPU has done what it has launched. A rank on a GPU has only queued it, and may queue the
+next iteration before the device begins with this one. So its marks are queued too, and pass when
+the device reaches them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _CPU = torch.device("cpu")
 
 
 class DeviceClock(Protocol):
-    """Marks in what is launched, one after the other."""
+    """A maker of marks, in the order of what is launched."""
 
     def mark(self) -> Any:
-        """Passes when all has been done that was launched before."""
+        """Returns a mark that passes when everything launched before it has been done."""
 
     def has_passed(self, mark: Any) -> bool:
-        """Whether it has; does not wait."""
+        """Returns whether the mark has passed; does not wait."""
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        """Between two marks that have passed."""
+        """Returns the nanoseconds between two marks that have passed."""
 
 
 class HostClock:
-    """Marks that have passed when they are returned; for that the host waits for `device`."""
+    """A clock whose marks have passed when they are returned: the host waits for the device."""
 
     def __init__(self, device: torch.device = _CPU) -> None:
         self._waits = device.type == "cuda"
@@ -50,7 +50,7 @@ class HostClock:
 
 
 class StreamClock:
-    """Events in the current stream of a GPU; the host never waits."""
+    """A clock of events in the current stream of a GPU; the host never waits."""
 
     def mark(self) -> Any:
         """See `DeviceClock.mark`."""

@@ -1,21 +1,20 @@
-"""Joining an epoch so that it can be called off, and leaving it from another thread.
+"""The connections of one epoch, made in a thread of their own and called off from any other.
 
 A call of torch that waits for a rank which has vanished or stopped cannot be interrupted and may
-not come back for minutes: a client of the rendezvous store waits for an answer as long as the
-connection stands. So connections are made in a thread of their own. The rank waits for it only as
-long as it should; a thread that is left behind ends with the call it is in, and closes what it has
-built.
+not return for minutes: a client of the rendezvous store waits for an answer as long as the
+connection stands. So the rank waits for the thread, with a timeout, and not for the call. A thread
+that is left behind ends with the call it is in, and closes what it has built.
 """
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from services.worker.rank.transport import TransferError, Transport
+from services.worker.rank.data_plane.transport import TransferError, Transport
 
 
 class EpochEntry:
-    """One epoch's transport: first on its way, then open, then over."""
+    """One epoch's transport: first in the making, then open, then over."""
 
     def __init__(self, epoch: int, connect: Callable[[], Transport]) -> None:
         self.epoch = epoch
@@ -28,14 +27,14 @@ class EpochEntry:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been called off."""
+        """Whether the epoch has been called off."""
         return self._is_over
 
     def wait(self, timeout_s: float) -> Transport:
-        """The transport, when all neighbours have answered.
+        """Returns the transport when all neighbours have answered.
 
         Raises:
-            TransferError: they have not, or not in time, or the epoch has been called off.
+            TransferError: they did not answer, or not in time, or the epoch has been called off.
         """
         try:
             transport = self._opened.result(timeout_s)
@@ -49,7 +48,8 @@ class EpochEntry:
         return transport
 
     def call_off(self, reason: str) -> None:
-        """Ends the epoch for the rank, wherever it waits; may be called from any thread."""
+        """Ends the epoch for the rank, wherever it waits for other ranks; may be called from any
+        thread."""
         self._is_over = True
         self._settle(TransferError(reason))
         with self._lock:

@@ -5,9 +5,9 @@
 A plan is announced as soon as the rank has read it, which may be while an earlier one still waits:
 its activations then come in while the rank computes.
 
-On a CPU an iteration that has been started is finished. On a GPU it has been launched and no more:
-the host goes on, starts what is announced behind it, and looks now and then whether the device has
-come to the end. Nothing waits for the device, and the device waits for nothing but its activations.
+On a CPU an iteration that has been started is finished. On a GPU it has only been launched: the
+host goes on, starts what is announced behind it, and looks now and then whether the device has
+come to its end. The host never waits for the device, and the device waits only for activations.
 """
 
 import time
@@ -24,27 +24,27 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import refuse_non_finite
 from services.worker.rank import wire
+from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
-from services.worker.rank.transport import Receipt, Transport
 
 
 class Runner(Protocol):
-    """What a rank needs of a model runner."""
+    """A model runner as far as a rank uses it."""
 
     def prepare(self, plan: IterationPlan) -> Any:
-        """Takes in a plan and builds its batch."""
+        """Takes in a plan and returns its batch."""
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        """Room for the previous stage's hidden states of a batch with such spans."""
+        """Returns room for the previous stage's hidden states of spans of `n_tokens`."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Runs the stage's layers: hidden states."""
+        """Runs the stage's layers and returns hidden states."""
 
     def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
-        """Runs the stage's layers and its head; last stage only."""
+        """Runs the stage's layers and its head, on the last stage only."""
 
     def sample(self, batch: Any, logits: Logits) -> Numbers:
-        """Chooses tokens; last stage only."""
+        """Samples tokens, on the last stage only."""
 
     def close(self) -> None:
         """Lets go of the transport's groups."""
@@ -52,7 +52,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a rank has to say of an iteration."""
+    """The results of an iteration that a rank reports."""
 
     timing: worker_pb2.IterationTiming
     token_ids: list[int] | None  # of the last stage
@@ -69,7 +69,7 @@ class EpochMember:
         peers: Transport,
         clock: DeviceClock | None = None,
     ) -> None:
-        """`clock` is that of the device; without one, iterations are done when they are started."""
+        """`clock` is the device's; without one, iterations are finished when they are started."""
         self.request = request
         self._runner = runner
         self._peers = peers
@@ -144,10 +144,10 @@ class EpochMember:
         )
 
     def take_finished(self) -> list[Finished]:
-        """The iterations that have ended since, in order; does not wait.
+        """Returns the iterations that have ended since the last call, in order; does not wait.
 
         Raises:
-            NonFiniteLogits: of an iteration's logits.
+            NonFiniteLogits: an iteration's logits are not finite.
         """
         finished = []
         while self._started and self._has_ended(self._started[0]):
@@ -199,7 +199,7 @@ class _Announced:
         self._receipt = receipt
 
     def receive(self) -> torch.Tensor | None:
-        """The activations when they have come; None on the first stage."""
+        """Returns the activations when they have come, or None on the first stage."""
         if self._receipt is not None:
             self._receipt.wait()
         return self._hidden
@@ -207,7 +207,7 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """An iteration that the device has been given."""
+    """An iteration that the device has been given, and what will be known when it ends."""
 
     message: worker_pb2.RunIterationsRequest
     token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed

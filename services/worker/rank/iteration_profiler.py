@@ -1,7 +1,7 @@
-"""A torch profile of a rank's next iterations, for whoever asks the controller for one.
+"""A torch profile of a rank's next iterations, which the controller has ordered.
 
-It is written in the format of Chrome's tracing, which Perfetto shows too, when the last of the
-iterations has run. To record costs time and memory, so it is for few iterations.
+It is written when the last of the iterations has run, in the format of Chrome's tracing, which
+Perfetto shows too. Recording costs time and memory, so it is for few iterations.
 """
 
 from types import TracebackType
@@ -9,8 +9,8 @@ from types import TracebackType
 from torch.profiler import profile
 
 
-class Profiler:
-    """Around each iteration of a rank; does nothing unless a profile was ordered."""
+class IterationProfiler:
+    """A context manager around each iteration of a rank; without an order it does nothing."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -18,12 +18,12 @@ class Profiler:
         self._profile: profile | None = None
 
     def order(self, n_iterations: int, path: str) -> None:
-        """Has the next iterations recorded; 0 calls off what is being recorded."""
+        """Has the next `n_iterations` recorded and written to `path`; 0 calls off a recording."""
         self.call_off()
         self._n_left, self._path = n_iterations, path
 
     def call_off(self) -> None:
-        """Throws away what is being recorded."""
+        """Throws away what has been recorded."""
         running, self._profile, self._n_left = self._profile, None, 0
         if running is not None:
             running.stop()
@@ -43,10 +43,10 @@ class Profiler:
             self._n_left -= 1
 
     def take(self) -> str | None:
-        """The file, if the last iteration has just run; writes it.
+        """Writes the profile if its last iteration has just run, and returns its file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         if self._profile is None or self._n_left:
             return None

@@ -1,7 +1,7 @@
-"""A rank's thread that never computes: it says that the rank lives, and hears what cannot wait.
+"""A rank's thread that never computes: it sends heartbeats, and hears what cannot wait.
 
-Signs of life come however busy the main thread is, since what takes long there, in torch, does not
-hold the interpreter lock. They stop when the process is stopped or does not get to run at all.
+Heartbeats go out however busy the main thread is, since torch's long calls do not hold the
+interpreter lock. They stop when the process is stopped or gets no share of a processor.
 """
 
 import threading
@@ -10,17 +10,18 @@ from collections.abc import Callable
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 
 HEARTBEAT_S = 0.5
+"""Interval of a rank's heartbeats."""
 
 
 class Lifeline:
-    """Serves the second channel to the controller, until that is gone."""
+    """A thread that serves the second channel to the controller until the controller is gone."""
 
     def __init__(self, channel: RankEnd) -> None:
         self._channel = channel
 
     def start(self, on_leave: Callable[[int | None], None]) -> None:
-        """Begins. `on_leave` is called in this thread: all epochs before the given one are over;
-        None when the controller is gone, and with it every epoch."""
+        """Starts the thread, which calls `on_leave` with the first epoch that is not over, or with
+        None when the controller is gone and with it every epoch."""
         threading.Thread(target=self._serve, args=[on_leave], name="lifeline", daemon=True).start()
 
     def _serve(self, on_leave: Callable[[int | None], None]) -> None:

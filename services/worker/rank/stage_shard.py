@@ -1,8 +1,7 @@
-"""A rank's shard of its stage: weights that are loaded once and outlive epochs, and what settings
-and device make of them.
+"""A rank's shard of its stage: weights that are loaded once and outlive epochs.
 
-That is where they are, how much memory they leave for keys and values, and whether decodes are
-recorded. Each epoch has a model runner of its own on the same weights.
+Settings and device decide where the weights are, how much memory they leave for keys and values,
+and whether decodes are recorded. Each epoch has a model runner of its own on the same weights.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ from orcinus.v1 import worker_pb2
 from kernels import TORCH
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
+from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.engine.model_runner import ModelRunner
@@ -24,19 +24,26 @@ from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel, checkpoint_digest
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import OnProgress
-from services.worker.rank import transport
 from services.worker.rank.build import build_digest
+from services.worker.rank.data_plane.rendezvous import join
+from services.worker.rank.data_plane.staging import StagedTransport
+from services.worker.rank.data_plane.transport import (
+    MAX_PENDING_SENDS,
+    Place,
+    TransferError,
+    Transport,
+)
 from services.worker.rank.device_clock import DeviceClock, HostClock, StreamClock
 from services.worker.rank.epoch_member import EpochMember
-from services.worker.rank.staging import StagedTransport
 from services.worker.settings import RankSettings
 
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
+"""Interval of reports of loading."""
 
 RECORDING_LIMIT_S = 1.0
-"""For recording decodes when an epoch begins."""
+"""Time for recording decodes when an epoch begins."""
 
 
 class StageShard:
@@ -48,15 +55,23 @@ class StageShard:
         model: StageModel,
         *,
         new_graphs: Callable[[], Callable[[], decode_graphs.Graph]] | None = None,
+        batch_builder: type[BatchBuilder] = BatchBuilder,
     ) -> None:
-        """`new_graphs` gives what makes the graphs of one epoch (see `decode_graphs.cuda_graphs`);
+        """`new_graphs` returns the maker of an epoch's graphs (see `decode_graphs.cuda_graphs`);
         without it decodes are not recorded."""
         self._settings = settings
         self._model = model
         self._new_graphs = new_graphs
+        self._batch_builder = batch_builder
 
     @classmethod
-    def load(cls, settings: RankSettings, channel: RankEnd) -> "StageShard":
+    def load(
+        cls,
+        settings: RankSettings,
+        channel: RankEnd,
+        *,
+        batch_builder: type[BatchBuilder] = BatchBuilder,
+    ) -> "StageShard":
         """Loads the weights and tells the controller how far it is."""
         device = device_of(settings)
         if device.type == "cuda":
@@ -74,7 +89,7 @@ class StageShard:
             on_progress=_progress_to(channel),
         )
         new_graphs = decode_graphs.cuda_graphs if has_graphs(settings, model) else None
-        return cls(settings, model, new_graphs=new_graphs)
+        return cls(settings, model, new_graphs=new_graphs, batch_builder=batch_builder)
 
     def compile_kernels(self) -> None:
         """Compiles what iterations need; on a CPU there is nothing to compile."""
@@ -87,7 +102,7 @@ class StageShard:
             )
 
     def describe(self, *, rendezvous_address: str) -> worker_pb2.DescribeResponse:
-        """What the scheduler must know of this rank.
+        """Returns what the scheduler must know of this rank.
 
         Raises:
             NoMemoryLeft: nothing is left for keys and values.
@@ -111,7 +126,8 @@ class StageShard:
         )
 
     def fingerprint(self) -> str:
-        """Tells pipelines apart that must not mix: build, model, element types, checkpoint."""
+        """Returns a digest of what the stages of a pipeline must agree on: build, model, element
+        types, checkpoint."""
         settings, model = self._settings, self._model
         parts = (
             build_digest(),
@@ -123,10 +139,10 @@ class StageShard:
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
-        """Bytes for keys and values: what is set, or what the device has left.
+        """Returns the bytes for keys and values: those that are set, or all the device has left.
 
         Raises:
-            NoMemoryLeft: it has none.
+            NoMemoryLeft: it has none left.
         """
         settings, model = self._settings, self._model
         if settings.kv_memory_bytes is not None:
@@ -137,7 +153,7 @@ class StageShard:
             settings.trial_tokens * model.hidden_size * model.dtype.itemsize,
             stage_index=settings.stage_index,
             n_stages=settings.n_stages,
-            max_pending_sends=transport.MAX_PENDING_SENDS,
+            max_pending_sends=MAX_PENDING_SENDS,
         )
         n_graph_bytes = 0
         if self._new_graphs is not None:
@@ -150,9 +166,7 @@ class StageShard:
         log.info("%d MiB are left for keys and values; in bytes, %s", left >> 20, shares)
         return left
 
-    def enter(
-        self, request: worker_pb2.JoinPipelineRequest, peers: transport.Transport
-    ) -> EpochMember:
+    def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         """Begins an epoch, with its first decodes recorded.
 
         Raises:
@@ -164,7 +178,7 @@ class StageShard:
             n_kv_blocks=request.n_kv_blocks,
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
-            batching=settings.batching,
+            batch_builder=self._batch_builder,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
@@ -174,7 +188,7 @@ class StageShard:
                 warm_up.record_decodes(
                     runner.graphs, peers.tensor_parallel, limit_s=RECORDING_LIMIT_S
                 )
-            except transport.TransferError:
+            except TransferError:
                 member.close()
                 raise
         return member
@@ -207,11 +221,11 @@ class StageShard:
 
 
 def device_of(settings: RankSettings) -> torch.device:
-    """The device of this rank: on GPUs, the one with the number of its shard, shared if
-    there are not as many.
+    """Returns the device of this rank: on GPUs, the one with the number of its shard, shared if
+    there are fewer GPUs.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: there is no GPU.
     """
     if settings.device == "cpu":
         return torch.device("cpu")
@@ -221,28 +235,26 @@ def device_of(settings: RankSettings) -> torch.device:
 
 
 def is_staged(settings: RankSettings) -> bool:
-    """Whether tensors of a GPU travel by way of the CPU, for which the host waits."""
+    """Returns whether tensors of a GPU travel by way of the CPU, for which the host waits."""
     return settings.device == "cuda" and settings.data_plane == "gloo"
 
 
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
-    """Whether batches of decodes are recorded; PyTorch's own operations have shapes that depend on
-    what is in a batch."""
+    """Returns whether batches of decodes are recorded. PyTorch's own operations cannot be: their
+    shapes depend on what is in a batch."""
     is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
-    return settings.cuda_graphs and is_possible and settings.batching == "selective"
+    return settings.cuda_graphs and is_possible
 
 
-def join_peers(
-    settings: RankSettings, request: worker_pb2.JoinPipelineRequest
-) -> transport.Transport:
-    """Meets the other ranks of an epoch.
+def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) -> Transport:
+    """Meets the other ranks of an epoch and returns the transport to them.
 
     Raises:
         TransferError: they could not be reached.
     """
     device = device_of(settings)
-    peers = transport.join(
-        transport.Place(
+    peers = join(
+        Place(
             pipeline_id=request.pipeline_id,
             epoch=request.epoch,
             stage_index=request.stage_index,

@@ -54,6 +54,15 @@ def timings_of(
     )
 
 
+def failure_of(place: worker_pb2.JoinPipelineRequest, reason: str) -> worker_pb2.WatchStageResponse:
+    """Returns the report that the epoch cannot go on."""
+    return worker_pb2.WatchStageResponse(
+        pipeline_id=place.pipeline_id,
+        epoch=place.epoch,
+        failure=worker_pb2.StageFailure(reason=reason),
+    )
+
+
 def trace_of(
     plan: worker_pb2.RunIterationsRequest,
     timing: worker_pb2.IterationTiming,

@@ -267,28 +267,28 @@ async def test_client_waits_for_a_name_that_does_not_resolve_yet() -> None:
     await scheduler.stop()
 
 
-async def test_hope_lasts_as_long_as_requests_are_held_after_a_pipeline_whoever_leads() -> None:
+async def test_requests_are_held_so_long_after_a_pipeline_was_lost_whoever_leads() -> None:
     scheduler = FakeScheduler(pipeline=None)
     async with client_of(await scheduler.start()) as client:
         await soon(scheduler.wait_connections(1))
-        assert client.hopeful_until(5.0) == -math.inf
+        assert client.hold_deadline(5.0) == -math.inf
         scheduler.open()
         await soon(client.wait_open())
         scheduler.close()
-        assert client.hopeful_until(5.0) == math.inf
+        assert client.hold_deadline(5.0) == math.inf
         await until_shut(client)
         now = asyncio.get_running_loop().time()
-        until = client.hopeful_until(5.0)
-        assert now < until <= now + 5.0
+        deadline = client.hold_deadline(5.0)
+        assert now < deadline <= now + 5.0
         await scheduler.stand_by()
         while client._has_leader:
             await soon(client.wait_change())
-        assert client.hopeful_until(5.0) == until
+        assert client.hold_deadline(5.0) == deadline
         await scheduler.lead()
         await soon(scheduler.wait_connections(2))
         while not client._has_leader:
             await soon(client.wait_change())
-        assert client.hopeful_until(5.0) == until
+        assert client.hold_deadline(5.0) == deadline
     await scheduler.stop()
 
 

@@ -124,7 +124,7 @@ async def test_an_iteration_that_never_returns_ends_the_epoch_of_lively_stages()
             master.engine.take_results()
 
 
-async def test_a_stage_that_cannot_hand_plans_on_ends_the_epoch() -> None:
+async def test_a_stage_that_cannot_forward_plans_ends_the_epoch() -> None:
     scheduler = build(max_batch_size=1, n_blocks=20, block_size=4, pipeline_depth=2)
     scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
     async with fake_stages(2, answers=True) as stages, Master(stages) as master:
@@ -133,7 +133,7 @@ async def test_a_stage_that_cannot_hand_plans_on_ends_the_epoch() -> None:
         await master.engine.run(batch)
         [result] = await master.results()
         scheduler.apply(result.iteration, result.token_ids)
-        next_stage = stages[0].controller._next
+        next_stage = stages[0].controller.plans._next
         assert next_stage is not None
         next_stage.cancel()  # as a network does that loses this one connection
         batch = scheduler.select()

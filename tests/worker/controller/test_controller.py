@@ -1,4 +1,4 @@
-"""Controllers on real sockets with fake ranks: handing plans on, epochs, failures. No tensors."""
+"""Controllers on real sockets with fake ranks: plans, epochs, failures. No tensors."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.worker.channel import MessageKind
-from services.worker.controller.controller import MAX_UNREAD_REPORTS, Controller
 from tests.fakes import FakeStage, fake_stage, fake_stages
 
 
@@ -67,12 +66,12 @@ async def test_a_plan_reaches_the_last_stage_while_every_rank_is_held_up() -> No
 
 
 async def test_a_stage_that_is_loading_is_unavailable() -> None:
-    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
-        description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
-        assert (description.model, description.epoch) == ("fake", 0)
-        stage.controller._loaded.clear()
+    async with fake_stage(loads=False) as stage, rpc.connect(stage.address) as channel:
         code = await refused_with(lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest()))
         assert code is grpc.StatusCode.UNAVAILABLE
+        stage.rank.load()
+        description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+        assert (description.model, description.epoch) == ("fake", 0)
 
 
 async def test_an_epoch_that_is_not_newer_is_aborted() -> None:
@@ -132,17 +131,7 @@ async def test_reports_pass_through_unchanged_and_a_dead_rank_is_the_last_of_the
         controller.on_message(0, MessageKind.FAILURE, b"out of memory")
         controller.on_exit(0, "exited with status 1")
         assert (await watch.read()).failure.reason == "rank 0: out of memory"
-        assert controller.failure.result() == "rank 0: out of memory"
-
-
-async def test_a_watcher_that_does_not_read_is_let_go() -> None:
-    async with fake_stages(1) as stages:
-        await join(stages, epoch=1)
-        controller = stages[0].controller
-        with controller.watch(1) as reports:
-            for _ in range(MAX_UNREAD_REPORTS + 10):
-                controller.on_message(0, MessageKind.REPORT, b"x")
-            assert [report async for report in reports] == [b"x"] * MAX_UNREAD_REPORTS
+        assert controller.rank_watch.failure.result() == "rank 0: out of memory"
 
 
 async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
@@ -156,57 +145,4 @@ async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
             await plans.done_writing()
             await plans
         assert len(first.rank.plans) == 5
-        assert not first.controller.failure.done()
-
-
-async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
-    controller = Controller(tp_size=2)
-    controller.attach([Deaf(), Deaf()])
-
-    def beat(*tp_ranks: int) -> None:
-        for tp_rank in tp_ranks:
-            controller.on_message(tp_rank, MessageKind.HEARTBEAT, b"")
-        controller.check_ranks(silence_limit_s=3)
-
-    with controller.watch(0) as reports:
-        beat()  # both are loading
-        beat(0)
-        beat(0, 1)
-        beat(0)  # nothing from one of them yet
-        beat(0)
-        beat(0, 1)
-        for _ in range(3):
-            assert not controller.failure.done()
-            beat(1)
-        received = [
-            worker_pb2.WatchStageResponse.FromString(await anext(reports)) for _ in range(3)
-        ]
-    assert [report.WhichOneof("report") for report in received] == [
-        "heartbeat",
-        "heartbeat",
-        "failure",
-    ]
-    assert controller.failure.result() == "rank 0 has given no sign of life for 3 s"
-
-
-async def test_a_rank_is_told_to_leave_before_it_is_told_to_join() -> None:
-    rank = Deaf()
-    controller = Controller(tp_size=1)
-    controller.attach([rank])
-    joining = asyncio.create_task(controller.join(worker_pb2.JoinPipelineRequest(epoch=3)))
-    while len(rank.received) < 2:
-        await asyncio.sleep(0)
-    assert rank.received[0] == (MessageKind.LEAVE, b"3")
-    assert rank.received[1][0] is MessageKind.JOIN
-    controller.on_message(0, MessageKind.JOINED, b"3")
-    await asyncio.wait_for(joining, 5)
-
-
-class Deaf:
-    """A rank that only notes what it is told."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[MessageKind, bytes]] = []
-
-    def send(self, kind: MessageKind, payload: bytes) -> None:
-        self.received.append((kind, payload))
+        assert not first.controller.rank_watch.failure.done()

@@ -1,18 +1,14 @@
-"""Profiles: who may order one, and a real one of a rank's iterations."""
+"""Orders for profiles: who may order one, and what the caller hears of it."""
 
 import asyncio
-import gzip
-import json
 from pathlib import Path
 
 import pytest
-import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.errors import InvalidRequest, PermissionDenied, Unavailable
 from services.worker.channel import MessageKind
-from services.worker.controller.profile_orders import MAX_ITERATIONS, Profiles
-from services.worker.rank.iteration_profiler import Profiler
+from services.worker.controller.profile_orders import MAX_ITERATIONS, ProfileOrders
 
 
 class OrderedRank:
@@ -25,8 +21,8 @@ class OrderedRank:
         self.orders.append((kind, payload))
 
 
-def profiles_in(directory: Path | None, rank: OrderedRank) -> Profiles:
-    profiles = Profiles(directory, stage_index=2)
+def profiles_in(directory: Path | None, rank: OrderedRank) -> ProfileOrders:
+    profiles = ProfileOrders(directory, stage_index=2)
     profiles.attach([rank])
     return profiles
 
@@ -97,45 +93,3 @@ async def test_a_caller_who_leaves_calls_it_off(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     assert len(rank.orders) == 3
     again.cancel()
-
-
-def iteration() -> None:
-    torch.ones(8, 8) @ torch.ones(8, 8)
-
-
-def test_a_profiler_writes_the_iterations_it_was_ordered(tmp_path: Path) -> None:
-    profiler, path = Profiler(), tmp_path / "profile.json.gz"
-    for index in range(6):
-        if index == 2:
-            profiler.order(2, str(path))
-        with profiler:
-            iteration()
-        assert profiler.take() == (str(path) if index == 3 else None)
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    names = [event.get("name") for event in trace["traceEvents"]]
-    assert names.count("aten::mm") == 2
-
-
-def test_a_profile_that_is_called_off_is_not_written(tmp_path: Path) -> None:
-    profiler, path = Profiler(), tmp_path / "profile.json.gz"
-    profiler.order(2, str(path))
-    with profiler:
-        iteration()
-    profiler.order(0, "")
-    for _ in range(3):
-        with profiler:
-            iteration()
-        assert profiler.take() is None
-    assert not path.exists()
-
-
-def test_a_place_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
-    profiler = Profiler()
-    profiler.order(1, str(tmp_path / "nowhere" / "profile.json.gz"))
-    with profiler:
-        iteration()
-    with pytest.raises(OSError, match="nowhere"):
-        profiler.take()
-    with profiler:
-        iteration()
-    assert profiler.take() is None

@@ -43,7 +43,7 @@ def test_a_span_is_the_iteration_s_child_and_lasts_from_the_plan_to_the_end() ->
     spans = RecordedSpans()
     tracer = StageTracer(spans.tracer, 3)
     tracer.joined(1)
-    tracer.handed_on(T0 - 4 * MS)
+    tracer.forwarded(T0 - 4 * MS)
     tracer.record(traced(1))
     [span] = spans.all()
     assert (trace_id(span), parent_id(span)) == (TRACE_ID, PARENT_ID)
@@ -67,7 +67,7 @@ def test_each_iteration_has_the_time_of_its_own_plan() -> None:
     for epoch in (1, 2):
         tracer.joined(epoch)
         for n_plans in range(1, 4):
-            tracer.handed_on(T0 - n_plans * MS)
+            tracer.forwarded(T0 - n_plans * MS)
     tracer.record(traced(1, epoch=2))
     tracer.record(traced(3, epoch=2))
     assert [bounds(span)[0] for span in spans.all()] == [-1, -3]
@@ -81,7 +81,7 @@ def test_a_plan_that_nobody_remembers_begins_with_the_rank(iteration: int, epoch
     tracer = StageTracer(spans.tracer, 0)
     tracer.joined(1)
     for _ in range(MAX_UNDER_WAY + 1):
-        tracer.handed_on(T0 - MS)
+        tracer.forwarded(T0 - MS)
     tracer.record(traced(iteration, epoch=epoch))
     [span] = spans.all()
     assert bounds(span) == (0, 6)

@@ -112,9 +112,10 @@ class Twins:
         for plain, recorded in zip(self.plain, self.recorded, strict=True):
             pairs = zip(plain._kv_cache.layers, recorded._kv_cache.layers, strict=True)
             for (keys, values), (other_keys, other_values) in pairs:
-                assert len(other_keys) == len(keys) + 1, "padding has a block of its own"
-                torch.testing.assert_close(other_keys[:-1], keys, rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(other_values[:-1], values, rtol=1e-4, atol=1e-4)
+                # The last block is for padding, which only recorded decodes have.
+                torch.testing.assert_close(other_keys[:-1], keys[:-1], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(other_values[:-1], values[:-1], rtol=1e-4, atol=1e-4)
+                assert not keys[-1].any()
 
     def _plan(self, spans: Mapping[int, Sequence[int]], sample: Sequence[bool]) -> IterationPlan:
         new = [row for row in spans if row not in self._n_stored]
@@ -217,7 +218,7 @@ def test_other_batches_go_the_usual_way(checkpoint: Path) -> None:
     assert twins.graphs.n_recorded == 1
 
 
-def test_hidden_states_that_were_handed_on_outlive_the_next_iteration(checkpoint: Path) -> None:
+def test_hidden_states_that_were_sent_outlive_the_next_iteration(checkpoint: Path) -> None:
     runner = Twins(checkpoint, n_stages=2).recorded[0]
     sent = []
     for position in range(3):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels import ops_for
 from kernels.upload import StagedUploads, Uploads
-from services.worker.engine.input_batch import BatchBuilder, DecodeShape, InputBatch, n_batch_tokens
+from services.worker.engine.input_batch import BatchBuilder, DecodeShape, InputBatch
 from services.worker.engine.plan import Admission, IterationPlan, PlanError, SamplingParams, Spans
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.sampler import SamplingBatch
@@ -68,8 +68,13 @@ SECOND = make_plan(
 )
 
 
-def builder_of(table: RequestTable, uploads: Uploads | None = None) -> BatchBuilder:
-    return BatchBuilder(
+def builder_of(
+    table: RequestTable,
+    uploads: Uploads | None = None,
+    *,
+    builder: type[BatchBuilder] = BatchBuilder,
+) -> BatchBuilder:
+    return builder(
         table,
         ops=ops_for(torch.device("cpu")),
         key_cache=KEY_CACHE,
@@ -79,10 +84,10 @@ def builder_of(table: RequestTable, uploads: Uploads | None = None) -> BatchBuil
     )
 
 
-def build(plan: IterationPlan, table: RequestTable, *, is_padded: bool = False) -> InputBatch:
-    builder = builder_of(table)
-    spans = table.apply(plan)
-    return builder.build_padded(spans) if is_padded else builder.build(spans)
+def build(
+    plan: IterationPlan, table: RequestTable, *, builder: type[BatchBuilder] = BatchBuilder
+) -> InputBatch:
+    return builder_of(table, builder=builder).build(table.apply(plan))
 
 
 def sampling_of(plan: IterationPlan, table: RequestTable) -> SamplingBatch:
@@ -259,65 +264,6 @@ class TestTokensOnTheRank:
             build(again, table)
 
 
-class TestPadding:
-    def test_gives_every_span_the_length_of_the_longest_and_keeps_off_real_slots(self) -> None:
-        table = make_table()
-        build(FIRST, table)
-        batch = build(SECOND, table, is_padded=True)
-        scratch = 39 * BLOCK_SIZE
-        assert batch.token_ids.tolist() == [21, 0, 0, 16, 17, 18]
-        assert batch.positions.tolist() == [1, 2, 3, 6, 7, 8]
-        assert batch.slots.tolist() == [21, scratch + 2, scratch + 3, 10, 11, 120]
-        assert batch.sampled_tokens.tolist() == [0, 5]
-
-    def test_takes_tokens_from_the_rank_too(self) -> None:
-        table = make_table()
-        first = build(FIRST, table)
-        table.keep_tokens(first.sampled_rows, np.array([77]))
-        plan = replace(
-            SECOND,
-            rows=(3, 1),
-            start_positions=(6, 1),
-            n_tokens=(1, 2),
-            n_new_blocks=(0, 0),
-            token_on_rank=(True, False),
-            token_ids=(21, 22),
-            new_block_ids=(),
-        )
-        assert build(plan, table, is_padded=True).token_ids.tolist() == [77, 0, 21, 22]
-
-    def test_goes_beyond_the_longest_sequence_without_positions_beyond_it(self) -> None:
-        table = make_table()
-        long = make_plan(
-            admissions=(admit(0, 63),),
-            rows=(0,),
-            start_positions=(0,),
-            n_tokens=(63,),
-            sample=(True,),
-            n_new_blocks=(16,),
-            token_ids=(0,) * 63,
-            new_block_ids=range(16),
-        )
-        build(long, table)
-        both = make_plan(
-            admissions=(admit(1, 3),),
-            rows=(0, 1),
-            start_positions=(63, 0),
-            n_tokens=(1, 3),
-            sample=(True, True),
-            n_new_blocks=(0, 1),
-            token_ids=(9, 1, 2, 3),
-            new_block_ids=(20,),
-        )
-        batch = build(both, table, is_padded=True)
-        assert batch.positions.tolist() == [63, 63, 63, 0, 1, 2]
-        assert batch.slots.tolist() == [63, 156, 157, 80, 81, 82]
-
-    @pytest.mark.parametrize(("is_padded", "n"), [(False, 6), (True, 12)])
-    def test_counts_in_the_tokens_of_a_batch(self, is_padded: bool, n: int) -> None:
-        assert n_batch_tokens([1, 4, 1], is_padded=is_padded) == n
-
-
 class TestDecodes:
     SHAPE = DecodeShape(n_spans=4, n_columns=3)
 
@@ -418,14 +364,11 @@ class TestSampling:
         ids = [batch.sampling.forbidden_ids.tolist() for batch in batches]
         assert ids == [[2, 9], [2, 9], []]
 
-    @pytest.mark.parametrize(("is_padded", "first"), [(False, 1), (True, 3)])
-    def test_tokens_of_penalised_rows_are_counted_where_they_lie(
-        self, is_padded: bool, first: int
-    ) -> None:
+    def test_tokens_of_penalised_rows_are_counted_where_they_lie(self) -> None:
         table = make_table()
         penalised = replace(GREEDY, presence_penalty=1)
         plan = replace(FIRST, admissions=(admit(3, 4, penalised), admit(1, 1)))
-        batch = build(plan, table, is_padded=is_padded)
+        batch = build(plan, table)
         assert batch.counted is not None
         assert batch.counted.prompt_tokens.tolist() == [0, 1, 2, 3]
         assert batch.counted.prompt_rows.tolist() == [0] * 4
@@ -433,10 +376,10 @@ class TestSampling:
         assert batch.counted.generated_rows.tolist() == [0] * 2
         assert batch.sampling.penalties is not None
         assert batch.sampling.penalties.rows.tolist() == [0]
-        second = build(SECOND, table, is_padded=is_padded)
+        second = build(SECOND, table)
         assert second.counted is not None
         assert second.counted.prompt_tokens.tolist() == []
-        assert second.counted.generated_tokens.tolist() == [first, first + 1, first + 2]
+        assert second.counted.generated_tokens.tolist() == [1, 2, 3]
         assert second.sampling.penalties is not None
         assert second.sampling.penalties.rows.tolist() == [1]
         third = make_plan(

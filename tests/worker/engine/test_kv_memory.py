@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.worker.engine.kv_memory import MemoryShares, NoMemoryLeft, measure, transfer_bytes
 from services.worker.engine.trial_iteration import LoneRank, TrialIteration, trial_lengths
-from services.worker.rank.transport import MAX_PENDING_SENDS
+from services.worker.rank.data_plane.transport import MAX_PENDING_SENDS
 from tests.checkpoints import write_checkpoint
 from tests.worker.pipeline import load
 

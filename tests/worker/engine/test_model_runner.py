@@ -226,7 +226,7 @@ def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
     broken.values[0, 2] = torch.nan
     with pytest.raises(NonFiniteLogits):
         refuse_non_finite(runner.sample(batch, broken).tolist())
-    # It may have been handed on before anybody has seen it.
+    # It may have been used on the rank before anybody has seen it.
     decode = prompt_plan(
         iteration=2,
         admissions=(),

@@ -1,5 +1,5 @@
-"""Scheduler, wire and model together, without processes: whatever is batched, cut into chunks,
-padded or handed over on the rank, each request gets the tokens that it gets alone."""
+"""Scheduler, wire and model together, without processes: whatever is batched, cut into chunks or
+handed over on the rank, each request gets the tokens that it gets alone."""
 
 import random
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
-from services.worker.engine.input_batch import Batching
+from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, write_checkpoint
@@ -86,13 +86,17 @@ class Rank:
     """A rank of one stage, without its process."""
 
     def __init__(
-        self, checkpoint: Path, batching: Batching = "selective", *, has_graphs: bool = False
+        self,
+        checkpoint: Path,
+        *,
+        batch_builder: type[BatchBuilder] = BatchBuilder,
+        has_graphs: bool = False,
     ) -> None:
         self._runner = ModelRunner(
             load_fixed(checkpoint) if has_graphs else load(checkpoint),
             n_kv_blocks=N_BLOCKS,
             block_size=4,
-            batching=batching,
+            batch_builder=batch_builder,
             new_graph=RepeatedCall if has_graphs else None,
             max_graph_batch_size=4,
             uploads=StagedUploads(CPU) if has_graphs else None,
@@ -157,18 +161,17 @@ def run_alone(checkpoint: Path) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("batching", ["selective", "padded"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(
     "policy",
     [OrcaPolicy(max_batch_size=4), ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)],
     ids=["orca", "chunked"],
 )
-def test_tokens_do_not_depend_on_policy_depth_or_batching(
-    checkpoint: Path, alone: list[list[int]], policy: Policy, depth: int, batching: Batching
+def test_tokens_do_not_depend_on_policy_or_depth(
+    checkpoint: Path, alone: list[list[int]], policy: Policy, depth: int
 ) -> None:
     requests = [want.request(index) for index, want in enumerate(WANTS)]
-    n_left_out = serve(Rank(checkpoint, batching), make_scheduler(policy, depth=depth), requests)
+    n_left_out = serve(Rank(checkpoint), make_scheduler(policy, depth=depth), requests)
     assert [request.generated_token_ids for request in requests] == alone
     assert (n_left_out > 0) == (depth > 1)
 

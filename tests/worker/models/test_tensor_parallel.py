@@ -36,13 +36,14 @@ from services.worker.models.weights import (
     TensorSource,
     WantedTensors,
 )
-from services.worker.rank import transport
+from services.worker.rank.data_plane.rendezvous import join
+from services.worker.rank.data_plane.transport import Place
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.test_model_runner import prompt_plan
 from tests.worker.models.test_models import compare_random_schedule
 from tests.worker.models.test_registry import SHAPES as FAMILIES
 from tests.worker.pipeline import Pipeline, RankGroup, Span, ThreadRank, load
-from tests.worker.rank.test_transport import HOST, rendezvous
+from tests.worker.rank.data_plane.test_transport import HOST, rendezvous
 
 CPU = torch.device("cpu")
 EIGHT_HEADS: dict[str, Any] = {
@@ -117,8 +118,8 @@ def test_ranks_that_meet_over_gloo_agree_with_the_oracle(
     plan = prompt_plan(sample=sample)
 
     def work(rank: ThreadRank, address: str) -> Tensor:
-        peers = transport.join(
-            transport.Place("p", 1, 0, 1, rank.rank, 2),
+        peers = join(
+            Place("p", 1, 0, 1, rank.rank, 2),
             rendezvous_address=address,
             data_host=HOST,
             device=CPU,

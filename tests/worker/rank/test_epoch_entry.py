@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.rank.data_plane.transport import Receipt, TransferError
 from services.worker.rank.epoch_entry import EpochEntry
-from services.worker.rank.transport import Receipt, TransferError
 
 
 class Peers:

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,10 +17,11 @@ from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.device_clock import DeviceClock
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
-from services.worker.rank.transport import TransferError, Transport
 from tests.worker.rank.test_epoch_member import SlowDevice
 
 
@@ -109,10 +111,12 @@ class World:
     runner: Runner
     rank: Rank
     peers: list[Peers] = field(default_factory=list)
+    members: list[weakref.ref[EpochMember]] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     unreachable: set[int] = field(default_factory=set)
     hanging: set[int] = field(default_factory=set)
+    is_connecting: threading.Event = field(default_factory=threading.Event)
     may_connect: threading.Event = field(default_factory=threading.Event)
     on_enter: Callable[[], None] = lambda: None
 
@@ -155,6 +159,7 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
         if request.epoch in world.unreachable:
             raise TransferError("no process group")
+        world.is_connecting.set()
         if request.epoch in world.hanging:
             assert world.may_connect.wait(5)
         world.peers.append(Peers(world.broken, world.silent))
@@ -162,15 +167,16 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
 
     def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
         world.on_enter()
-        return EpochMember(request, world.runner, peers, clock)
+        member = EpochMember(request, world.runner, peers, clock)
+        world.members.append(weakref.ref(member))
+        return member
 
     rank = Rank(
         End(theirs),
         worker_pb2.DescribeResponse(model="fake"),
+        Membership(connect=connect, enter=enter),
         rendezvous=None,
         report_results=True,
-        connect=connect,
-        enter=enter,
     )
     world = World(End(ours), Runner(), rank)
 
@@ -229,6 +235,17 @@ def test_a_lost_neighbour_ends_the_epoch_and_the_next_one_works() -> None:
         assert world.report().result.iteration == 1
 
 
+def test_nothing_keeps_the_member_of_an_epoch_when_the_next_one_begins() -> None:
+    left: list[object] = []
+    with running_rank() as world:
+        world.on_enter = lambda: left.extend(member() for member in world.members)
+        assert world.join(1) is MessageKind.JOINED
+        world.plan(1, 1)
+        assert world.report().result.iteration == 1
+        assert world.join(2) is MessageKind.JOINED
+    assert left == [None], "its K/V would take the room of those of the next one"
+
+
 def test_an_epoch_that_cannot_be_joined_is_said_and_survived() -> None:
     with running_rank() as world:
         world.unreachable.add(1)
@@ -251,7 +268,7 @@ def test_an_epoch_that_is_lost_while_decodes_are_recorded_is_said_and_survived()
 
 def test_an_epoch_that_is_called_off_while_decodes_are_recorded_is_not_joined() -> None:
     with running_rank() as world:
-        world.on_enter = lambda: world.rank.leave(before=2)
+        world.on_enter = lambda: world.rank.membership.leave_before(2)
         assert world.join(1) is MessageKind.NOT_JOINED
         while not world.peers[0].is_closed:
             time.sleep(0.001)
@@ -265,11 +282,11 @@ def test_a_rank_that_waits_for_a_silent_neighbour_leaves_when_told_to() -> None:
         world.silent.add(4)
         assert world.join(1) is MessageKind.JOINED
         world.plan(1, 4)
-        world.rank.leave(before=2)
+        world.rank.membership.leave_before(2)
         while not world.peers[0].is_closed:
             time.sleep(0.001)
         assert world.join(2) is MessageKind.JOINED
-        world.rank.leave(before=2)  # that of the current epoch, once more
+        world.rank.membership.leave_before(2)  # that of the current epoch, once more
         world.plan(2, 1)
         assert world.report().result.iteration == 1
 
@@ -278,9 +295,8 @@ def test_joining_in_vain_does_not_keep_a_rank_from_the_next_epoch() -> None:
     with running_rank() as world:
         world.hanging.add(1)
         world.tell_to_join(1)
-        while world.rank._entry is None:
-            time.sleep(0.001)
-        world.rank.leave(before=2)
+        assert world.is_connecting.wait(5)
+        world.rank.membership.leave_before(2)
         assert world.read() == (MessageKind.NOT_JOINED, b"1 epoch 1 is over")
         assert world.join(2) is MessageKind.JOINED
         world.may_connect.set()  # too late
@@ -293,7 +309,7 @@ def test_joining_in_vain_does_not_keep_a_rank_from_the_next_epoch() -> None:
 
 def test_an_epoch_that_is_over_before_it_was_joined_is_not_tried() -> None:
     with running_rank() as world:
-        world.rank.leave(before=3)
+        world.rank.membership.leave_before(3)
         assert world.join(2) is MessageKind.NOT_JOINED
         assert not world.peers
         assert world.join(3) is MessageKind.JOINED
@@ -330,7 +346,7 @@ def test_a_rank_goes_on_while_its_device_computes() -> None:
 def test_a_rank_that_has_nothing_to_do_leaves_when_told_to() -> None:
     with running_rank() as world:
         assert world.join(1) is MessageKind.JOINED
-        world.rank.leave(before=2)
+        world.rank.membership.leave_before(2)
         while not world.peers[0].is_closed:
             time.sleep(0.001)
         assert world.join(2) is MessageKind.JOINED
@@ -342,7 +358,7 @@ def test_a_rank_whose_device_computes_leaves_when_told_to() -> None:
         assert world.join(1, stage_index=0, n_stages=1) is MessageKind.JOINED
         world.plan(1, 1)
         assert world.runner.is_computing.wait(5)
-        world.rank.leave(before=2)
+        world.rank.membership.leave_before(2)
         while not world.peers[0].is_closed:
             time.sleep(0.001)
         assert world.join(2, stage_index=0, n_stages=1) is MessageKind.JOINED

@@ -13,14 +13,14 @@ from orcinus.v1 import worker_pb2
 
 from kernels import TORCH
 from services.worker.engine.decode_graphs import reserved_bytes
+from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.stage_shard import StageShard, device_of, has_graphs, join_peers
-from services.worker.rank.transport import TransferError, Transport
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.engine.fixed_shapes import OPS, RepeatedCall, load_fixed
 from tests.worker.engine.plans import prefill
 from tests.worker.engine.test_kv_memory import GIB, Memory
+from tests.worker.rank.data_plane.test_transport import rendezvous, together
 from tests.worker.rank.test_started_rank import PROMPT, decode, settings_of
-from tests.worker.rank.test_transport import rendezvous, together
 
 
 @pytest.fixture(name="checkpoint", scope="module")
@@ -154,7 +154,6 @@ def test_keys_and_values_have_what_an_iteration_transfers_and_graphs_leave(
         ({}, True),
         ({"device": "cpu"}, False),
         ({"data_plane": "gloo"}, False),
-        ({"batching": "padded"}, False),
         ({"cuda_graphs": False}, False),
     ],
     ids=str,

@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import __main__ as rank_process
-from services.worker.rank import transport
-from services.worker.rank.transport import Place, Transport
+from services.worker.rank.data_plane.rendezvous import join
+from services.worker.rank.data_plane.transport import Place, Transport
 from services.worker.settings import RankSettings, WorkerSettings
 from tests.checkpoints import SMALL, Oracle, write_checkpoint
 from tests.worker.engine.plans import prefill
@@ -106,7 +106,7 @@ class StartedRank:
 
     def end(self) -> None:
         self._ours.close()
-        self.rank.leave(None)
+        self.rank.membership.leave_before(None)
         self._thread.join(10)
         self._theirs.close()
         assert not self._thread.is_alive()
@@ -195,7 +195,7 @@ def wait_at(address: str, epoch: int, world_rank: int) -> None:
 
 def neighbour(address: str, epoch: int, *, stage_index: int) -> Transport:
     """Another stage of two, that has come and not said anything yet."""
-    return transport.join(
+    return join(
         Place("p", epoch, stage_index, n_stages=2, tp_rank=0, tp_size=1),
         rendezvous_address=address,
         data_host=HOST,
@@ -265,7 +265,7 @@ def test_an_epoch_is_called_off_while_a_rank_waits_for_another(
         ranks[1].tell_to_join(ranks.request(1, 1))
         wait_at(ranks.address, 1, world_rank=1)
         silent = neighbour(ranks.address, 1, stage_index=0) if has_come else None
-        ranks[1].rank.leave(before=2)
+        ranks[1].rank.membership.leave_before(2)
         assert ranks[1].outcome() == (MessageKind.NOT_JOINED, b"1 epoch 1 is over")
         ranks.join(2)
         ranks.run(prefill(PROMPT, epoch=2))
@@ -281,9 +281,9 @@ def test_an_epoch_is_called_off_while_a_rank_is_in_it(
     with started(checkpoint, n_stages=2) as ranks:
         ranks.join(1)
         ranks[1].send(prefill(PROMPT, epoch=1))  # whose activations nobody sends
-        ranks[1].rank.leave(before=2)
+        ranks[1].rank.membership.leave_before(2)
         deadline = time.monotonic() + 10
-        while ranks[1].rank._member is not None:
+        while ranks[1].rank.membership.current is not None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         ranks.join(2)

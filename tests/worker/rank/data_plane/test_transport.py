@@ -8,14 +8,17 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import TypeVar
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from services.worker.rank import transport
-from services.worker.rank.transport import Place, TransferError, Transport
+from services.worker.rank.data_plane import rendezvous as rendezvous_module
+from services.worker.rank.data_plane.rendezvous import create_rendezvous
+from services.worker.rank.data_plane.rendezvous import join as join_epoch
+from services.worker.rank.data_plane.transport import Place, TransferError, Transport
 
 HOST = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -24,7 +27,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def rendezvous() -> Iterator[str]:
-    store: dist.TCPStore = transport.create_rendezvous(HOST, 0)
+    store: dist.TCPStore = create_rendezvous(HOST, 0)
     yield f"{HOST}:{store.port}"
 
 
@@ -37,7 +40,7 @@ def join(
 
 
 def open_transport(place: Place, address: str, timeout_s: float = 5) -> Transport:
-    opened = transport.join(
+    opened = join_epoch(
         place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=timeout_s
     )
     opened.warm_up()
@@ -224,8 +227,6 @@ def test_an_abort_reaches_all_connections_even_if_one_is_gone_already() -> None:
 
 
 def test_joining_without_a_rendezvous_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from datetime import timedelta
-
-    monkeypatch.setattr(transport, "JOIN_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(rendezvous_module, "JOIN_TIMEOUT", timedelta(seconds=1))
     with pytest.raises(TransferError, match="epoch 1"):
         join(f"{HOST}:1", 0, 2)

@@ -1,17 +1,17 @@
 """Tensors of a GPU over gloo: copied to the CPU, sent, copied back.
 
-Slower than NCCL, and it makes the rank wait for its device; it is for where NCCL cannot be: several
-ranks on one GPU, or GPUs of different makes. The model sees the same transport.
+This is slower than NCCL, and the rank waits for its device. It is for where NCCL cannot be used:
+several ranks on one GPU, or GPUs of different makes.
 """
 
 import torch
 
 from services.worker.models.tensor_parallel import TensorParallel
-from services.worker.rank.transport import Receipt, Transport
+from services.worker.rank.data_plane.transport import Receipt, Transport
 
 
 class StagedTransport:
-    """A transport of CPU tensors, for tensors that live elsewhere."""
+    """A transport of CPU tensors that takes tensors of a GPU."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -27,7 +27,7 @@ class StagedTransport:
         self._transport.warm_up()
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """See `Transport.start_receive`; the copy to the device is made by `wait`."""
+        """See `Transport.start_receive`; `wait` copies the tensor to the device."""
         staged = torch.empty_like(hidden, device="cpu")
         return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
 
@@ -45,7 +45,7 @@ class StagedTransport:
 
 
 class StagedTensorParallel:
-    """Collectives of CPU tensors, for tensors that live elsewhere."""
+    """Collectives of CPU tensors that take tensors of a GPU."""
 
     def __init__(self, ranks: TensorParallel) -> None:
         self.rank = ranks.rank
@@ -60,13 +60,16 @@ class StagedTensorParallel:
             tensor.copy_(staged)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        """Returns the ranks' tensors side by side along the last dimension, in the order of the
+        ranks."""
         if self.size == 1:
             return tensor
         return self._ranks.all_gather(tensor.cpu()).to(tensor.device)
 
 
 class _StagedReceipt:
+    """A receive into a CPU tensor, which is copied to the device when it has come."""
+
     def __init__(self, receipt: Receipt, staged: torch.Tensor, hidden: torch.Tensor) -> None:
         self._receipt = receipt
         self._staged = staged

@@ -6,20 +6,18 @@ import threading
 import pytest
 import torch
 
-from services.worker.rank import transport
-from services.worker.rank.staging import StagedTransport
-from services.worker.rank.transport import Place, Transport
+from services.worker.rank.data_plane.rendezvous import join
+from services.worker.rank.data_plane.staging import StagedTransport
+from services.worker.rank.data_plane.transport import Place, Transport
 from services.worker.settings import WorkerSettings
-from tests.worker.rank.test_transport import CPU, HOST, hidden, rendezvous, together
+from tests.worker.rank.data_plane.test_transport import CPU, HOST, hidden, rendezvous, together
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def staged(address: str, stage: int, tp_rank: int) -> Transport:
     place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=2)
-    inner = transport.join(
-        place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=10
-    )
+    inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=10)
     return StagedTransport(inner)
 
 
@@ -67,7 +65,7 @@ def test_a_single_rank_joins_over_nccl_and_leaves() -> None:
     device = torch.device("cuda", 0)
     for epoch in (1, 2):
         with rendezvous() as address:
-            peers = transport.join(
+            peers = join(
                 Place("p", epoch, 0, n_stages=1, tp_rank=0, tp_size=1),
                 rendezvous_address=address,
                 data_host=HOST,

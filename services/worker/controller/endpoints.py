@@ -1,0 +1,78 @@
+"""The ports of a stage: its gRPC service, its health and its metrics."""
+
+import contextlib
+from typing import Self
+
+import grpc.aio
+
+from services.common import metrics, rpc, tls
+from services.common.health import Health
+from services.worker.controller.controller import Controller
+from services.worker.controller.metrics import WorkerMetrics
+from services.worker.controller.service import CALLERS, RAW_METHODS, SERVICE, WorkerService
+from services.worker.settings import WorkerSettings
+
+
+class Endpoints:
+    """Everything that listens for others, from `open` to `close`."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        """Address of WorkerService and of health, host:port."""
+        self.metrics_address: str | None = None
+        """Address of the metrics, host:port, if they are served."""
+        self._health = Health(SERVICE.full_name)
+        self._listener = contextlib.ExitStack()
+        self._server = rpc.create_server()
+        self._probed: grpc.aio.Server | None = None
+
+    @classmethod
+    async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
+        """Begins to listen; the stage is not ready yet.
+
+        Raises:
+            OSError: an address is taken.
+        """
+        ends = cls()
+        registry = metrics.new_registry()
+        registry.register(WorkerMetrics(controller))
+        ends.metrics_address = ends._listener.enter_context(
+            metrics.listening(settings.metrics_address, registry)
+        )
+        await ends._health.start()
+        ends._probed = await ends._health.listen(settings.health_address)
+        ends._health.add_to(ends._server)
+        handler = rpc.service_handler(
+            SERVICE,
+            WorkerService(controller),
+            raw=RAW_METHODS,
+            callers=tls.callers(settings.tls_dir, CALLERS),
+        )
+        ends._server.add_generic_rpc_handlers((handler,))
+        credentials = tls.server_credentials(settings.tls_dir)
+        ends.address = rpc.bind(ends._server, settings.address, credentials)
+        await ends._server.start()
+        return ends
+
+    async def say_ready(self) -> None:
+        """Tells probes that the stage has loaded and takes calls."""
+        await self._health.set_started()
+        await self._health.set_ready(True)
+        await self._health.set_serving(True)
+
+    async def say_stopping(self, *, has_failed: bool) -> None:
+        """Tells probes that the stage takes no calls any more, and whether it has failed."""
+        await self._health.set_ready(False)
+        await self._health.set_serving(False)
+        if has_failed:
+            await self._health.set_alive(False)
+
+    async def stop_service(self) -> None:
+        """Ends WorkerService and its calls; probes and metrics are still answered."""
+        await self._server.stop(grace=0)
+
+    async def close(self) -> None:
+        """Ends the answers to probes, and the metrics."""
+        if self._probed is not None:
+            await self._probed.stop(grace=0)
+        self._listener.close()

@@ -1,0 +1,89 @@
+"""The epoch of a stage: its number, and how the ranks of the stage come into it.
+
+The scheduler numbers epochs, and numbers grow. Whoever speaks of another epoch than the current
+one is refused: a plan, a watcher, a late answer of a rank.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from orcinus.v1 import worker_pb2
+
+from services.common.errors import StaleEpoch, Unavailable
+from services.worker.channel import MessageKind
+from services.worker.controller.rank_process import RankLink
+
+JOIN_TIMEOUT_S = 50.0
+"""Time for all ranks to join; less than the engine master's, which hears the reason before it
+gives up."""
+
+
+class Epoch:
+    """The epoch that a stage is in, or was in last; its number is 0 before the first."""
+
+    def __init__(self) -> None:
+        self.pipeline_id = ""
+        self.number = 0
+        self._ranks: Sequence[RankLink] = ()
+        self._joined: set[int] = set()
+        self._error = ""
+        self._is_settled = asyncio.Event()  # all ranks have joined, or one of them cannot
+
+    def attach(self, ranks: Sequence[RankLink]) -> None:
+        """Takes the ranks of the stage, in the order of their tp_rank."""
+        self._ranks = ranks
+
+    def check(self, number: int) -> None:
+        """Raises StaleEpoch unless `number` is the current epoch."""
+        if number != self.number:
+            raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
+
+    def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        """Makes the request's epoch the current one.
+
+        Raises:
+            StaleEpoch: it is not newer.
+        """
+        if request.epoch <= self.number:
+            raise StaleEpoch(f"epoch {request.epoch} is not newer than epoch {self.number}")
+        self.pipeline_id, self.number = request.pipeline_id, request.epoch
+
+    async def join_ranks(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        """Has all ranks leave the epoch they are in and join the current one.
+
+        Raises:
+            StaleEpoch: a newer epoch has begun in the meantime.
+            Unavailable: a rank did not find those of the other stages, or is lost.
+        """
+        self._joined.clear()
+        self._error = ""
+        self._is_settled.clear()
+        for rank in self._ranks:
+            # It may still wait for the ranks of the old epoch, in vain.
+            rank.send(MessageKind.LEAVE, str(request.epoch).encode())
+            rank.send(MessageKind.JOIN, request.SerializeToString())
+        try:
+            await asyncio.wait_for(self._is_settled.wait(), JOIN_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(f"the ranks did not join epoch {request.epoch}") from None
+        self.check(request.epoch)
+        if self._error:
+            raise Unavailable(self._error)
+
+    def note_joined(self, tp_rank: int, payload: bytes) -> None:
+        """Takes a rank's word that it has joined an epoch (`MessageKind.JOINED`)."""
+        if int(payload) == self.number:
+            self._joined.add(tp_rank)
+        if len(self._joined) == len(self._ranks):
+            self._is_settled.set()
+
+    def note_not_joined(self, tp_rank: int, payload: bytes) -> None:
+        """Takes a rank's reason for not joining an epoch (`MessageKind.NOT_JOINED`)."""
+        number, _, reason = payload.decode().partition(" ")
+        if int(number) == self.number:
+            self.give_up(f"rank {tp_rank}: {reason}")
+
+    def give_up(self, reason: str) -> None:
+        """Ends the wait for ranks that join, if there is one: they cannot all join any more."""
+        self._error = reason
+        self._is_settled.set()

@@ -1,0 +1,75 @@
+"""The reports of a stage, given to everybody who watches it.
+
+Most reports are bytes of a rank, which pass through unread. The stage itself adds two kinds: its
+heartbeat, and its failure.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+from orcinus.v1 import worker_pb2
+
+from services.worker.controller.epoch import Epoch
+
+MAX_UNREAD_REPORTS = 4096
+"""Reports that wait for one watcher, at most."""
+
+
+class ReportFeed:
+    """A queue of serialized WatchStageResponses for each watcher of the current epoch."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
+
+    def publish(self, report: bytes) -> None:
+        """Queues a report for every watcher; a watcher that has too many unread is let go."""
+        for queue in list(self._watchers):
+            if queue.qsize() < MAX_UNREAD_REPORTS:
+                queue.put_nowait(report)
+            else:  # to the engine master it is the end of the stage's reports
+                queue.put_nowait(None)
+                self._watchers.remove(queue)
+
+    def publish_heartbeat(self) -> None:
+        """Tells watchers that the stage is alive."""
+        self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
+
+    def publish_failure(self, reason: str) -> None:
+        """Tells watchers that the epoch cannot go on, and why."""
+        failure = worker_pb2.StageFailure(reason=reason)
+        self._publish(worker_pb2.WatchStageResponse(failure=failure))
+
+    @contextlib.contextmanager
+    def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
+        """Yields an iterator over the reports that come inside the `with` block.
+
+        Raises:
+            StaleEpoch: the epoch is not the current one; the iterator raises it when it is over.
+        """
+        self._epoch.check(epoch)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._watchers.append(queue)
+        try:
+            yield self._reports(queue, epoch)
+        finally:
+            if queue in self._watchers:
+                self._watchers.remove(queue)
+
+    def end(self) -> None:
+        """Ends the streams of all watchers."""
+        for queue in self._watchers:
+            queue.put_nowait(None)
+        self._watchers.clear()
+
+    def _publish(self, report: worker_pb2.WatchStageResponse) -> None:
+        report.pipeline_id, report.epoch = self._epoch.pipeline_id, self._epoch.number
+        self.publish(report.SerializeToString())
+
+    async def _reports(
+        self, queue: asyncio.Queue[bytes | None], epoch: int
+    ) -> AsyncIterator[bytes]:
+        while (report := await queue.get()) is not None:
+            yield report
+        self._epoch.check(epoch)

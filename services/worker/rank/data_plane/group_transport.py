@@ -1,0 +1,166 @@
+"""A transport over two process groups: transfers in the pipeline's, collectives in the stage's.
+
+Gloo matches sends with receives by tag, and the tag is the iteration; NCCL matches by order, which
+plans arrive in.
+
+NCCL's group does by itself what a rank on a GPU needs of streams. For each pair of ranks it has a
+communicator and a stream of its own, so that sends, receives and sums do not wait for each other.
+That stream waits for what the rank has launched before it asked for the transfer: a send begins
+when its tensor is computed, and what the rank launches next runs beside it. `Work.wait` lets the
+rank's stream wait for the transfer and returns at once, so that nothing but the layers of an
+iteration waits for its activations. A receive that is asked for behind an iteration begins when
+that has been computed; until then it would only keep multiprocessors from computing.
+
+Gloo and NCCL notice a peer whose sockets are closed, and no other; hence `abort`.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.rank.data_plane.groups import MAX_TAG, Group, abort_group, wait_timeout
+from services.worker.rank.data_plane.transport import (
+    MAX_PENDING_SENDS,
+    Place,
+    Receipt,
+    TransferError,
+)
+
+
+class GroupTransport:
+    """Point-to-point transfers in the pipeline's group, collectives in the stage's."""
+
+    def __init__(
+        self,
+        place: Place,
+        pipeline: Group,
+        stage: Group,
+        *,
+        device: torch.device,
+        timeout: timedelta,
+    ) -> None:
+        self.place = place
+        self.pipeline = pipeline
+        self._stage = stage
+        self._device = device
+        self._timeout = wait_timeout(pipeline, timeout)
+        self._is_open = True
+        self._ending = threading.Lock()
+        self._previous = place.world_rank - place.tp_size
+        self._next = place.world_rank + place.tp_size
+        self._sends: deque[_Transfer] = deque()
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """See `Transport.tensor_parallel`."""
+        if self.place.tp_size == 1:
+            return SINGLE
+        return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
+
+    def warm_up(self) -> None:
+        """See `Transport.warm_up`."""
+        token = torch.zeros(1, device=self._device)
+        self.tensor_parallel.all_reduce(token)
+        if self.place.stage_index > 0:
+            self.start_receive(token, 0).wait()
+        if self.place.stage_index + 1 < self.place.n_stages:
+            self.send(token, 0)
+            self._retire(0)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
+        """See `Transport.start_receive`."""
+        what = f"nothing from rank {self._previous}"
+        with transfer(what):
+            work = self.pipeline.recv([hidden], self._previous, iteration % MAX_TAG)
+        return _Transfer(work, hidden, what, self._timeout)
+
+    def send(self, hidden: torch.Tensor, iteration: int) -> None:
+        """See `Transport.send`."""
+        what = f"rank {self._next} takes nothing"
+        with transfer(what):
+            work = self.pipeline.send([hidden], self._next, iteration % MAX_TAG)
+        self._sends.append(_Transfer(work, hidden, what, self._timeout))
+        self._retire(MAX_PENDING_SENDS)
+
+    def abort(self) -> None:
+        """See `Transport.abort`."""
+        place = self.place
+        with self._ending:
+            if self._is_open:
+                abort_group(self.pipeline, place.world_rank, place.world_size)
+                abort_group(self._stage, place.tp_rank, place.tp_size)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._ending:
+            self._is_open = False
+            for group in (self.pipeline, self._stage):
+                with contextlib.suppress(RuntimeError):  # nothing to abort in a broken group
+                    group.abort()
+            self._sends.clear()
+            # Gloo closes its sockets, and tells its peers, only when the group is gone.
+            del self.pipeline, self._stage, group
+
+    def _retire(self, n_left: int) -> None:
+        """Waits for the oldest sends until `n_left` are under way, and forgets those that ended."""
+        while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
+            self._sends.popleft().wait()
+
+
+class GroupTensorParallel:
+    """The ranks of one stage as its model knows them."""
+
+    def __init__(self, group: Group, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = group
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sums over all ranks, in place."""
+        with transfer("a rank of this stage does not answer"):
+            self._group.allreduce([tensor]).wait()
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the ranks' tensors side by side along the last dimension, in the order of the
+        ranks."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        with transfer("a rank of this stage does not answer"):
+            self._group.allgather([parts], [tensor]).wait()
+        return torch.cat(parts, dim=-1)
+
+
+class _Transfer:
+    """A transfer under way, and the tensor that must live as long as it is."""
+
+    def __init__(self, work: Work, tensor: torch.Tensor, what: str, timeout: timedelta) -> None:
+        self._work = work
+        self._tensor = tensor
+        self._what = what
+        self._timeout = timeout
+
+    @property
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """See `Receipt.wait`."""
+        with transfer(self._what):
+            self._work.wait(self._timeout)
+
+
+@contextlib.contextmanager
+def transfer(what: str) -> Iterator[None]:
+    """Turns the errors of a process group into TransferError, saying what was tried."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransferError(f"{what}: {error}") from error

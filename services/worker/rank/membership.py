@@ -1,0 +1,111 @@
+"""A rank's membership of an epoch, from the first attempt to connect to the last thing let go.
+
+    join: connect in a thread of its own (`EpochEntry`) → enter: a fresh `EpochMember` → leave
+
+The rank's main thread owns it. One method, `leave_before`, is for the thread that hears the
+controller whatever the main thread waits for: it ends that wait.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+
+from orcinus.v1 import worker_pb2
+
+from services.worker.rank.data_plane.transport import TransferError, Transport
+from services.worker.rank.epoch_entry import EpochEntry
+from services.worker.rank.epoch_member import EpochMember
+
+JOIN_TIMEOUT_S = 40.0
+"""Time to find the other ranks and to exchange a first tensor; less than the controller's, which
+hears why."""
+
+
+class Membership:
+    """The epoch that a rank is in, if it is in one."""
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[worker_pb2.JoinPipelineRequest], Transport],
+        enter: Callable[[worker_pb2.JoinPipelineRequest, Transport], EpochMember],
+    ) -> None:
+        """`connect` is called in a thread of its own; `enter` makes the member when all ranks have
+        met, and closes the transport if it raises TransferError."""
+        self._connect = connect
+        self._enter = enter
+        self._member: EpochMember | None = None
+        self._lock = threading.Lock()  # for the next two
+        self._entry: EpochEntry | None = None
+        self._first_epoch = 0  # those before it are over
+
+    @property
+    def current(self) -> EpochMember | None:
+        """The member of the epoch that has been joined. Whoever keeps it keeps the epoch's K/V."""
+        return self._member
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether iterations wait to be started or to be taken as finished."""
+        member = self._member
+        return member is not None and bool(member.n_announced or member.n_started)
+
+    def member_for(self, plan: worker_pb2.RunIterationsRequest) -> EpochMember | None:
+        """Returns the current member, or None if the plan is of another epoch."""
+        member = self._member
+        if member is None or (plan.pipeline_id, plan.epoch) != (
+            member.request.pipeline_id,
+            member.request.epoch,
+        ):
+            return None
+        return member
+
+    def join(self, request: worker_pb2.JoinPipelineRequest) -> None:
+        """Leaves the epoch that the rank is in, if any, and joins another one.
+
+        Raises:
+            TransferError: the other ranks did not answer, or the epoch is over; the rank is in
+                no epoch then.
+        """
+        self.leave()
+        try:
+            transport = self._begin(request).wait(JOIN_TIMEOUT_S)
+            self._member = self._enter(request, transport)
+            self.check()  # it may have ended while decodes were recorded
+        except TransferError:
+            self.leave()
+            raise
+
+    def check(self) -> None:
+        """Raises TransferError if the epoch has been called off: NCCL aborts without an error."""
+        if self._entry is not None and self._entry.is_over:
+            raise TransferError("called off")
+
+    def leave(self) -> bool:
+        """Leaves the epoch and lets go of all that it had; without one, does nothing.
+
+        Returns:
+            Whether it had been called off.
+        """
+        with self._lock:
+            entry, self._entry = self._entry, None
+        member, self._member = self._member, None
+        if member is not None:
+            member.close()
+        return entry is not None and entry.is_over
+
+    def leave_before(self, epoch: int | None) -> None:
+        """Ends all epochs before the given one, or all if it is None: wherever the main thread
+        waits for other ranks of such an epoch, it is stopped. May be called from any thread."""
+        with self._lock:
+            self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
+            entry = self._entry
+        if entry is not None and entry.epoch < self._first_epoch:
+            entry.call_off(f"epoch {entry.epoch} is over")
+
+    def _begin(self, request: worker_pb2.JoinPipelineRequest) -> EpochEntry:
+        with self._lock:
+            if request.epoch < self._first_epoch:
+                raise TransferError(f"epoch {request.epoch} is over")
+            self._entry = EpochEntry(request.epoch, lambda: self._connect(request))
+            return self._entry

@@ -1,0 +1,13 @@
+"""A rank that only notes what it is sent."""
+
+from services.worker.channel import MessageKind
+
+
+class RecordingRank:
+    """The controller's end of a rank that never answers."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[MessageKind, bytes]] = []
+
+    def send(self, kind: MessageKind, payload: bytes) -> None:
+        self.received.append((kind, payload))
