@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
-from services.worker.engine.trial_iteration import DRAWN, TrialIteration, trial_lengths
+from services.worker.engine.trial_iteration import SAMPLED_PENALIZED, TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.tensor_parallel import TensorParallel
 
@@ -28,22 +28,22 @@ _N_DECODES = 8
 # Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
 
-_DRAWN = replace(DRAWN, frequency_penalty=0)
-_GREEDY = replace(_DRAWN, temperature=0)
-_PENALIZED = replace(DRAWN, temperature=0)
+_SAMPLED = replace(SAMPLED_PENALIZED, frequency_penalty=0)
+_GREEDY = replace(_SAMPLED, temperature=0)
+_PENALIZED = replace(SAMPLED_PENALIZED, temperature=0)
 
 
 def compile_kernels(
     model: StageModel, *, n_tokens: int, block_size: int, new_graph: Callable[[], Graph] | None
 ) -> None:
     """Runs what iterations of up to `n_tokens` tokens consist of: decodes, alone and beside
-    prompts, and tokens that are the most likely and drawn, each with penalties, too: these make
+    prompts, and tokens that are greedy and sampled, each with penalties, too: these make
     float32 of logits. With `new_graph` a batch of decodes is recorded as well."""
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)
     trial = partial(TrialIteration, model, block_size=block_size)
     trial(decodes, sampling=_GREEDY, new_graph=new_graph).run()
-    trial(decodes, sampling=_DRAWN).run()
+    trial(decodes, sampling=_SAMPLED).run()
     trial(decodes, sampling=_PENALIZED).run()
     n_mixed = _FEWEST_TOKENS
     while n_mixed <= min(_MOST_TOKENS, n_tokens):

@@ -41,7 +41,7 @@ class Want:
     min_tokens: int = 0
     presence_penalty: float = 0
     frequency_penalty: float = 0
-    repetition_penalty: float = 0
+    repetition_penalty: float = 1
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
