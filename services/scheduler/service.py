@@ -15,8 +15,8 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
-from services.common.sampling import SamplingParams
-from services.common.sampling_proto import from_proto, to_proto
+from services.common.sampling import MAX_STOP_TOKENS, SamplingParams
+from services.common.sampling_proto import from_proto
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -229,11 +229,12 @@ class SchedulerService:
             raise Unavailable("the scheduler takes no requests at the moment")
         sampling = from_proto(submission.sampling)
         self._check(connection, submission, sampling)
+        submission.sampling.seed = sampling.seed  # drawn here if need be: ranks must have the same
         request = Request(
             request_id=RequestId(submission.request_id),
             prompt_token_ids=list(submission.prompt_token_ids),
             max_new_tokens=submission.max_new_tokens,
-            sampling=to_proto(sampling).SerializeToString(),  # all set: ranks share one seed
+            sampling=submission.sampling.SerializeToString(),
             stop_token_ids=frozenset(sampling.stop_token_ids),
         )
         self._loop.submit(request)
@@ -275,14 +276,17 @@ async def _write(connection: Connection, context: Any) -> None:
 
 def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
     # A rank would end itself, and with it everybody's requests, over what is refused here.
-    models_own = frozenset(pipeline.eos_token_ids)  # do not count as stop tokens of the client
-    clients = tuple(stop for stop in sampling.stop_token_ids if stop not in models_own)
-    replace(sampling, stop_token_ids=clients).check()
+    clients = sampling
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:  # the model's own come besides a client's
+        own = frozenset(pipeline.eos_token_ids)
+        stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
+        clients = replace(sampling, stop_token_ids=stops)
+    clients.check()
 
     if min(sampling.stop_token_ids, default=0) < 0:
         raise InvalidRequest("stop_token_ids", "tokens must not be negative")
-    stops = {stop for stop in sampling.stop_token_ids if stop < pipeline.vocab_size}
-    if sampling.min_tokens and len(stops) == pipeline.vocab_size:
+    banned = {stop for stop in sampling.stop_token_ids if stop < pipeline.vocab_size}
+    if sampling.min_tokens and len(banned) == pipeline.vocab_size:
         raise InvalidRequest("stop_token_ids", "forbid every token before min_tokens")
 
 

@@ -4,7 +4,7 @@ drives."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -13,7 +13,7 @@ import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 from services.common import rpc
-from services.common.sampling import OPTIONS, SamplingParams
+from services.common.sampling import SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
@@ -271,13 +271,18 @@ async def test_the_models_own_stop_tokens_come_besides_as_many_as_a_client_may_h
         await frontend.accepted("a", sampling={"stop_token_ids": [STOP, *[7] * 256]})
 
 
-async def test_ranks_read_every_option_even_those_that_were_not_set() -> None:
+async def test_ranks_read_the_options_and_one_seed_if_none_was_given() -> None:
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a", sampling={"temperature": 0.5})
-        [request] = it.scheduler.pool
-        read = sampling_pb2.SamplingParams.FromString(request.sampling)
-        assert {field.name for field, _ in read.ListFields()} == OPTIONS.keys()
-        assert from_proto(read) == SamplingParams(temperature=0.5, seed=3, stop_token_ids=(STOP,))
+        await frontend.accepted("b", sampling={"temperature": 0.5, "seed": None})
+        given, not_given = (
+            sampling_pb2.SamplingParams.FromString(request.sampling)
+            for request in it.scheduler.pool
+        )
+        expected = SamplingParams(temperature=0.5, seed=3, stop_token_ids=(STOP,))
+        assert from_proto(given) == expected
+        assert not_given.HasField("seed")
+        assert replace(from_proto(not_given), seed=3) == expected
 
 
 async def test_a_request_id_in_use_is_rejected_and_the_first_one_lives() -> None:

@@ -39,8 +39,11 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 
-OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)}
-"""Names of the options; a body has fields for those that clients give by themselves."""
+OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
+    "max_tokens_field",
+    "sampling",
+}
+"""The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
 MAX_NAME_LENGTH = 64
 """Characters of a client's field name that are repeated in an error."""
@@ -292,11 +295,10 @@ def _explain(error: ValidationError, body: object) -> errors.InvalidRequest:
 
 def _given(body: GenerationBody, names: Iterable[str]) -> dict[str, Any]:
     """Returns the fields among `names` that the client gave, lists as tuples."""
-    given = ((name, getattr(body, name, None)) for name in names)
     return {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in given
-        if value is not None
+        for name in names
+        if (value := getattr(body, name)) is not None
     }
 
 
