@@ -43,7 +43,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.membership import Pipeline, gather
 
-GREEDY = SamplingParams(top_p=1.0).SerializeToString()
+GREEDY = SamplingParams(temperature=0).SerializeToString()
 FIRST_STAGE_MS = 1.0
 FURTHER_STAGE_MS = 0.25
 SILENCE_LIMIT_S = 600.0

@@ -35,8 +35,9 @@ from kernels.native.linear import (
     NativeWeight,
 )
 from kernels.packed_linear import OneDnnWeight, PlainWeight
+from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.layer_stack import AllAtOnce
@@ -44,9 +45,7 @@ from services.worker.models.layer_stack import AllAtOnce
 BLOCK_SIZE = 16
 N_WARM_UPS = 3
 BANDWIDTH_BYTES = 1 << 29
-GREEDY = SamplingParams(
-    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
-)
+GREEDY = SamplingParams(temperature=0)
 WEIGHTS = (
     NativeWeight,
     NativeGatedWeight,

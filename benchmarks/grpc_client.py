@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from orcinus.v1 import inference_pb2
+from orcinus.v1 import inference_pb2, sampling_pb2
 
 from benchmarks.load import Answer, Reply
 from benchmarks.workload import PlannedRequest
@@ -27,10 +27,9 @@ class GrpcClient:
             ),
             options=inference_pb2.GenerationOptions(
                 max_tokens=request.n_output,
-                min_tokens=request.n_output,
-                temperature=0,
                 ignore_eos=True,
                 return_token_ids=True,
+                sampling=sampling_pb2.SamplingParams(temperature=0, min_tokens=request.n_output),
             ),
         )
         return Generation(self._method, message.SerializeToString())

@@ -24,17 +24,16 @@ from tqdm import tqdm
 
 from kernels.packed_linear import LinearWeight, Quantization, pack
 from models.train_demo import BOS, EOS, MAX_CONTEXT, Document, collect
+from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 BLOCK_SIZE = 16
 N_BLOCKS = MAX_CONTEXT // BLOCK_SIZE
-GREEDY = SamplingParams(
-    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
-)
+GREEDY = SamplingParams(temperature=0)
 FORMS: list[tuple[str, Quantization]] = [
     ("float32", "none"),
     ("float32", "int8"),
@@ -52,7 +51,7 @@ class Loss:
     """Of all windows, in bits, and the most likely token after each."""
 
     n_bits: float
-    likeliest: Tensor  # [n_tokens]
+    argmax: Tensor  # [n_tokens]
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
@@ -85,7 +84,7 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
     """Runs each window as a request's prompt, by itself."""
     runner = ModelRunner(model, n_kv_blocks=N_BLOCKS, block_size=BLOCK_SIZE)
     nats = 0.0
-    likeliest = []
+    argmax = []
     for iteration, window in enumerate(tqdm(windows, desc=name, leave=False)):
         inputs, targets = window[:-1], torch.tensor(window[1:])
         n_blocks = -(-len(inputs) // BLOCK_SIZE)
@@ -106,8 +105,8 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
             hidden = runner.forward(runner.prepare(plan), None)
             logits = model.logits(hidden).float()  # [n_tokens, vocab_size]
             nats += cross_entropy(logits, targets, reduction="sum").item()
-            likeliest.append(logits.argmax(1))
-    return Loss(nats / math.log(2), torch.cat(likeliest))
+            argmax.append(logits.argmax(1))
+    return Loss(nats / math.log(2), torch.cat(argmax))
 
 
 def compare_accuracy() -> None:
@@ -125,7 +124,7 @@ def compare_accuracy() -> None:
     for dtype, quantization in FORMS:
         loss = loss_of(load(dtype, quantization), windows, f"{dtype} {quantization}")
         exact = exact or loss
-        agreement = (loss.likeliest == exact.likeliest).float().mean().item()
+        agreement = (loss.argmax == exact.argmax).float().mean().item()
         name = dtype if quantization == "none" else f"{dtype} {quantization}"
         print(f"{name:<16}{loss.n_bits / n_bytes:>14.4f}{agreement:>12.1%}")
 

@@ -6,7 +6,7 @@ PYTHONPATH=protos/gen python examples/grpc_client.py [host:port]
 import sys
 
 import grpc
-from orcinus.v1 import inference_pb2, inference_pb2_grpc
+from orcinus.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 TIMEOUT_S = 60
 """A request that takes longer is cancelled, here and on the server."""
@@ -20,7 +20,8 @@ def main(address: str) -> None:
         print(f"{address} serves {model.model} on {model.n_stages} stages\n")
 
         prompt = inference_pb2.Prompt(text="Once upon a time")
-        options = inference_pb2.GenerationOptions(max_tokens=32, temperature=0.8, seed=1)
+        sampling = sampling_pb2.SamplingParams(temperature=0.8, seed=1)
+        options = inference_pb2.GenerationOptions(max_tokens=32, sampling=sampling)
 
         answer = service.Generate(
             inference_pb2.GenerateRequest(prompt=prompt, options=options), timeout=TIMEOUT_S

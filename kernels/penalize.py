@@ -1,13 +1,13 @@
-"""Makes tokens that have occurred less likely to occur again, or more.
+"""Makes tokens that have occurred less or more likely to occur again.
 
-    repetition        a logit above 0 is divided, one below multiplied, if the token has occurred at
+    repetition        divides a logit above 0 and multiplies one below, if the token has occurred at
                       all (Keskar et al., "CTRL: a conditional transformer language model for
                       controllable generation", 2019, section 4.1)
-    frequency         is taken away once for each time that the token has been generated
-    presence          is taken away once if it has been generated
+    frequency         is subtracted once for each time that the token has been generated
+    presence          is subtracted once if the token has been generated
 
-In this order, in float32: a bfloat16 logit of 20 would not change if 0.05 were taken away. A prompt
-counts for the repetition alone.
+They apply in this order, in float32: a bfloat16 logit of 20 would not change if 0.05 were
+subtracted. A prompt counts for the repetition alone.
 
 Made for a CPU, where looking at a value costs nothing; for a device, it waits there.
 """
@@ -21,9 +21,9 @@ from kernels.sampling_columns import IN_PROMPT, Penalties
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """A float32 copy of `logits` [n_rows, vocab_size] in which some rows are penalised.
+    """Returns a float32 copy of `logits` [n_rows, vocab_size] with some rows penalised.
 
-    What is no number stays so.
+    NaNs and infinities stay what they are.
     """
     penalized = logits.to(torch.float32, copy=True)
     # Few tokens have occurred, and only these change.

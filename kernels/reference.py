@@ -149,15 +149,15 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
     """Every row by itself, in float64, with all its tokens in order."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
-    pairs = list(zip(columns.forbidden_rows.tolist(), columns.forbidden_ids.tolist(), strict=True))
+    pairs = list(zip(columns.banned_rows.tolist(), columns.banned_ids.tolist(), strict=True))
     tokens = []
     for row, values in enumerate(logits.double()):
         if not values.isfinite().all():
             tokens.append(-1)
             continue
-        forbidden = {token for of_row, token in pairs if of_row == row}
+        banned = {token for of_row, token in pairs if of_row == row}
         logit = dict(enumerate(values.tolist()))
-        order = sorted(logit.keys() - forbidden, key=lambda token: (-logit[token], token))
+        order = sorted(logit.keys() - banned, key=lambda token: (-logit[token], token))
         temperature = columns.temperature[row].item()
         if not temperature:
             tokens.append(order[0])
@@ -166,7 +166,7 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
             token: math.exp(max((logit[token] - logit[order[0]]) / temperature, -1e3))
             for token in order
         }
-        order = order[: int(columns.top_k[row]) or len(order)]
+        order = order[: max(int(columns.top_k[row]), 0) or len(order)]
         top_p, total = columns.top_p[row].item(), math.fsum(weight[token] for token in order)
         if top_p < 1:
             ends = itertools.accumulate(weight[token] for token in order)

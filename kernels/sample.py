@@ -1,15 +1,15 @@
 """Chooses tokens from logits, a whole batch at once.
 
-Logits are penalised first (`kernels.penalize`). Then the filters apply in this order: the tokens
-that are forbidden are taken out, the logits are divided by the temperature, `top_k` keeps the most
-likely, `top_p` the smallest set of what is left whose probabilities (renormalised) add up to it,
-`min_p` what is at least that fraction as likely as the most likely. Of equally likely tokens those
-with smaller ids come first, so `top_k = 1` is exactly greedy.
+Logits are penalised first (`kernels.penalize`). Then the filters apply in this order: banned tokens
+are taken out, the logits are divided by the temperature, `top_k` keeps the most likely tokens,
+`top_p` keeps the smallest set of the rest whose renormalised probabilities add up to it, and
+`min_p` drops tokens less likely than this fraction of the most likely one. Of equally likely tokens
+those with smaller ids come first, so `top_k = 1` is exactly greedy.
 
-A draw is one uniform number, looked up in the cumulative distribution over token ids. Nothing but
-its own row decides about a token: it is the same alone and in any batch.
+A token is sampled by one uniform number, looked up in the cumulative distribution over token ids.
+It depends on its own row only, so it is the same alone and in any batch.
 
-Made for a CPU, where looking at a value costs nothing; for a device, it waits there.
+Made for a CPU, where reading a value costs nothing; on another device the host would wait for it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WIDTHS = (64, 1024)
 def sample(
     logits: Tensor, columns: SamplingColumns, *, greedy: Callable[[Tensor], Tensor] = greedy
 ) -> Tensor:
-    """One token id for each row of `logits` [n_rows, vocab_size]; [n_rows] int64.
+    """Returns a token id for each row of `logits` [n_rows, vocab_size]; [n_rows] int64.
 
-    -1 for a row with a NaN or an infinity. `greedy` is the operation of that name for where the
-    logits are. Only rows that it does not settle are looked at again.
+    A row with a NaN or an infinity gets -1. `greedy` is the operation of that name for the device
+    of the logits; only rows that it does not settle are read again.
     """
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
@@ -46,7 +46,7 @@ def sample(
     if columns.is_greedy:
         return tokens
     is_unsettled = columns.temperature > 0
-    is_unsettled[columns.forbidden_rows] = True
+    is_unsettled[columns.banned_rows] = True
     rows = (is_unsettled & (tokens >= 0)).nonzero()[:, 0]
     if len(rows):
         tokens[rows] = _sample_rows(logits[rows].float(), columns, rows)
@@ -54,44 +54,44 @@ def sample(
 
 
 def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """The same for float32 logits of `rows`, whoever has been settled; they may be written to."""
-    _forbid(logits, columns, rows)
+    """Samples `rows` of the batch from their float32 `logits`, which it may write to."""
+    _ban(logits, columns, rows)
     tokens = logits.argmax(-1)
-    drawn = (columns.temperature[rows] > 0).nonzero()[:, 0]
-    if len(drawn):
-        weights = _weights(logits[drawn], columns, rows[drawn])
-        tokens[drawn] = draw(weights, columns.uniform[rows[drawn]])
+    sampled = (columns.temperature[rows] > 0).nonzero()[:, 0]
+    if len(sampled):
+        weights = _weights(logits[sampled], columns, rows[sampled])
+        tokens[sampled] = invert_cdf(weights, columns.uniform[rows[sampled]])
     return tokens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """What each token of each row is worth to a draw, relative to the row's most likely one, where
-    nothing is penalised.
+    """Returns the weights with which tokens are sampled from unpenalised logits.
 
-    [n_rows, vocab_size], 0 for what the filters drop; every row's temperature must be above 0.
+    They are [n_rows, vocab_size], relative to each row's most likely token, and 0 for tokens that
+    the filters drop. Every row's temperature must be above 0.
     """
     rows = torch.arange(len(logits), device=logits.device)
     logits = logits.clone()
-    _forbid(logits, columns, rows)
+    _ban(logits, columns, rows)
     return _weights(logits, columns, rows)[:, : logits.shape[1]]
 
 
-def _forbid(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
-    """Takes the forbidden tokens out of the logits of `rows`, which are in order."""
-    if not len(columns.forbidden_ids):
+def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
+    """Takes the banned tokens out of the logits of `rows`, which are in order."""
+    if not len(columns.banned_ids):
         return
     n_rows = len(columns.temperature)
     places = torch.full((n_rows,), -1, device=logits.device)  # of each row in `logits`
     places[rows] = torch.arange(len(rows), device=logits.device)
-    places = places[columns.forbidden_rows]
+    places = places[columns.banned_rows]
     is_here = places >= 0
-    logits[places[is_here], columns.forbidden_ids[is_here]] = -torch.inf
+    logits[places[is_here], columns.banned_ids[is_here]] = -torch.inf
 
 
 def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """The weights of `logits` [n, vocab_size], which are rows `rows` of the batch.
+    """Returns the weights of `logits` [n, vocab_size], which are `rows` of the batch.
 
-    [n, vocab_size rounded up to CDF_BLOCK], 1 for the most likely token of a row.
+    They are [n, vocab_size rounded up to CDF_BLOCK], 1 for the most likely token of a row.
     """
     n, vocab_size = logits.shape
     padded = logits.new_zeros(n, -(-vocab_size // CDF_BLOCK) * CDF_BLOCK)
@@ -123,10 +123,10 @@ def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: 
 def _n_most_likely(
     logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many tokens of each row are kept [n], and the smallest logit among them [n].
+    """Returns how many tokens of each row are kept [n], and the smallest logit among them [n].
 
-    Sorts as little as it can: a row is settled when the tokens looked at are all that `top_k`
-    leaves or when they add up to `top_p`.
+    Sorts as little as it can: a row is settled when its first tokens are all that `top_k` keeps, or
+    when they add up to `top_p`.
     """
     n, vocab_size = logits.shape
     n_kept = torch.zeros_like(top_k)
@@ -156,7 +156,7 @@ def _n_most_likely(
 
 
 def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
-    """Marks the `n_kept` largest of each row, the smallest of which is `least`."""
+    """Returns a mask of the `n_kept` largest logits of each row, of which `least` is smallest."""
     is_kept = logits >= least[:, None]
     surplus = is_kept.sum(-1) - n_kept
     if surplus.any():
@@ -167,12 +167,12 @@ def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
     return is_kept
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverts the cumulative sum of `weights` [n, n_ids] at float64 `uniform` [n]; ids [n].
+def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverts the cumulative sum of `weights` [n, n_ids] at `uniform` [n] float64; returns ids [n].
 
-    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The result is the first id
-    whose cumulative weight is above the target, so never one of weight 0; found as the block of ids
-    first, then the id within it.
+    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). An id is the first one whose
+    cumulative weight is above `uniform` of the total, so never one of weight 0. The block of ids is
+    found first, then the id within it.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]

@@ -1,4 +1,4 @@
-"""How each row of a batch of logits is sampled, in columns."""
+"""The columns that say how each row of a batch of logits is sampled."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ import torch
 from torch import Tensor
 
 IN_PROMPT = 1 << 30
-"""The bit of a token's count that says that the prompt has it; below are its times since."""
+"""The bit of a token's count for "the prompt has it"; the bits below count generated ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch of logits that are penalised; columns are [n_penalized], where the logits
-    are, and `kernels.penalize` says what they mean."""
+    """The rows of a batch of logits that are penalised, as `kernels.penalize` describes.
+
+    Columns are [n_penalized], on the device of the logits.
+    """
 
     rows: Tensor  # int64, in order
     repetition: Tensor  # float32, above 0; 1 changes nothing
     frequency: Tensor  # float32; 0 changes nothing
     presence: Tensor  # float32; 0 changes nothing
-    count_rows: Tensor  # int64, of each the row in `counts`
+    count_rows: Tensor  # int64, the row of each in `counts`
     counts: Tensor  # [any, vocab_size] int32: times that it was generated, and IN_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """Columns are [n_rows], where the logits are; `kernels.sample` says what they mean.
+    """How each row is sampled, as `kernels.sample` describes.
 
-    What the host must know to choose what to launch it is told, so that it fetches nothing. If
-    every row `is_greedy`, columns may be empty.
+    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. The flags
+    tell the host what to launch, so that it fetches nothing from the device.
     """
 
-    temperature: Tensor  # float32; 0 takes the most likely token, above it one is drawn
-    top_k: Tensor  # int64; 0 keeps all
+    temperature: Tensor  # float32; 0 takes the argmax, above it a token is sampled
+    top_k: Tensor  # int64; 0 and less keep all
     top_p: Tensor  # float64, in (0, 1]
     min_p: Tensor  # float32, in [0, 1]
-    uniform: Tensor  # float64, in [0, 1): the draw
-    forbidden_rows: Tensor  # [n_forbidden] int64, in order; of each pair the row
-    forbidden_ids: Tensor  # [n_forbidden] int64, within the vocabulary; never all ids of a row
-    any_drawn: bool  # some temperature is above 0
-    any_limited: bool  # some drawn row has a top_k or a top_p below 1
-    any_min_p: bool  # some drawn row has a min_p above 0
+    uniform: Tensor  # float64, in [0, 1): the random number
+    banned_rows: Tensor  # [n_banned] int64, in order; the row of each pair
+    banned_ids: Tensor  # [n_banned] int64, within the vocabulary; never all ids of a row
+    any_sampled: bool  # some temperature is above 0
+    any_limited: bool  # some sampled row has a top_k or a top_p below 1
+    any_min_p: bool  # some sampled row has a min_p above 0
     penalties: Penalties | None = None  # if there is a row that has any
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row's token is the most likely one of all, penalised or not."""
-        return not self.any_drawn and not len(self.forbidden_ids)
+        """Whether every row's token is the argmax of its logits, penalised or not."""
+        return not self.any_sampled and not len(self.banned_ids)
 
 
 _EMPTY = torch.empty(0)
@@ -58,10 +60,10 @@ ALL_GREEDY = SamplingColumns(
     top_p=_EMPTY.double(),
     min_p=_EMPTY,
     uniform=_EMPTY.double(),
-    forbidden_rows=_EMPTY.long(),
-    forbidden_ids=_EMPTY.long(),
-    any_drawn=False,
+    banned_rows=_EMPTY.long(),
+    banned_ids=_EMPTY.long(),
+    any_sampled=False,
     any_limited=False,
     any_min_p=False,
 )
-"""Of any number of rows, on any device."""
+"""Greedy columns for any number of rows, on any device."""

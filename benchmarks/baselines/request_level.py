@@ -72,7 +72,7 @@ class RequestLevelPolicy:
                 continue
             if len(reserved) == self._max_batch_size:
                 break
-            reservation = kv_manager.reserve(request.max_tokens)
+            reservation = kv_manager.reserve(request.max_sequence_len)
             if reservation is None:
                 break
             reserved[request] = reservation

@@ -20,7 +20,8 @@ from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels import TORCH, HeadNorms, Ops
 from kernels.sampling_columns import SamplingColumns
 from kernels.upload import uploads_for
-from services.worker.engine.sampler import SamplingBatch
+from services.common.sampling import SamplingParams
+from services.worker.engine.sampler import SAMPLING_COLUMNS, SamplingBatch, column_values
 
 EPS = 1e-5
 
@@ -166,30 +167,20 @@ def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
         lambda ops: [partial(ops.greedy, rows) for rows in logits],
         n_bytes=n_bytes,
     )
-    drawn = SamplingBatch(
-        temperature=np.full(n, 0.8, np.float32),
-        top_k=np.zeros(n, np.int64),
-        top_p=np.ones(n, np.float64),
-        min_p=np.zeros(n, np.float32),
-        seed=np.arange(n, dtype=np.uint64),
-        position=np.full(n, 100, np.int64),
-        forbidden=(),
-    )
-    half = np.where(np.arange(n) % 2, np.float32(0.8), np.float32(0))
+    sampled = SamplingParams(temperature=0.8)
+    greedy = SamplingParams(temperature=0)
     batches = {
-        "all greedy": replace(drawn, temperature=np.zeros(n, np.float32)),
-        "temperature": drawn,
-        "top_p 0.95": replace(drawn, top_p=np.full(n, 0.95)),
-        "top_k 50 and top_p 0.95": replace(
-            drawn, top_k=np.full(n, 50, np.int64), top_p=np.full(n, 0.95)
-        ),
-        "half of them greedy": replace(drawn, temperature=half),
+        "all greedy": [greedy] * n,
+        "temperature": [sampled] * n,
+        "top_p 0.95": [replace(sampled, top_p=0.95)] * n,
+        "top_k 50 and top_p 0.95": [replace(sampled, top_k=50, top_p=0.95)] * n,
+        "half of them greedy": [sampled if row % 2 else greedy for row in range(n)],
     }
-    for name, batch in batches.items():
+    for name, params in batches.items():
         yield _case(
             bench,
             f"sample, {n} rows, {name}",
-            partial(_sample_calls, logits, columns_of(bench, batch)),
+            partial(_sample_calls, logits, columns_of(bench, params)),
             n_bytes=n_bytes,
             is_torch_capturable=False,  # it asks which rows are settled
             max_different_share=0.01,
@@ -202,8 +193,14 @@ def _sample_calls(
     return [partial(ops.sample, rows, columns) for rows in logits]
 
 
-def columns_of(bench: Bench, batch: SamplingBatch) -> SamplingColumns:
-    """A batch's settings on the device."""
+def columns_of(bench: Bench, params: Sequence[SamplingParams]) -> SamplingColumns:
+    """Returns the columns of rows with these options, each with a seed of its own."""
+    rows = [column_values(replace(item, seed=row)) for row, item in enumerate(params)]
+    batch = SamplingBatch(
+        options=np.array(rows, SAMPLING_COLUMNS),
+        positions=np.full(len(rows), 100),
+        banned=(),
+    )
     uploads = uploads_for(bench.device)
     columns = batch.columns(uploads, bench.scale.model.vocab_size)
     uploads.flush()

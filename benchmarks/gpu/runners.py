@@ -15,14 +15,13 @@ from benchmarks.gpu.bench import EAGER, GRAPHS, Bench
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.gpu.timing import device_event
 from kernels.packed_linear import Quantization
+from services.common.sampling import SamplingParams
 from services.worker.engine.decode_graphs import cuda_graphs
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel, random_stage
 
-GREEDY = SamplingParams(
-    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
-)
+GREEDY = SamplingParams(temperature=0)
 MAX_GRAPH_BATCH_SIZE = 256
 SPARE_BYTES = 6 << 30
 """Left for activations, logits and graphs beside the weights, keys and values."""

@@ -1,9 +1,9 @@
-"""The most likely token of every row of logits on a GPU, in one look at them.
+"""The argmax of every row of logits on a GPU, in one pass over them.
 
-A program goes through its part of a row with the best that each of its lanes has seen, and whether
-anything was no finite number. Rows are few and long, so each is divided among programs, and a
-second, tiny launch picks among their candidates; of a small vocabulary the first writes the tokens
-itself. 2 bytes and 3 operations per bfloat16 logit.
+A program passes over its part of a row, and keeps the best logit of each of its lanes and whether
+any was a NaN or an infinity. Rows are few and long, so each is divided among programs, and a
+second, tiny launch picks among their candidates; with a small vocabulary the first launch writes
+the tokens itself. Costs 2 bytes and 3 operations per bfloat16 logit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PART = 2 * _BLOCK
 
 @triton.jit
 def _first_of_largest(value, index, is_bad):
-    """The largest value, the first index that has it, and whether any is bad, of a block."""
+    """Returns a block's largest value, the first index that has it, and whether any is bad."""
     largest = tl.max(value, 0)
     first = tl.min(tl.where(value == largest, index, 0x7FFFFFFF), 0)
     return largest, first, tl.max(is_bad, 0)
@@ -74,13 +74,13 @@ def _pick(part_tokens, values, tokens, N_PARTS: tl.constexpr):
 
 @cache
 def _parts(size: int) -> tuple[int, int]:
-    """Programs of a row of `size` logits, and how many of them each has."""
+    """Returns the number of programs for a row of `size` logits, and the logits of each."""
     n_parts = min(_MAX_PARTS, triton.next_power_of_2(triton.cdiv(size, _PART)))
     return n_parts, triton.cdiv(size, n_parts * _BLOCK) * _BLOCK
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """As `kernels.greedy` says."""
+    """Returns the argmax of each row, exactly as `kernels.greedy` does."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     n_rows, size = logits.shape

@@ -1,7 +1,7 @@
-"""Makes tokens that have occurred less likely to occur again, or more, on a GPU.
+"""Makes tokens that have occurred less or more likely to occur again, on a GPU.
 
-One launch over the rows that are penalised, behind the copy of all. A program has a block of a row:
-it reads 4 bytes a count, and the logits only where a token of the block has occurred.
+All logits are copied, then one launch goes over the rows that are penalised. A program has a block
+of a row: it reads 4 bytes a count, and the logits only if a token of the block has occurred.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _penalize(
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """As `kernels.penalize` says; nothing waits for the device."""
+    """Returns a penalised float32 copy as `kernels.penalize` does; waits for nothing."""
     penalized = logits.to(
         torch.float32, copy=True, memory_format=torch.contiguous_format
     )  # [n_rows, vocab_size]

@@ -5,26 +5,26 @@ the largest value that enough logits reach, counted for `top_k` and weighed for 
 by bisection over the bit patterns of the logits, which are in the order of their values, so it is
 exact; of the logits that equal it, the first few stay.
 
-    look       once over the row: the largest logit of each lane of the program, and of all; a
-               greedy row is done
-    gather     once more, where there is a limit: the logits that reach a bound. With `top_k` that
-               is the `top_k`-th largest of the lanes' largest: none of the `top_k` lies below, and
-               few others reach it. With `top_p` alone it is what half of the lanes reach, a few
-               thousand logits. What follows looks at these only, if they suffice.
-    threshold  the bisection: at most 16 steps for bfloat16 and 32 for float32, mostly half of that
-    draw       the weights of all blocks, then the one block in which the target falls
+    look       passes once over the row: the largest logit of each lane of the program, and of all.
+               A greedy row is done.
+    gather     passes once more, if there is a limit: the logits that reach a bound. With `top_k`
+               it is the `top_k`-th largest of the lanes' largest: none of the `top_k` lies below,
+               and few others reach it. With `top_p` alone half of the lanes reach it, which leaves
+               a few thousand logits. The next steps read these only, if they suffice.
+    threshold  is the bisection: at most 16 steps for bfloat16 and 32 for float32, mostly half.
+    invert     sums the weights of all blocks, then reads the one block that the target falls into.
 
 So a greedy row is read once and every other one twice: 2 * vocab_size elements, the second time
-mostly from the cache. Where what was gathered does not suffice, each step of the bisection reads
-the whole row: for a `top_k` above half of the lanes, for a `top_p` that keeps thousands of tokens,
-and where most logits are equal. A batch in which rows are penalised or tokens forbidden is copied
-first, in float32.
+mostly from the cache. If the gathered logits do not suffice, each step of the bisection reads the
+whole row: for a `top_k` above half of the lanes, for a `top_p` that keeps thousands of tokens, and
+where most logits are equal. A batch with penalised rows or banned tokens is copied first, in
+float32.
 
 Weights are whole numbers of 2^-44 of the largest, in 64 bits, so sums are exact in any order, and a
 token never depends on the shape of the launch. They differ from those of `kernels.sample` by the
-rounding of the exponential, some parts of 2^24, and by what is below 2^-44. So `top_k` keeps just
-the same, and tokens differ only where the draw, `top_p` or `min_p` falls that close to a border
-between two of them.
+rounding of the exponential, some parts of 2^24, and by anything below 2^-44. So `top_k` keeps the
+same tokens, and the results differ only if the random number, `top_p` or `min_p` falls that close
+to a border between two tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 @triton.jit
 def _order_of(value, SHIFT: tl.constexpr):
-    """A whole number of each float32, in their order; SHIFT low bits must be unused."""
+    """Maps float32 to whole numbers in the same order; SHIFT low bits must be unused."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order >> SHIFT).to(tl.int64)
@@ -60,7 +60,7 @@ def _order_of(value, SHIFT: tl.constexpr):
 
 @triton.jit
 def _value_of(order, SHIFT: tl.constexpr):
-    """Its inverse."""
+    """Maps whole numbers back to float32: the inverse of `_order_of`."""
     low_bits = tl.where(order < 0, (1 << SHIFT) - 1, 0)
     order = ((order << SHIFT) + low_bits).to(tl.int32)
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
@@ -68,7 +68,7 @@ def _value_of(order, SHIFT: tl.constexpr):
 
 @triton.jit
 def _weight_of(value, largest, scale):
-    """Of logits, relative to the largest; `scale` is log2(e) / temperature."""
+    """Returns the weights of logits relative to the largest; `scale` is log2(e) / temperature."""
     return tl.exp2((value - largest) * scale)
 
 
@@ -79,14 +79,14 @@ def _whole(weight):
 
 @triton.jit
 def _load(row, start, N, LANES: tl.constexpr):
-    """A block of a row in float32; past the end -inf, which no logit is."""
+    """Loads a block of a row as float32; past the end it is -inf, which no logit is."""
     places = start + tl.arange(0, LANES)
     return tl.load(row + places, places < N, float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
-    """The largest logit of each lane, and of all; the first token that has it, or -1."""
+    """Returns the largest logit of each lane and of all, and its first token or -1."""
     lane = tl.arange(0, LANES)
     peaks = tl.full((LANES,), float("-inf"), tl.float32)
     starts = tl.zeros((LANES,), tl.int32)  # of the blocks that they are in
@@ -104,7 +104,7 @@ def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def _bound(peaks, largest, n_wanted, SHIFT: tl.constexpr):
-    """The `n_wanted`-th largest of the lanes, or what only as many reach."""
+    """Returns a value that at least `n_wanted` lanes reach, and no more if it can be."""
     low, high = _order_of(tl.min(peaks, 0), SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
     while (high - low > 1) & (n_reached != n_wanted):
@@ -132,7 +132,7 @@ def _gather(
 ):
     """Writes values and ids of the logits that reach `bound`, in order, while there is room.
 
-    How many there are, and the weight of the whole row if that is needed.
+    Returns how many there are, and the weight of the whole row if it `needs_total`.
     """
     n_found = tl.full((), 0, tl.int32)
     total = tl.zeros((LANES,), tl.int64)
@@ -154,7 +154,7 @@ def _gather(
 
 @triton.jit
 def _count(row, N, bound, LANES: tl.constexpr, STAGES: tl.constexpr):
-    """How many logits reach `bound`."""
+    """Returns how many logits reach `bound`."""
     count = tl.zeros((LANES,), tl.int32)
     for start in tl.range(0, N, LANES, num_stages=STAGES):
         count += (_load(row, start, N, LANES) >= bound).to(tl.int32)
@@ -172,7 +172,7 @@ def _weigh(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """How many logits reach `bound`, or are above it, and what they weigh."""
+    """Returns how many logits reach `bound`, or are above it, and their weight."""
     count = tl.zeros((LANES,), tl.int32)
     weight = tl.zeros((LANES,), tl.int64)
     for start in tl.range(0, N, LANES, num_stages=STAGES):
@@ -185,7 +185,7 @@ def _weigh(
 
 @triton.jit
 def _goal(top_p, total):
-    """The least weight that is not below `top_p` of the total."""
+    """Returns the least weight that is not below `top_p` of the total."""
     goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
     return tl.minimum(tl.maximum(goal, 1), total)
 
@@ -202,9 +202,9 @@ def _limit_count(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What `top_k` keeps: what is above a value, and so many of the logits that equal it.
+    """Applies `top_k`: returns a bound, how many logits equal to it stay, and the kept weight.
 
-    At least `n_wanted` logits reach `low`. The last result is what all that is kept weighs.
+    Logits above the bound stay. At least `n_wanted` logits reach `low`.
     """
     low, high = _order_of(low, SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
@@ -234,9 +234,9 @@ def _limit_weight(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What `top_p` keeps: what is above a value, and so many of the logits that equal it.
+    """Applies `top_p`: returns a bound, and how many of the logits that equal it stay.
 
-    The logits that reach `low` weigh `goal` or more, with `n_kept` of those that equal it.
+    Logits above the bound stay. Those above `low` and `n_kept` equal to it weigh `goal` or more.
     """
     last = _order_of(low, SHIFT)
     # What is below weighs nothing.
@@ -258,7 +258,8 @@ def _limit_weight(
 
 @triton.jit
 def _weigh_block(row, start, N, bound, n_kept, largest, scale, min_p, LANES: tl.constexpr):
-    """The weights of a block's logits, and how many equal `bound`; the first `n_kept` stay."""
+    """Returns the weights of a block, of those equal to `bound` the first `n_kept`, and their
+    number."""
     value = _load(row, start, N, LANES)
     is_kept = value > bound
     n_equal = tl.full((), 0, tl.int32)
@@ -272,7 +273,7 @@ def _weigh_block(row, start, N, bound, n_kept, largest, scale, min_p, LANES: tl.
 
 
 @triton.jit
-def _draw(
+def _invert_cdf(
     row,
     N,
     bound,
@@ -284,7 +285,7 @@ def _draw(
     LANES: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """The first place whose cumulative weight is above `uniform` of the total."""
+    """Returns the first place whose cumulative weight is above `uniform` of the total."""
     starts = LANES * tl.arange(0, BLOCKS)
     weights = tl.zeros((BLOCKS,), tl.int64)
     n_left = tl.zeros((BLOCKS,), tl.int64)  # of n_kept, for a block and what follows
@@ -321,7 +322,7 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The place that is drawn from a row whose logits below `low` are sure to be dropped."""
+    """Samples a place of a row whose logits below `low` are sure to be dropped."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = _limit_count(
@@ -332,7 +333,7 @@ def _choose(
         bound, n_kept = _limit_weight(
             row, N, bound, n_kept, largest, temperature, scale, goal, SHIFT, LANES, STAGES
         )
-    return _draw(row, N, bound, n_kept, largest, scale, min_p, uniform, LANES, BLOCKS)
+    return _invert_cdf(row, N, bound, n_kept, largest, scale, min_p, uniform, LANES, BLOCKS)
 
 
 @triton.jit
@@ -359,7 +360,7 @@ def _sample(
     peaks, largest, token = _look(row, N, LANES, STAGES)
     temperature = tl.load(temperatures + program)
     if (token >= 0) & (temperature > 0.0):
-        # Its inverse must be a number, and what is forbidden, at -3.4e38, must weigh nothing.
+        # Its inverse must be a number, and what is banned, at -3.4e38, must weigh nothing.
         temperature = tl.minimum(tl.maximum(temperature, 1e-37), 1e30)
         scale = 1.4426950408889634 / temperature
         top_k, top_p = tl.load(top_ks + program), tl.load(top_ps + program)
@@ -420,7 +421,7 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """As `kernels.sample` says; nothing waits for the device.
+    """Samples as `kernels.sample` does; waits for nothing.
 
     `n_lanes`, a power of two, are the logits that a program looks at together.
     """
@@ -428,8 +429,8 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
         logits = penalize(logits, columns.penalties)
     if columns.is_greedy:
         return greedy(logits)
-    if len(columns.forbidden_ids):
-        logits = _without_forbidden(logits, columns)
+    if len(columns.banned_ids):
+        logits = _without_banned(logits, columns)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     n_rows, vocab_size = logits.shape
@@ -458,13 +459,13 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
     return tokens
 
 
-def _without_forbidden(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """A copy in float32 in which what is forbidden is as unlikely as a number can say.
+def _without_banned(logits: Tensor, columns: SamplingColumns) -> Tensor:
+    """Returns a float32 copy in which the logits of banned tokens are the lowest finite number.
 
-    What is no number stays, since it says that the row is not to be trusted.
+    NaNs and infinities stay, since they mark a row that cannot be sampled.
     """
     logits = logits.float()
-    places = columns.forbidden_rows, columns.forbidden_ids
-    forbidden = logits[places]
+    places = columns.banned_rows, columns.banned_ids
+    banned = logits[places]
     lowest = torch.finfo(torch.float32).min
-    return logits.index_put(places, forbidden.masked_fill(forbidden.isfinite(), lowest))
+    return logits.index_put(places, banned.masked_fill(banned.isfinite(), lowest))

@@ -1,20 +1,22 @@
-"""SchedulerService: frontends come in, their tokens go out.
+"""SchedulerService: requests come in from frontends, their tokens go out.
 
-One stream per frontend. Whatever an iteration brings a frontend's requests leaves as one message.
-It knows neither batches nor stages.
+There is one stream per frontend; all tokens of an iteration for it leave as one message. Knows
+neither batches nor stages.
 """
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
-from orcinus.v1 import sampling_pb2, scheduler_pb2
+from orcinus.v1 import scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
+from services.common.sampling import MAX_STOP_TOKENS, SamplingParams
+from services.common.sampling_proto import from_proto
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -34,7 +36,7 @@ _REASONS = {
 
 
 class Connection:
-    """A frontend's requests, and what waits to be sent to it."""
+    """A connected frontend: its requests, and the message that waits to be sent to it."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
@@ -42,20 +44,20 @@ class Connection:
         self._has_mail = asyncio.Event()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Everything that has come since the last message, at least one thing."""
+        """Waits for news and returns all that has come since the last message."""
         await self._has_mail.wait()
         self._has_mail.clear()
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Says what is served; requests may come."""
+        """Tells the frontend what is served, so that requests may come."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.is_closed = False
         self._has_mail.set()
 
     def close(self) -> None:
-        """Says that no more requests are taken."""
+        """Tells the frontend that no more requests are taken."""
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
         self._has_mail.set()
@@ -129,7 +131,7 @@ class SchedulerService:
         loop: ServingLoop,
         iteration_log: IterationLog,
     ) -> None:
-        """Takes submissions from now on; they go to `loop`."""
+        """Takes submissions from now on, and hands them to `loop`."""
         self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
         self._is_open = True
         for frontend in self._frontends:
@@ -142,7 +144,7 @@ class SchedulerService:
             frontend.close()
 
     def deliver(self, updates: Iterable[Update]) -> None:
-        """Puts what an iteration brought into the outboxes of the frontends concerned."""
+        """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
         for update in updates:
             request, reason = update.request, update.finish_reason
             if update.token_id is not None and len(request.generated_token_ids) == 1:
@@ -164,7 +166,7 @@ class SchedulerService:
             frontend.fail(message)
 
     async def Connect(self, context: Any) -> None:
-        """One frontend.
+        """Serves one frontend until it or this scheduler goes away.
 
         Raises:
             Unavailable: this scheduler does not lead.
@@ -194,7 +196,7 @@ class SchedulerService:
     async def WatchIterations(
         self, request: scheduler_pb2.WatchIterationsRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.WatchIterationsResponse]:
-        """Records of the iterations from now on.
+        """Streams a record of each iteration from now on.
 
         Raises:
             Unavailable: there is no pipeline yet, or no more.
@@ -225,20 +227,27 @@ class SchedulerService:
     def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
-        self._check(connection, submission)
+        sampling = from_proto(submission.sampling)
+        self._check(connection, submission, sampling)
+        submission.sampling.seed = sampling.seed  # drawn here if need be: ranks must have the same
         request = Request(
             request_id=RequestId(submission.request_id),
             prompt_token_ids=list(submission.prompt_token_ids),
             max_new_tokens=submission.max_new_tokens,
             sampling=submission.sampling.SerializeToString(),
-            stop_token_ids=frozenset(submission.sampling.stop_token_ids),
+            stop_token_ids=frozenset(sampling.stop_token_ids),
         )
         self._loop.submit(request)
         self._connections[request] = connection
         connection.accept(request)
         self._observer.submitted(request, submission)
 
-    def _check(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
+    def _check(
+        self,
+        connection: Connection,
+        submission: scheduler_pb2.Submission,
+        sampling: SamplingParams,
+    ) -> None:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
         largest = max(submission.prompt_token_ids, default=0)
@@ -253,8 +262,7 @@ class SchedulerService:
                 f"prompt and output of {n_tokens} tokens exceed the limit of "
                 f"{self._pipeline.max_model_len}",
             )
-
-        _check_sampling(submission.sampling, vocab_size=self._pipeline.vocab_size)
+        _check_sampling(sampling, self._pipeline)
 
     def _cancel_all(self, connection: Connection) -> None:
         for request in list(connection.requests.values()):
@@ -266,25 +274,19 @@ async def _write(connection: Connection, context: Any) -> None:
         await context.write(await connection.next_message())
 
 
-def _check_sampling(sampling: sampling_pb2.SamplingParams, *, vocab_size: int) -> None:
-    # A rank would end itself, and with it everybody's requests, over what is refused here. The
-    # comparisons are written so that NaN is refused too.
-    if not 0 <= sampling.temperature < math.inf:
-        raise InvalidRequest("temperature", f"{sampling.temperature} is not a finite number from 0")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest("top_p", f"{sampling.top_p} is not above 0 and at most 1")
-    if not 0 <= sampling.min_p <= 1:
-        raise InvalidRequest("min_p", f"{sampling.min_p} is not between 0 and 1")
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not -2 <= (penalty := getattr(sampling, name)) <= 2:
-            raise InvalidRequest(name, f"{penalty} is not between -2 and 2")
-    if not 0.125 <= (sampling.repetition_penalty or 1) <= 8:
-        raise InvalidRequest(
-            "repetition_penalty", f"{sampling.repetition_penalty} is not between 0.125 and 8"
-        )
+def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
+    # A rank would end itself, and with it everybody's requests, over what is refused here.
+    clients = sampling
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:  # the model's own come besides a client's
+        own = frozenset(pipeline.eos_token_ids)
+        stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
+        clients = replace(sampling, stop_token_ids=stops)
+    clients.check()
 
-    stops = {token_id for token_id in sampling.stop_token_ids if token_id < vocab_size}
-    if sampling.min_tokens and len(stops) == vocab_size:
+    if min(sampling.stop_token_ids, default=0) < 0:
+        raise InvalidRequest("stop_token_ids", "tokens must not be negative")
+    banned = {stop for stop in sampling.stop_token_ids if stop < pipeline.vocab_size}
+    if sampling.min_tokens and len(banned) == pipeline.vocab_size:
         raise InvalidRequest("stop_token_ids", "forbid every token before min_tokens")
 
 

@@ -54,7 +54,7 @@ def test_completions_through_the_services_equal_a_local_run(
             "generate",
             target=f"{FRONTEND}:50051",
             prompt=PROMPT,
-            options={"max_tokens": 20, "temperature": 0},
+            options={"max_tokens": 20, "sampling": {"temperature": 0}},
         ),
         unless=lambda answer: answer["code"] == "UNAVAILABLE",
     )

@@ -10,8 +10,10 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
+from services.common.sampling import OPTIONS
 from tests.fake_scheduler import PIPELINE, Behaviour, echo, loses_pipeline_after, rejects, says
 from tests.frontend.conftest import Site
+from tests.generation_options import generation_options
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -77,7 +79,7 @@ def failed(error: grpc.aio.AioRpcError) -> Outcome:
 
 async def over_grpc(site: Site, prompt: dict[str, Any], options: dict[str, Any]) -> Outcome:
     request = inference_pb2.GenerateRequest(
-        prompt=to_prompt(prompt), options=inference_pb2.GenerationOptions(**options)
+        prompt=to_prompt(prompt), options=generation_options(**options)
     )
     try:
         answer = await site.inference.generate(request)
@@ -93,7 +95,7 @@ async def over_grpc(site: Site, prompt: dict[str, Any], options: dict[str, Any])
 
 async def over_grpc_stream(site: Site, prompt: dict[str, Any], options: dict[str, Any]) -> Outcome:
     request = inference_pb2.GenerateStreamRequest(
-        prompt=to_prompt(prompt), options=inference_pb2.GenerationOptions(**options)
+        prompt=to_prompt(prompt), options=generation_options(**options)
     )
     texts: dict[int, tuple[str, tuple[int, ...], str]] = {}
     usage, prompt_ids = (0, 0), ()
@@ -142,6 +144,7 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any], dict[str, Any]]] = {
     "wrong-presence": (echo, HELLO, {"presence_penalty": 2.5}),
     "wrong-frequency": (echo, HELLO, {"frequency_penalty": -2.5}),
     "wrong-repetition": (echo, HELLO, {"repetition_penalty": 0.0}),
+    "wrong-stop-token": (echo, HELLO, {"stop_token_ids": [-1]}),
     "wrong-stop": (echo, HELLO, {"stop": ["x"] * 17}),
     "full": (FULL, HELLO, {}),
     "lost": (loses_pipeline_after(20, 21), HELLO, {}),
@@ -163,8 +166,10 @@ async def test_submission_is_the_same(site: Site) -> None:
     penalties = {
         "presence_penalty": 0.1, "frequency_penalty": -0.2, "repetition_penalty": 1.1
     }  # fmt: skip
-    await over_http(site, HELLO, options | limits | penalties | {"return_token_ids": True})
-    await over_grpc(site, HELLO, options | limits | penalties)
+    given = options | limits | penalties
+    assert given.keys() >= OPTIONS.keys()
+    await over_http(site, HELLO, given | {"return_token_ids": True})
+    await over_grpc(site, HELLO, given)
     first, second = (request.submission for request in site.scheduler.requests)
     second.request_id = first.request_id
     assert first == second

@@ -29,6 +29,7 @@ from tests.certificates import Authority, Pem, mount, serial_number_at
 from tests.fake_scheduler import echo, keeps_quiet
 from tests.frontend import checkpoints
 from tests.frontend.conftest import PATIENCE_S, InferenceClient, Site, running, soon
+from tests.generation_options import generation_options
 
 ALICE = {"authorization": "Bearer alice's key"}
 ALICE_METADATA = (("authorization", "Bearer alice's key"),)
@@ -85,7 +86,7 @@ async def status_of(call: Any) -> Any:
 def whole(**options: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         prompt=inference_pb2.Prompt(text="x"),
-        options=inference_pb2.GenerationOptions(max_tokens=4, **options),
+        options=generation_options(max_tokens=4, **options),
     )
 
 

@@ -21,9 +21,9 @@ def any_rows(vocab_size: int, dtype: torch.dtype) -> None:
         top_p=torch.ones(N_ROWS, dtype=torch.float64),
         min_p=torch.zeros(N_ROWS),
         uniform=torch.zeros(N_ROWS, dtype=torch.float64),
-        forbidden_rows=torch.empty(0, dtype=torch.int64),
-        forbidden_ids=torch.empty(0, dtype=torch.int64),
-        any_drawn=True,
+        banned_rows=torch.empty(0, dtype=torch.int64),
+        banned_ids=torch.empty(0, dtype=torch.int64),
+        any_sampled=True,
         any_limited=True,
         any_min_p=True,
     )

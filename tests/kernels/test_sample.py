@@ -99,7 +99,7 @@ def fields_of(columns: SamplingColumns | Penalties) -> dict[str, Any]:
 
 
 def columns_of(
-    n_rows: int, *, forbidden: tuple[tuple[int, int], ...] = (), **given: Any
+    n_rows: int, *, banned: tuple[tuple[int, int], ...] = (), **given: Any
 ) -> SamplingColumns:
     """Rows that share what is given once and differ in what is given as a list."""
     defaults = {
@@ -114,28 +114,28 @@ def columns_of(
         name: torch.as_tensor(given.get(name, default), dtype=dtype).expand(n_rows).clone()
         for name, (default, dtype) in defaults.items()
     }
-    is_drawn = columns["temperature"] > 0
+    is_sampled = columns["temperature"] > 0
     is_limited = (columns["top_k"] > 0) | (columns["top_p"] < 1)
     return SamplingColumns(
         **columns,
-        forbidden_rows=torch.tensor([row for row, _ in forbidden], dtype=torch.int64),
-        forbidden_ids=torch.tensor([token for _, token in forbidden], dtype=torch.int64),
-        any_drawn=bool(is_drawn.any()),
-        any_limited=bool((is_drawn & is_limited).any()),
-        any_min_p=bool((is_drawn & (columns["min_p"] > 0)).any()),
+        banned_rows=torch.tensor([row for row, _ in banned], dtype=torch.int64),
+        banned_ids=torch.tensor([token for _, token in banned], dtype=torch.int64),
+        any_sampled=bool(is_sampled.any()),
+        any_limited=bool((is_sampled & is_limited).any()),
+        any_min_p=bool((is_sampled & (columns["min_p"] > 0)).any()),
     )
 
 
 def rows_of(columns: SamplingColumns, rows: list[int]) -> SamplingColumns:
-    """The same of some rows that have nothing forbidden."""
-    assert not set(rows) & set(columns.forbidden_rows.tolist())
+    """The same of some rows that have nothing banned."""
+    assert not set(rows) & set(columns.banned_rows.tolist())
     kept: dict[str, Any] = {
         name: value[rows]
         for name, value in fields_of(columns).items()
-        if isinstance(value, Tensor) and not name.startswith("forbidden")
+        if isinstance(value, Tensor) and not name.startswith("banned")
     }
     nothing = torch.empty(0, dtype=torch.int64)
-    return dataclasses.replace(columns, **kept, forbidden_rows=nothing, forbidden_ids=nothing)
+    return dataclasses.replace(columns, **kept, banned_rows=nothing, banned_ids=nothing)
 
 
 def random_logits(
@@ -146,21 +146,21 @@ def random_logits(
 
 
 def random_columns(
-    n_rows: int, vocab_size: int, *, seed: int = 0, has_forbidden: bool = True
+    n_rows: int, vocab_size: int, *, seed: int = 0, has_banned: bool = True
 ) -> SamplingColumns:
     """Rows of all kinds."""
     rng = np.random.default_rng(seed)
-    forbidden = [
+    banned = [
         (row, int(token))
         for row in range(n_rows)
-        if has_forbidden and rng.random() < 0.2
+        if has_banned and rng.random() < 0.2
         for token in rng.permutation(vocab_size)[: min(3, vocab_size - 1)]
     ]
     return columns_of(
         n_rows,
-        forbidden=tuple(forbidden),
+        banned=tuple(banned),
         temperature=rng.choice([0, 0.3, 1, 1, 1.7, 1e-44], n_rows),
-        top_k=rng.choice([0, 0, 0, 1, 5, 40, vocab_size // 2, vocab_size, 10**6], n_rows),
+        top_k=rng.choice([0, 0, -1, 1, 5, 40, vocab_size // 2, vocab_size, 10**6], n_rows),
         top_p=rng.choice([1, 1, 1e-6, 0.3, 0.9, 0.999], n_rows),
         min_p=rng.choice([0, 0, 0.02, 0.5, 1], n_rows),
         uniform=rng.random(n_rows),
@@ -176,7 +176,7 @@ def errors(logits: Tensor, columns: SamplingColumns, row: int) -> tuple[float, f
     """
     unit = 2.0**-24
     values = logits[row].double()
-    values[columns.forbidden_ids[columns.forbidden_rows == row]] = -torch.inf
+    values[columns.banned_ids[columns.banned_rows == row]] = -torch.inf
     exponents = ((values - values.max()) / columns.temperature[row].double()).clamp(min=-1e3)
     weights = exponents.exp()
     off = (weights * (8 * exponents.abs() + 8) * unit).sum() / weights.sum()
@@ -194,7 +194,7 @@ def allowed_tokens(logits: Tensor, columns: SamplingColumns, row: int) -> set[in
     mine = [
         token
         for of_row, token in zip(
-            columns.forbidden_rows.tolist(), columns.forbidden_ids.tolist(), strict=True
+            columns.banned_rows.tolist(), columns.banned_ids.tolist(), strict=True
         )
         if of_row == row
     ]
@@ -208,7 +208,7 @@ def allowed_tokens(logits: Tensor, columns: SamplingColumns, row: int) -> set[in
     uniforms, top_ps, min_ps = zip(*cases, strict=True)
     shaken = columns_of(
         n,
-        forbidden=tuple((i, token) for i in range(n) for token in mine),
+        banned=tuple((i, token) for i in range(n) for token in mine),
         temperature=columns.temperature[row],
         top_k=columns.top_k[row],
         top_p=np.clip(top_ps, 1e-300, 1),
@@ -294,45 +294,45 @@ class TestEveryVersion:
         columns = columns_of(5, temperature=[1, 1, 0, 0, 1], top_k=[0, 5, 0, 0, 0], top_p=0.9)
         assert [token < 0 for token in sampler(logits, columns)] == [False, True, True, False, True]
         # Not even if it may not be chosen.
-        forbidden = columns_of(5, temperature=[0, 1, 0, 0, 1], forbidden=((2, 0), (4, 100)))
-        assert [token < 0 for token in sampler(logits, forbidden)] == [
+        banned = columns_of(5, temperature=[0, 1, 0, 0, 1], banned=((2, 0), (4, 100)))
+        assert [token < 0 for token in sampler(logits, banned)] == [
             False, True, True, False, True
         ]  # fmt: skip
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_forbidden_tokens_are_out_in_their_row_only(
+    def test_banned_tokens_are_out_in_their_row_only(
         self, sampler: Sampler, temperature: float
     ) -> None:
         logits = torch.zeros(3, 200)
         logits[:, 7] = 100
         logits[:, 150] = 50
         before = logits.clone()
-        columns = columns_of(3, temperature=temperature, forbidden=((1, 7),))
+        columns = columns_of(3, temperature=temperature, banned=((1, 7),))
         assert sampler(logits, columns) == [7, 150, 7]
         assert torch.equal(logits, before)
         all_but_one = tuple((2, token) for token in range(200) if token != 9)
-        columns = columns_of(3, temperature=temperature, top_k=50, forbidden=all_but_one)
+        columns = columns_of(3, temperature=temperature, top_k=50, banned=all_but_one)
         assert sampler(logits, columns) == [7, 7, 9]
 
-    def test_no_temperature_is_so_high_that_forbidden_tokens_are_drawn(
+    def test_no_temperature_is_so_high_that_banned_tokens_are_sampled(
         self, sampler: Sampler
     ) -> None:
         n_rows, vocab_size = 16, 200
-        forbidden = [token for token in range(vocab_size) if token % 20]
+        banned = [token for token in range(vocab_size) if token % 20]
         columns = columns_of(
             n_rows,
-            forbidden=tuple((row, token) for row in range(n_rows) for token in forbidden),
+            banned=tuple((row, token) for row in range(n_rows) for token in banned),
             temperature=torch.finfo(torch.float32).max,
             top_p=[1, 0.9] * (n_rows // 2),
             uniform=np.linspace(0, LAST_UNIFORM, n_rows),
         )
         for dtype in DTYPES:
             tokens = sampler(random_logits(n_rows, vocab_size, dtype), columns)
-            assert not set(tokens) & set(forbidden)
+            assert not set(tokens) & set(banned)
             assert len(set(tokens)) > 5, "all others are about as likely"
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("others", ["greedy", "drawn", "forbidden"])
+    @pytest.mark.parametrize("others", ["greedy", "sampled", "banned"])
     def test_tokens_are_those_of_the_penalised_logits(
         self, sampler: Sampler, others: str, dtype: torch.dtype
     ) -> None:
@@ -341,8 +341,8 @@ class TestEveryVersion:
         before = logits.clone()
         columns = {
             "greedy": ALL_GREEDY,
-            "drawn": random_columns(n_rows, vocab_size, seed=1, has_forbidden=False),
-            "forbidden": columns_of(n_rows, temperature=0, forbidden=((2, 7), (3, 8))),
+            "sampled": random_columns(n_rows, vocab_size, seed=1, has_banned=False),
+            "banned": columns_of(n_rows, temperature=0, banned=((2, 7), (3, 8))),
         }[others]
         first = logits.argmax(-1)
         counts = torch.zeros(4, vocab_size, dtype=torch.int32)
@@ -379,7 +379,7 @@ class TestEveryVersion:
     def test_rows_are_chosen_alike_alone_and_together(self, sampler: Sampler) -> None:
         n_rows = 8
         logits = random_logits(n_rows, 390, torch.float32)
-        columns = random_columns(n_rows, 390, seed=5, has_forbidden=False)
+        columns = random_columns(n_rows, 390, seed=5, has_banned=False)
         together = sampler(logits, columns)
         order = [5, 2, 7, 0, 1, 3, 6, 4]
         assert sampler(logits[order], rows_of(columns, order)) == [together[i] for i in order]
@@ -406,7 +406,7 @@ class TestEveryVersion:
         for row, token in enumerate(tokens):
             assert token in allowed_tokens(logits, columns, row)
         larger = logits.float() > logits.float().gather(1, torch.tensor(tokens)[:, None])
-        larger[columns.forbidden_rows, columns.forbidden_ids] = False
+        larger[columns.banned_rows, columns.banned_ids] = False
         n_before = larger.sum(-1)
         is_limited = columns.top_k > 0
         assert (n_before < columns.top_k)[is_limited].all()

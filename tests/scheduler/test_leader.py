@@ -89,7 +89,7 @@ class Scene:
             request_id=name,
             prompt_token_ids=[1, 2, 3],
             max_new_tokens=n_tokens,
-            sampling=sampling_pb2.SamplingParams(top_p=1),
+            sampling=sampling_pb2.SamplingParams(temperature=0),
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 

@@ -4,7 +4,7 @@ drives."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -13,6 +13,8 @@ import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 from services.common import rpc
+from services.common.sampling import SamplingParams
+from services.common.sampling_proto import from_proto
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObservers
@@ -111,7 +113,7 @@ class Frontend:
             prompt_token_ids=[1] * prompt,
             max_new_tokens=max_new_tokens,
             sampling=sampling_pb2.SamplingParams(
-                **{"top_p": 1, "seed": 3, "stop_token_ids": [STOP], **(sampling or {})}
+                **{"temperature": 0, "seed": 3, "stop_token_ids": [STOP], **(sampling or {})}
             ),
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
@@ -226,10 +228,14 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"max_new_tokens": 0}, "max_tokens"),
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
+        ({"sampling": {"temperature": 2.5}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
         ({"sampling": {"presence_penalty": -3}}, "presence_penalty"),
         ({"sampling": {"frequency_penalty": float("nan")}}, "frequency_penalty"),
         ({"sampling": {"repetition_penalty": 1e-30}}, "repetition_penalty"),
+        ({"sampling": {"repetition_penalty": 0}}, "repetition_penalty"),
+        ({"sampling": {"stop_token_ids": [-1]}}, "stop_token_ids"),
+        ({"sampling": {"stop_token_ids": [7] * 257}}, "stop_token_ids"),
         ({"sampling": {"min_tokens": 1, "stop_token_ids": range(200)}}, "stop_token_ids"),
     ],
     ids=[
@@ -237,10 +243,14 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "nothing to generate",
         "too long",
         "temperature",
+        "temperature above 2",
         "min_p",
         "presence",
         "frequency",
         "repetition",
+        "no repetition",
+        "stop token below 0",
+        "too many stop tokens",
         "no token left",
     ],
 )
@@ -254,6 +264,25 @@ async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(
         assert rejection.message
         assert not rejection.message.startswith(field)
         assert len(it.scheduler.pool) == 0
+
+
+async def test_the_models_own_stop_tokens_come_besides_as_many_as_a_client_may_have() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", sampling={"stop_token_ids": [STOP, *[7] * 256]})
+
+
+async def test_ranks_read_the_options_and_one_seed_if_none_was_given() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", sampling={"temperature": 0.5})
+        await frontend.accepted("b", sampling={"temperature": 0.5, "seed": None})
+        given, not_given = (
+            sampling_pb2.SamplingParams.FromString(request.sampling)
+            for request in it.scheduler.pool
+        )
+        expected = SamplingParams(temperature=0.5, seed=3, stop_token_ids=(STOP,))
+        assert from_proto(given) == expected
+        assert not_given.HasField("seed")
+        assert replace(from_proto(not_given), seed=3) == expected
 
 
 async def test_a_request_id_in_use_is_rejected_and_the_first_one_lives() -> None:

@@ -12,6 +12,7 @@ import openai
 import pytest
 from orcinus.v1 import inference_pb2
 
+from tests.generation_options import generation_options
 from tests.system.stack import ROOT, Stack, serving
 
 DEMO = ROOT / "models" / "demo"
@@ -79,7 +80,7 @@ def test_streamed_pieces_are_the_whole_over_both_protocols(
     with demo.inference() as stub:
         request = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(text=prompt),
-            options=inference_pb2.GenerationOptions(max_tokens=40, seed=seed),
+            options=generation_options(max_tokens=40, seed=seed),
         )
         messages = list(stub.GenerateStream(request, timeout=60))
     assert "".join(message.choice.text for message in messages) == text
@@ -108,7 +109,7 @@ def test_penalties_change_what_is_written_over_both_protocols(
     with demo.inference() as stub:
         request = inference_pb2.GenerateRequest(
             prompt=inference_pb2.Prompt(text="the file the file the file"),
-            options=inference_pb2.GenerationOptions(
+            options=generation_options(
                 max_tokens=60, temperature=0, ignore_eos=True, frequency_penalty=2
             ),
         )
@@ -156,11 +157,11 @@ def test_wrong_input_over_grpc_is_an_invalid_argument(demo: Stack) -> None:
     requests = {
         "max_tokens": inference_pb2.GenerateRequest(
             prompt=inference_pb2.Prompt(text="x"),
-            options=inference_pb2.GenerationOptions(max_tokens=-1),
+            options=generation_options(max_tokens=-1),
         ),
         "presence_penalty": inference_pb2.GenerateRequest(
             prompt=inference_pb2.Prompt(text="x"),
-            options=inference_pb2.GenerationOptions(presence_penalty=-3),
+            options=generation_options(presence_penalty=-3),
         ),
         "prompt": inference_pb2.GenerateRequest(),
         "model": inference_pb2.GenerateRequest(

@@ -20,7 +20,7 @@ from tests.checkpoints import Oracle
 from tests.scheduler.core.workload import build
 
 PROMPT = [9, 8, 7, 6, 5]
-GREEDY = SamplingParams(top_p=1).SerializeToString()
+GREEDY = SamplingParams(temperature=0).SerializeToString()
 
 
 @contextlib.asynccontextmanager

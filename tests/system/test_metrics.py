@@ -14,6 +14,7 @@ import pytest
 from orcinus.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.exposition import Samples
+from tests.generation_options import generation_options
 from tests.system.stack import Stack, serving
 
 pytestmark = pytest.mark.system
@@ -75,9 +76,7 @@ class Clients:
             response = await inference_pb2_grpc.InferenceServiceStub(channel).Generate(
                 inference_pb2.GenerateRequest(
                     prompt=inference_pb2.Prompt(text="If the file"),
-                    options=inference_pb2.GenerationOptions(
-                        max_tokens=max_tokens, min_tokens=max_tokens
-                    ),
+                    options=generation_options(max_tokens=max_tokens, min_tokens=max_tokens),
                 )
             )
         self.statuses["OK"] += 1

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 
 from kernels.packed_linear import Quantization
+from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import LoadFormat, OnProgress
 
 T = TypeVar("T")
 
-GREEDY = SamplingParams(
-    temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
-)
+GREEDY = SamplingParams(temperature=0)
 
 
 def load(

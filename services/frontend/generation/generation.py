@@ -10,10 +10,12 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orcinus.v1 import sampling_pb2, scheduler_pb2
+from orcinus.v1 import scheduler_pb2
 
+from services.common.sampling import INT64_MIN, SamplingParams
+from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.link.scheduler_client import Inbox, SchedulerClient
 from services.frontend.link.scheduler_events import Accepted, Event, Failed, Finished, Tokens
@@ -160,7 +162,7 @@ class Generation:
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
                 max_new_tokens=prompt.max_new_tokens,
-                sampling=_sampling(self.options, index, prompt.stop_token_ids),
+                sampling=to_proto(self._sampling(index, prompt)),
                 trace=self._trace,
             ),
             self._inbox,
@@ -177,8 +179,14 @@ class Generation:
             IncrementalText(self._tokenizer, prompt.context),
             stops=StopStrings(self.options.stop),
             stop_token_ids=frozenset(prompt.stop_token_ids),
-            min_tokens=self.options.min_tokens,
+            min_tokens=self.options.sampling.min_tokens,
         )
+
+    def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:
+        """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
+        params = self.options.sampling
+        seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
+        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids)
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]
@@ -204,21 +212,3 @@ class Generation:
 
     def _shows_tokens(self, piece: Piece) -> bool:
         return self.options.return_token_ids and bool(piece.token_ids)
-
-
-def _sampling(
-    options: GenerationOptions, index: int, stop_token_ids: tuple[int, ...]
-) -> sampling_pb2.SamplingParams:
-    """Each answer draws other random numbers, those to another prompt too."""
-    return sampling_pb2.SamplingParams(
-        temperature=options.temperature,
-        top_k=max(options.top_k, 0),
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=(options.seed + index) % 2**64,
-        min_tokens=options.min_tokens,
-        stop_token_ids=stop_token_ids,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
-    )

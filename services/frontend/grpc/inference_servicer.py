@@ -1,7 +1,7 @@
 """The gRPC API: `InferenceService`, its health and its reflection.
 
 Errors leave as exceptions of the error tree; `rpc.py` makes statuses of them. Fields are named as
-in the HTTP API (`max_tokens`, not `options.max_tokens`), so that a client sees the same error in
+in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a client sees the same error in
 both.
 """
 
@@ -15,6 +15,7 @@ from orcinus.v1 import inference_pb2
 
 from services.common import errors, rpc
 from services.common.health import Health
+from services.common.sampling_proto import from_proto
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, Usage
@@ -95,7 +96,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """The tokens that a generation would start with."""
+        """Answers with the tokens that a generation would start with."""
         self._check_size(message)
         token_ids = await self._service.tokenize(_to_prompt(message.prompt))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
@@ -103,7 +104,7 @@ class InferenceServicer:
     async def DescribeModel(
         self, _: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
-        """The model and how it is served."""
+        """Answers with the model and how it is served."""
         pipeline = self._service.describe()
         return inference_pb2.DescribeModelResponse(
             model=pipeline.model,
@@ -116,7 +117,7 @@ class InferenceServicer:
         )
 
     def admit(self, context: Context) -> None:
-        """Finds out who calls, before the call's message is received."""
+        """Counts a call against the caller's key, before the call's message is received."""
         self._api_keys.admit(_authorization(context))
 
     def _to_request(
@@ -170,8 +171,7 @@ def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     given = {field.name: value for field, value in options.ListFields()}
-    for name in ("stop", "stop_token_ids"):
-        given[name] = tuple(given.get(name, ()))
+    given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
     return GenerationOptions(**given)
 
 

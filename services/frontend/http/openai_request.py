@@ -1,13 +1,15 @@
-"""The bodies of the OpenAI API, and what they ask for.
+"""The bodies of the OpenAI API, and the requests that they stand for.
 
-Types are checked here, ranges where all requests are checked. Unknown fields are refused by name;
+The fields that choose tokens are those of `SamplingParams`, each with null for its default. Types
+are checked here, ranges where all requests are checked. Unknown fields are refused by name;
 known ones that are not served yet are accepted with the value that changes nothing. Extensions are
 spelled as other servers of the field spell them.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
 from pydantic import (
@@ -21,11 +23,13 @@ from pydantic import (
     PlainValidator,
     Tag,
     ValidationError,
+    create_model,
     model_validator,
 )
 from typing_extensions import TypeAliasType
 
 from services.common import errors
+from services.common.sampling import SamplingParams
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     ChatMessage,
@@ -35,9 +39,11 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 
-OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)}
-
-LISTS = {"stop", "stop_token_ids"}
+OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
+    "max_tokens_field",
+    "sampling",
+}
+"""The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
 MAX_NAME_LENGTH = 64
 """Characters of a client's field name that are repeated in an error."""
@@ -49,7 +55,7 @@ Body = TypeVar("Body", bound="GenerationBody")
 
 
 def only(*neutral: object) -> AfterValidator:
-    """Accepts None and values that change nothing; others are not served yet."""
+    """Returns a validator that accepts None and values that change nothing, and no others yet."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in neutral:
@@ -63,7 +69,7 @@ def only(*neutral: object) -> AfterValidator:
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
-    """A text, a list of texts, a list of tokens, or a list of lists of tokens."""
+    """Returns the prompts in a text, a list of texts, a list of tokens, or a list of such lists."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list):
@@ -90,7 +96,7 @@ TokenIds = TypeAliasType("TokenIds", Annotated[list[int], FailFast()])
 
 
 class StreamOptions(BaseModel):
-    """How to stream."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,24 +104,28 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
-class GenerationBody(BaseModel, ABC):
-    """What both kinds of generation have in common."""
+_BODY_TYPES: dict[Any, Any] = {float: float, int: int, tuple[int, ...]: TokenIds}
+
+SAMPLING: dict[str, Any] = {
+    field.name: (_BODY_TYPES[field.type] | None, None)
+    for field in dataclasses.fields(SamplingParams)
+}
+"""Type and default of the body's field for each option of `SamplingParams`."""
+
+if TYPE_CHECKING:
+    SamplingBody = BaseModel
+else:
+    SamplingBody = create_model("SamplingBody", **SAMPLING)
+
+
+class GenerationBody(SamplingBody, ABC):
+    """The fields that both kinds of generation have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
-    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     n: int | None = None
@@ -132,7 +142,7 @@ class GenerationBody(BaseModel, ABC):
     @property
     @abstractmethod
     def prompts(self) -> tuple[Prompt, ...]:
-        """What to continue."""
+        """The texts, tokens or conversations to continue."""
 
     @property
     def includes_usage(self) -> bool:
@@ -146,20 +156,18 @@ class GenerationBody(BaseModel, ABC):
         return self
 
     def to_request(self) -> GenerationRequest:
-        """The request in the words that both protocols share."""
+        """Returns the request in the words that both protocols share."""
         return GenerationRequest(
             prompts=self.prompts, options=self._options(), model=self.model or ""
         )
 
     def _options(self) -> GenerationOptions:
-        given = self.model_dump(include=OPTIONS, exclude_none=True)
-        for name in LISTS & given.keys():
-            given[name] = tuple(given[name])
-        return GenerationOptions(**given)
+        sampling = SamplingParams(**_given(self, SAMPLING))
+        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling)
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts_of)]
     echo: bool | None = None
@@ -193,7 +201,7 @@ Content = Annotated[
 
 
 class Message(BaseModel):
-    """One turn of a conversation; what assistants say may be sent back as it came."""
+    """A turn of a conversation; an assistant's message may be sent back as it came."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -208,7 +216,7 @@ class Message(BaseModel):
     function_call: Annotated[dict[str, Any] | None, only()] = None
 
     def to_message(self) -> ChatMessage:
-        """The turn as templates want it."""
+        """Returns the turn as templates want it."""
         text = self.content
         if not isinstance(text, str):
             text = "\n".join(part.text for part in text)
@@ -216,7 +224,7 @@ class Message(BaseModel):
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
@@ -285,8 +293,17 @@ def _explain(error: ValidationError, body: object) -> errors.InvalidRequest:
     return errors.InvalidRequest(_json_path(first["loc"], body), message)
 
 
+def _given(body: GenerationBody, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields among `names` that the client gave, lists as tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in names
+        if (value := getattr(body, name)) is not None
+    }
+
+
 def _json_path(location: tuple[int | str, ...], body: object) -> str:
-    """Where in the body an error is, `messages.0.role` for example.
+    """Returns where in the body an error is, `messages.0.role` for example.
 
     Pydantic puts names of union members between the body's own; what is in the body stays, and so
     does the last name, which may be one that is missing.

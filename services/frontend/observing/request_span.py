@@ -128,20 +128,20 @@ def _fail(span: Span, error: str) -> None:
 
 
 def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
-    options = request.options
+    options, sampling = request.options, request.options.sampling
     attributes: dict[str, AttributeValue] = {
-        semconv.REQUEST_TEMPERATURE: options.temperature,
-        semconv.REQUEST_TOP_P: options.top_p,
-        semconv.REQUEST_SEED: options.seed,
+        semconv.REQUEST_TEMPERATURE: sampling.temperature,
+        semconv.REQUEST_TOP_P: sampling.top_p,
+        semconv.REQUEST_SEED: sampling.seed,
     }
     if options.max_tokens is not None:
         attributes[semconv.REQUEST_MAX_TOKENS] = options.max_tokens
-    if options.top_k > 0:
-        attributes[semconv.REQUEST_TOP_K] = options.top_k
-    if options.presence_penalty:
-        attributes[semconv.REQUEST_PRESENCE_PENALTY] = options.presence_penalty
-    if options.frequency_penalty:
-        attributes[semconv.REQUEST_FREQUENCY_PENALTY] = options.frequency_penalty
+    if sampling.top_k > 0:
+        attributes[semconv.REQUEST_TOP_K] = sampling.top_k
+    if sampling.presence_penalty:
+        attributes[semconv.REQUEST_PRESENCE_PENALTY] = sampling.presence_penalty
+    if sampling.frequency_penalty:
+        attributes[semconv.REQUEST_FREQUENCY_PENALTY] = sampling.frequency_penalty
     if request.n_answers != 1:
         attributes[semconv.REQUEST_CHOICES] = request.n_answers
     return attributes

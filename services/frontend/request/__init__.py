@@ -1,1 +1,1 @@
-"""What a client asks for, whichever protocol it speaks, and the rules it must keep."""
+"""A client's request, whichever protocol it came by, and the rules that it must keep."""

@@ -1,10 +1,10 @@
-"""Why an answer ended."""
+"""The reasons why an answer ends."""
 
 from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended, as the OpenAI API spells it."""
+    """The reason why an answer ended, as the OpenAI API spells it."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -1,4 +1,4 @@
-"""What the model allows, applied to what a client asks for."""
+"""The limits of the model, applied to a client's request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from services.frontend.request.pipeline import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model allows, applied to requests."""
+    """The limits of the model that a pipeline serves, applied to requests."""
 
     pipeline: Pipeline
 
@@ -34,7 +34,7 @@ class Limits:
             )
 
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
-        """Tokens that an answer may have.
+        """Returns the number of tokens that an answer may have.
 
         Raises:
             InvalidRequest: the client asks for more than fit, or for a minimum above them.
@@ -48,21 +48,23 @@ class Limits:
                 f"{max_tokens} with a prompt of {n_prompt} tokens exceeds the "
                 f"{self.pipeline.max_model_len} tokens that both may have together",
             )
-        if options.min_tokens > max_tokens:
+        if options.sampling.min_tokens > max_tokens:
             raise errors.InvalidRequest(
-                "min_tokens", f"{options.min_tokens} exceeds the {max_tokens} tokens at most"
+                "min_tokens",
+                f"{options.sampling.min_tokens} exceeds the {max_tokens} tokens at most",
             )
         return max_tokens
 
     def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
-        """Tokens that end an answer: the model's own, unless they are ignored, and the client's.
+        """Returns the tokens that end an answer: the model's own, unless ignored, and the client's.
 
         Raises:
             InvalidRequest: one of the client's is not in the vocabulary.
         """
-        self.check_tokens("stop_token_ids", options.stop_token_ids)
+        clients = options.sampling.stop_token_ids
+        self.check_tokens("stop_token_ids", clients)
         own = () if options.ignore_eos else self.pipeline.eos_token_ids
-        return tuple(dict.fromkeys((*own, *options.stop_token_ids)))
+        return tuple(dict.fromkeys((*own, *clients)))
 
     def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest if one is not in the vocabulary."""

@@ -7,7 +7,7 @@ from orcinus.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The pipeline that is served: what a frontend must know to check requests."""
+    """The pipeline that is served: its model, the model's limits and its own shape."""
 
     model: str
     vocab_size: int
@@ -18,7 +18,7 @@ class Pipeline:
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
-        """Takes over what the scheduler says."""
+        """Returns the pipeline that the scheduler describes."""
         return cls(
             model=message.model,
             vocab_size=message.vocab_size,

@@ -46,13 +46,13 @@ class KVManager:
     def n_allocated_slots(self) -> int:
         return (self.n_blocks - len(self._free_block_ids)) * self.block_size
 
-    def fits_ever(self, max_tokens: int) -> bool:
-        """Whether a request of `max_tokens` slots could run on an empty machine."""
-        return self._blocks_for(max_tokens) <= self.n_blocks
+    def fits_ever(self, max_sequence_len: int) -> bool:
+        """Whether a request of `max_sequence_len` slots could run on an empty machine."""
+        return self._blocks_for(max_sequence_len) <= self.n_blocks
 
-    def reserve(self, max_tokens: int) -> Reservation | None:
+    def reserve(self, max_sequence_len: int) -> Reservation | None:
         """Reserves slots for the life of a request, or returns None if there are not enough."""
-        n_blocks = self._blocks_for(max_tokens)
+        n_blocks = self._blocks_for(max_sequence_len)
         if self.n_reserved_blocks + n_blocks > self.n_blocks:
             return None
         self.n_reserved_blocks += n_blocks

@@ -1,4 +1,4 @@
-"""One client call, in tokens, and its place in Algorithm 1 (Orca, section 4.2)."""
+"""A request in tokens, and its place in Algorithm 1 (Orca, section 4.2)."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -23,7 +23,7 @@ class RequestState(Enum):
 
 
 class FinishReason(Enum):
-    """Why a request ended."""
+    """The reason why a request ended."""
 
     STOP = auto()
     LENGTH = auto()
@@ -32,7 +32,7 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and all that is known of it.
+    """A request and the scheduler's whole knowledge of it.
 
     Its sequence is the prompt followed by the generated tokens, and by `n_awaited` tokens that are
     being sampled. Of these, the first `n_scheduled` have been sent to the ranks, so that their keys
@@ -43,20 +43,20 @@ class Request:
     prompt_token_ids: list[int]
     max_new_tokens: int
     sampling: bytes = b""
-    """Serialised sampling parameters; only the ranks read them."""
+    """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
     stop_token_ids: frozenset[int] = frozenset()
     arrival: int = -1
-    """Place in the order of arrival; given by the pool."""
+    """The place in the order of arrival, assigned by the pool."""
     state: RequestState = RequestState.INITIATION
     generated_token_ids: list[int] = field(default_factory=list)
     n_scheduled: int = 0
     n_awaited: int = 0
-    """Tokens that the batches in flight will bring."""
+    """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
-    """Batches that it is in and that have not returned."""
+    """Batches with this request that have not returned."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
-    """Cancelled while running: it ends when a batch of it returns."""
+    """Whether it was cancelled while running; it ends when a batch with it returns."""
 
     @property
     def n_prompt_tokens(self) -> int:
@@ -64,12 +64,12 @@ class Request:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the sequence so far."""
+        """The number of tokens of the sequence so far."""
         return len(self.prompt_token_ids) + len(self.generated_token_ids)
 
     @property
     def n_unscheduled(self) -> int:
-        """Tokens of the sequence, awaited ones included, that have not been sent to the ranks."""
+        """The number of tokens, awaited ones included, that have not been sent to the ranks."""
         return (
             len(self.prompt_token_ids)
             + len(self.generated_token_ids)
@@ -78,14 +78,20 @@ class Request:
         )
 
     @property
-    def max_tokens(self) -> int:
-        """The paper's `max_tokens`: K/V slots needed in the request's whole life, at most."""
+    def max_sequence_len(self) -> int:
+        """The longest that the sequence may become, and so the K/V slots that it may need.
+
+        The paper calls it `max_tokens`, which to a client is the number of new tokens.
+        """
         return len(self.prompt_token_ids) + self.max_new_tokens
 
     def can_run(self, *, token_hand_off: bool) -> bool:
-        """Whether it could ride the next iteration, whatever batches it is in: with a part of the
-        prompt, which needs nothing that these compute, or with a token that a rank has sampled by
-        then. Not if what is awaited is its last token."""
+        """Returns whether it could join the next iteration, whatever batches it is in.
+
+        It can with a part of the prompt, which depends on nothing that these batches compute, and,
+        with `token_hand_off`, with a token that a rank will have sampled by then. It can't while
+        its last token is awaited.
+        """
         n_prompt, n_generated = len(self.prompt_token_ids), len(self.generated_token_ids)
         if self.is_cancelled:
             return False
@@ -94,7 +100,7 @@ class Request:
         return token_hand_off and n_generated + self.n_awaited < self.max_new_tokens
 
     def span(self, start: int, n_tokens: int) -> list[int]:
-        """Tokens `start` to `start + n_tokens` of the sequence."""
+        """Returns tokens `start` to `start + n_tokens` of the sequence."""
         n_prompt = len(self.prompt_token_ids)
         if start >= n_prompt:
             return self.generated_token_ids[start - n_prompt : start - n_prompt + n_tokens]
@@ -102,7 +108,7 @@ class Request:
         return head + self.generated_token_ids[: n_tokens - len(head)]
 
     def accept(self, token_id: int) -> FinishReason | None:
-        """Appends a sampled token and says whether the request ends with it."""
+        """Appends a sampled token; returns why the request ends with it, or None."""
         self.generated_token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             return FinishReason.STOP

@@ -75,7 +75,7 @@ class Scheduler:
             raise InvalidRequest("prompt", "must have at least one token")
         if request.max_new_tokens < 1:
             raise InvalidRequest("max_tokens", "must be at least 1")
-        if not self.kv_manager.fits_ever(request.max_tokens):
+        if not self.kv_manager.fits_ever(request.max_sequence_len):
             raise InvalidRequest(
                 "max_tokens",
                 f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "

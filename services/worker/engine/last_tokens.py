@@ -1,8 +1,8 @@
-"""The token that was sampled last for each row, on a rank that embeds and samples.
+"""The last sampled token of each row, on a rank that embeds and samples.
 
 Plans leave such tokens out, because the rank has them before anybody else. On a GPU they stay on
-the device, which nothing waits for. On a CPU they are the host's, as arrays: after weights have
-gone through the caches, NumPy needs a quarter of PyTorch's time for so few numbers.
+the device, and nothing waits for it. On a CPU they are NumPy arrays: after weights have gone
+through the caches, NumPy needs a quarter of PyTorch's time for so few numbers.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from kernels.upload import Uploads
 from services.worker.engine.plan import Ints
 
 Numbers = Ints | Tensor
-"""Arrays on a CPU, tensors on the device else; int64."""
+"""An int64 array on a CPU, an int64 tensor on any other device."""
 
 
 class LastTokens(Protocol):
-    """A token for each row; those that nothing was sampled for are not to be asked for."""
+    """A token for each row; a row must not be read before something was sampled for it."""
 
     def grow(self, n_rows: int) -> None:
-        """Takes in rows below `n_rows`."""
+        """Makes room for `n_rows` rows."""
 
     def numbers(self, values: Ints, uploads: Uploads) -> Numbers:
-        """Rows, or places in a batch, as the other calls take them; to be used when `uploads` have
-        been flushed."""
+        """Returns rows, or places in a batch, as the other methods take them.
+
+        They may be used when `uploads` has been flushed.
+        """
 
     def keep(self, rows: Numbers, tokens: Numbers) -> None:
-        """Keeps what was sampled for `rows`, both [n_sampled]; -1 says that nothing could be."""
+        """Keeps the tokens sampled for `rows`, both [n_sampled]; -1 where none could be."""
 
     def put(self, token_ids: Tensor, places: Numbers, rows: Numbers) -> None:
         """Writes the tokens of `rows` to `places` of a batch `token_ids` [n_tokens].
 
-        -1 becomes a token: it may be looked up before it is refused.
+        Writes 0 for -1, which may be embedded before the host refuses it.
         """
 
 
 def last_tokens(device: torch.device) -> LastTokens:
-    """Those of no rows yet, where `device` has them."""
+    """Returns the last tokens of no rows yet, kept where it is best for `device`."""
     return TokensOnHost() if device.type == "cpu" else TokensOnDevice(device)
 
 
 class TokensOnHost:
-    """See `LastTokens`."""
+    """Last tokens in an array of the host; for a CPU."""
 
     def __init__(self) -> None:
         self._tokens: Ints = np.zeros(0, np.int64)  # [n_rows]
@@ -65,7 +67,7 @@ class TokensOnHost:
 
 
 class TokensOnDevice:
-    """See `LastTokens`; waits for nothing."""
+    """Last tokens in a tensor of the device; waits for nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]

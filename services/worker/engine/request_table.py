@@ -1,8 +1,8 @@
-"""What a rank remembers of the requests that it has been told about, by row.
+"""A rank's memory of the requests in flight, one row each.
 
-Their blocks, how much of them is stored, how they are sampled, which token was sampled last, and on
-the device how often each has occurred. Plans change it, in the order of iterations; what a plan may
-not say is refused here. Knows no model and no layout of a batch.
+A row has the request's blocks, how much of it is stored, how it is sampled, its last sampled token,
+and on the device how often each token has occurred. Plans change rows, in the order of iterations;
+a plan that breaks the protocol is refused here. Knows no model and no layout of a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch import Tensor
 
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
-from services.worker.engine.sampler import PenalizedRows, SamplingBatch
+from services.worker.engine.sampler import (
+    SAMPLING_COLUMNS,
+    PenalizedRows,
+    SamplingBatch,
+    column_values,
+)
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
 
 _CPU = torch.device("cpu")
@@ -24,24 +29,10 @@ _CPU = torch.device("cpu")
 # Rows are handed out densely, so one above this is a mistake and not a reason to allocate.
 _MAX_ROWS = 1 << 16
 
-_SAMPLING_COLUMNS = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float32),
-        ("seed", np.uint64),
-        ("min_tokens", np.int64),
-        ("repetition_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-        ("presence_penalty", np.float32),
-    ]
-)
-
 
 @dataclass(slots=True)
 class _Held:
-    """What is stored of the request that holds a row."""
+    """The stored part of the request that holds a row."""
 
     n_tokens: int = 0
     n_blocks: int = 0
@@ -49,10 +40,10 @@ class _Held:
 
 
 class RequestTable:
-    """The requests that a rank knows, one row each; plans change them, and what is sampled.
+    """The requests that a rank knows, one row each; plans and sampled tokens change them.
 
-    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. One that
-    samples `counts_tokens` of the requests that have penalties.
+    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. A rank
+    that samples `counts_tokens` of the requests that have penalties.
     """
 
     def __init__(
@@ -71,10 +62,10 @@ class RequestTable:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._held: dict[int, _Held] = {}  # by row
-        self._not_greedy: set[int] = set()  # of these, those that take more than the likeliest
+        self._not_greedy: set[int] = set()  # of these, those that need more than an argmax
         self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
-        self._sampling = np.zeros(0, dtype=_SAMPLING_COLUMNS)
+        self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
         self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
         self._counts_tokens = counts_tokens
@@ -83,7 +74,7 @@ class RequestTable:
         self.last_tokens = last_tokens(device)
 
     def apply(self, plan: IterationPlan) -> Spans:
-        """Releases, admits, appends blocks and moves on; returns the plan's spans as columns.
+        """Releases, admits, appends blocks and advances rows; returns the spans as columns.
 
         Raises PlanError, after which the table is not to be used again.
         """
@@ -97,7 +88,7 @@ class RequestTable:
         return spans
 
     def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
-        """Keeps what was sampled for `rows`, both [n_sampled], for plans that leave it out."""
+        """Keeps the tokens sampled for `rows`, both [n_sampled], for plans that leave them out."""
         if self._keeps_tokens:
             self.last_tokens.keep(rows, tokens)
 
@@ -106,23 +97,25 @@ class RequestTable:
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:
-        """Where the tokens of `rows` are counted, or NOT_COUNTED; None if no row's are."""
+        """Returns the rows of the counts of `rows`, or NOT_COUNTED; None if no row is counted."""
         if not self._token_counts.n_reserved:
             return None
         count_rows = self._count_rows[rows]
         return count_rows if (count_rows != NOT_COUNTED).any() else None
 
     def n_prompt_tokens(self, rows: Ints) -> Ints:
-        """Tokens of the prompts of `rows`."""
+        """Returns the lengths of the prompts of `rows`."""
         return self._n_prompt_tokens[rows]
 
     def block_tables(self, rows: Ints) -> Ints:
-        """The blocks of `rows` in order, [n_spans, most blocks of these]; the rest is padding."""
+        """Returns the blocks of `rows` in order, [n_spans, most blocks of these], padded."""
         return self._block_ids[:, : max(self._n_blocks(rows))][rows]
 
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
-        """The first `n_columns` blocks of `rows`, [n_spans, n_columns]; those that a row does not
-        have are `scratch`."""
+        """Returns the first `n_columns` blocks of `rows`, [n_spans, n_columns].
+
+        Where a row has fewer, the rest is `scratch`.
+        """
         blocks = self._block_ids[rows, :n_columns]
         is_there = np.arange(blocks.shape[1]) < np.array(self._n_blocks(rows))[:, None]
         tables = np.full((len(rows), n_columns), scratch)
@@ -134,23 +127,19 @@ class RequestTable:
         return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
-        """Whether the token of each of `rows` is the most likely one."""
+        """Returns whether the token of each of `rows` is the argmax."""
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
-        """How to sample the tokens of `rows` that will have `positions`."""
+        """Returns how to sample the tokens of `rows` that will have `positions`."""
         columns = self._sampling[rows]
         n_generated = positions - self._n_prompt_tokens[rows]
         min_tokens = columns["min_tokens"]
         too_early = np.flatnonzero((n_generated < min_tokens) & (min_tokens > 0))
         return SamplingBatch(
-            temperature=columns["temperature"],
-            top_k=columns["top_k"],
-            top_p=columns["top_p"],
-            min_p=columns["min_p"],
-            seed=columns["seed"],
-            position=positions,
-            forbidden=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
+            options=columns,
+            positions=positions,
+            banned=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
             penalized=self._penalized(rows),
         )
 
@@ -159,12 +148,9 @@ class RequestTable:
         if count_rows is None:
             return None
         places = np.flatnonzero(count_rows != NOT_COUNTED)
-        columns = self._sampling[rows[places]]
         return PenalizedRows(
             rows=places,
-            repetition=columns["repetition_penalty"].copy(),
-            frequency=columns["frequency_penalty"].copy(),
-            presence=columns["presence_penalty"].copy(),
+            options=self._sampling[rows[places]],
             count_rows=count_rows[places],
             counts=self._token_counts.tensor,
         )
@@ -191,17 +177,7 @@ class RequestTable:
         if not sampling.is_greedy:
             self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
-        self._sampling[row] = (
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.seed,
-            sampling.min_tokens,
-            sampling.repetition_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-        )
+        self._sampling[row] = column_values(sampling)
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
             self._count_rows[row] = self._token_counts.reserve()
@@ -263,7 +239,7 @@ class RequestTable:
         self.last_tokens.grow(n_before + n_more)
         self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
         self._count_rows = np.pad(self._count_rows, (0, n_more))
-        self._sampling = np.concatenate([self._sampling, np.zeros(n_more, _SAMPLING_COLUMNS)])
+        self._sampling = np.concatenate([self._sampling, np.zeros(n_more, SAMPLING_COLUMNS)])
 
     def _grow_width(self, n_columns: int) -> None:
         width = self._block_ids.shape[1]

@@ -1,7 +1,7 @@
-"""How a batch of rows is sampled: what the host decides of it.
+"""How a batch of rows is sampled, as far as the host decides it.
 
-`SamplingBatch` is what a rank knows of the rows; `columns` lays it out for the operation that
-chooses the tokens (`kernels.sample`), which nothing on the host waits for. A row's draw is a hash
+`SamplingBatch` has the options of the rows; `columns` lays them out for the operation that chooses
+the tokens (`kernels.sample`), which nothing on the host waits for. A row's random number is a hash
 of (seed, position) and nothing else: a request gets the same tokens alone or in any batch, on any
 number of stages, before and after a recovery.
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,20 @@ from torch import Tensor
 
 from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
 from kernels.upload import Uploads
+from services.common.sampling import OPTIONS, SamplingParams
+
+_COLUMNS = {name: option.column for name, option in OPTIONS.items() if option.column}
+
+SAMPLING_COLUMNS = np.dtype(list(_COLUMNS.items()))
+"""The options of a row that have one value each, by name."""
+
+_values = attrgetter(*_COLUMNS)
+
+
+def column_values(params: SamplingParams) -> tuple[Any, ...]:
+    """Returns the options in the order of SAMPLING_COLUMNS."""
+    values: tuple[Any, ...] = _values(params)
+    return values
 
 
 class NonFiniteLogits(ArithmeticError):
@@ -27,22 +43,21 @@ class NonFiniteLogits(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class PenalizedRows:
-    """The rows of a batch that have penalties; columns are [n_penalized]."""
+    """The rows of a batch that have penalties; arrays are [n_penalized]."""
 
     rows: NDArray[np.int64]  # in order
-    repetition: NDArray[np.float32]  # ranges as in `SamplingParams`, as the next two
-    frequency: NDArray[np.float32]
-    presence: NDArray[np.float32]
+    options: NDArray[np.void]  # SAMPLING_COLUMNS
     count_rows: NDArray[np.int64]
     counts: Tensor  # see `TokenCounts.tensor`
 
     def columns(self, uploads: Uploads) -> Penalties:
-        """The same for the operation, readable when `uploads` has been flushed."""
+        """Returns the columns for the operation, readable when `uploads` has been flushed."""
+        options = self.options
         return Penalties(
             rows=uploads.add(self.rows),
-            repetition=uploads.add(self.repetition),
-            frequency=uploads.add(self.frequency),
-            presence=uploads.add(self.presence),
+            repetition=uploads.add(options["repetition_penalty"].copy()),
+            frequency=uploads.add(options["frequency_penalty"].copy()),
+            presence=uploads.add(options["presence_penalty"].copy()),
             count_rows=uploads.add(self.count_rows),
             counts=self.counts,
         )
@@ -50,72 +65,71 @@ class PenalizedRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How each row's token is chosen; columns are [n_rows], ranges as in `SamplingParams`."""
+    """How the token of each row of a batch is chosen; arrays are [n_rows]."""
 
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    position: NDArray[np.int64]  # that the sampled token will have in its sequence
-    forbidden: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
+    options: NDArray[np.void]  # SAMPLING_COLUMNS
+    positions: NDArray[np.int64]  # of the sampled tokens in their sequences
+    banned: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
     penalized: PenalizedRows | None = None  # if there are any
 
     def columns(self, uploads: Uploads, vocab_size: int) -> SamplingColumns:
-        """The same for the operation, readable when `uploads` has been flushed.
+        """Returns the columns for the operation, readable when `uploads` has been flushed.
 
-        Raises ValueError if every token of a row is forbidden.
+        Raises ValueError if every token of a row is banned.
         """
-        is_drawn = self.temperature > 0
-        any_drawn = bool(is_drawn.any())
+        options = self.options
+        is_sampled = options["temperature"] > 0
+        any_sampled = bool(is_sampled.any())
         penalties = None if self.penalized is None else self.penalized.columns(uploads)
-        if not any_drawn and not self.forbidden:
+        if not any_sampled and not self.banned:
             return ALL_GREEDY if penalties is None else replace(ALL_GREEDY, penalties=penalties)
-        rows, ids = self._forbidden_pairs(vocab_size)
-        is_limited = ((self.top_k > 0) & (self.top_k < vocab_size)) | (self.top_p < 1)
+        rows, ids = self._banned_pairs(vocab_size)
+        top_k, top_p, min_p = options["top_k"], options["top_p"], options["min_p"]
+        is_limited = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
         # Columns of a table of records have gaps; copies have none.
         return SamplingColumns(
-            temperature=uploads.add(self.temperature.copy()),
-            top_k=uploads.add(self.top_k.copy()),
-            top_p=uploads.add(self.top_p.copy()),
-            min_p=uploads.add(self.min_p.copy()),
-            uniform=uploads.add(uniforms(self.seed, self.position)),
-            forbidden_rows=uploads.add(rows),
-            forbidden_ids=uploads.add(ids),
-            any_drawn=any_drawn,
-            any_limited=bool((is_drawn & is_limited).any()),
-            any_min_p=bool((is_drawn & (self.min_p > 0)).any()),
+            temperature=uploads.add(options["temperature"].copy()),
+            top_k=uploads.add(top_k.copy()),
+            top_p=uploads.add(top_p.copy()),
+            min_p=uploads.add(min_p.copy()),
+            uniform=uploads.add(uniforms(options["seed"], self.positions)),
+            banned_rows=uploads.add(rows),
+            banned_ids=uploads.add(ids),
+            any_sampled=any_sampled,
+            any_limited=bool((is_sampled & is_limited).any()),
+            any_min_p=bool((is_sampled & (min_p > 0)).any()),
             penalties=penalties,
         )
 
-    def _forbidden_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(rows, ids) of the same length, by row."""
+    def _banned_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (rows, ids) of equal length, ordered by row."""
         rows, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for row, token_ids in sorted(self.forbidden, key=lambda pair: pair[0]):
-            # The model cannot make an id beyond its vocabulary, so there is nothing to forbid.
+        for row, token_ids in sorted(self.banned, key=lambda pair: pair[0]):
+            # The model has no logit for an id beyond its vocabulary, so there is nothing to ban.
             within = np.unique(token_ids[token_ids < vocab_size])
             if len(within) == vocab_size:
-                raise ValueError(f"every token of row {row} is forbidden")
+                raise ValueError(f"every token of row {row} is banned")
             rows.append(np.full(len(within), row))
             ids.append(within)
         return np.concatenate(rows), np.concatenate(ids)
 
 
 def refuse_non_finite(token_ids: Sequence[int]) -> None:
-    """Raises NonFiniteLogits if there is a row of logits that no token could be chosen from."""
+    """Raises NonFiniteLogits if a token is -1: its row of logits has a NaN or an infinity."""
     rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
     if rows:
         raise NonFiniteLogits(f"logits of rows {rows} of {len(token_ids)} are not finite")
 
 
-def uniforms(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1), one for each (seed, position), of 52 bits each.
+def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns a number in [0, 1) of 52 bits for each (seed, position).
 
     SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014) is a
     hash of a counter: output n of seed s is mix(s + n * gamma). The seed is mixed once more before,
-    since otherwise seeds that differ by a multiple of gamma would share their sequences.
+    since otherwise seeds that differ by a multiple of gamma would share their sequences. A negative
+    seed stands for the one that is 2^64 larger.
     """
-    counter = _mix(seed) + (position.astype(np.uint64) + np.uint64(1)) * _GAMMA
+    counter = _mix(seeds.view(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     mantissa = (_mix(counter) >> np.uint64(12)).astype(np.float64)
     return mantissa * 2.0**-52
 
@@ -124,7 +138,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (David Stafford's variant 13); a bijection of 64-bit numbers."""
+    """Applies SplitMix64's finaliser (Stafford's variant 13), a bijection of 64-bit numbers."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -1,9 +1,8 @@
 """How often each token occurs in the requests that have penalties, on the device that samples.
 
-A token counts when it is an input of an iteration, so the counts need nothing that is not there:
-plans carry the tokens to all stages, and one that was left out of a plan is on the rank. All tokens
-of a request's sequence have been inputs when the one after them is sampled, whatever chunks they
-came in.
+A token is counted when it is an input of an iteration. The rank has every input: plans carry the
+tokens to all stages, and a token that a plan leaves out is on the rank. When a token is sampled,
+all tokens before it have been inputs, whatever chunks they came in.
 
 A row of the counts is 4 bytes for each token of the vocabulary, 513 KB for Llama 3; only requests
 with penalties have one. Nothing here waits for the device.
@@ -20,7 +19,7 @@ from torch import Tensor
 from kernels.sampling_columns import IN_PROMPT
 
 NOT_COUNTED = -1
-"""The row of a request whose tokens are not counted."""
+"""Stands in the place of a row for a request whose tokens are not counted."""
 
 # Rows by which the counts grow, 16 MB for Llama 3; there are as many as were needed at once.
 _STEP = 32
@@ -28,7 +27,7 @@ _STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class CountedTokens:
-    """Tokens of a batch that are counted; all int64, where the counts are."""
+    """The tokens of a batch that are counted; int64 tensors on the device of the counts."""
 
     prompt_tokens: Tensor  # [n_prompt], places in the batch
     prompt_rows: Tensor  # [n_prompt], of the counts
@@ -37,21 +36,21 @@ class CountedTokens:
 
 
 class TokenCounts:
-    """Rows of counts, for as many requests as have penalties at once."""
+    """Counts of tokens, one row for each request that has penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        """[n_rows, vocab_size]: times that a token was generated, and IN_PROMPT if it was there."""
+        """[n_rows, vocab_size] int32: times that a token was generated, plus IN_PROMPT."""
         self._free: list[int] = []  # a heap
         self._one = torch.ones(1, dtype=torch.int32, device=device)
 
     @property
     def n_reserved(self) -> int:
-        """Rows in use."""
+        """The number of rows in use."""
         return len(self.tensor) - len(self._free)
 
     def reserve(self) -> int:
-        """A row of zeros, to be released."""
+        """Reserves a row of zeros and returns its index."""
         if not self._free:
             n_rows = len(self.tensor)
             self._free = list(range(n_rows, n_rows + _STEP))
@@ -61,13 +60,13 @@ class TokenCounts:
         return row
 
     def release(self, row: int) -> None:
-        """Gives up a row."""
+        """Frees a row."""
         heapq.heappush(self._free, row)
 
     def add(self, token_ids: Tensor, counted: CountedTokens) -> None:
         """Counts tokens of a batch `token_ids` [n_tokens] int64.
 
-        A prompt's are marked and not counted, and come before all that are generated.
+        Tokens of a prompt are marked with IN_PROMPT, and come before all generated ones.
         """
         counts, vocab_size = self.tensor.view(-1), self.tensor.shape[1]
         if len(counted.prompt_tokens):

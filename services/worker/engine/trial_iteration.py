@@ -12,24 +12,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from services.common.sampling import SamplingParams
 from services.worker.engine.decode_graphs import Graph
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 
 # Requests whose tokens are sampled, with filters and penalties, in a trial iteration.
 _N_SAMPLED = 256
 
-SAMPLED = SamplingParams(
-    temperature=1,
-    top_k=50,
-    top_p=0.9,
-    min_p=0,
-    seed=0,
-    min_tokens=0,
-    stop_token_ids=(),
-    frequency_penalty=1,
-)
+SAMPLED_PENALIZED = SamplingParams(temperature=1, top_k=50, top_p=0.9, frequency_penalty=1, seed=0)
+"""Options that take all the memory that sampling can: limits, and a penalty."""
 
 
 class TrialIteration:
@@ -45,7 +38,7 @@ class TrialIteration:
         lengths: Sequence[int],
         *,
         block_size: int,
-        sampling: SamplingParams = SAMPLED,
+        sampling: SamplingParams = SAMPLED_PENALIZED,
         new_graph: Callable[[], Graph] | None = None,
     ) -> None:
         self._model = model

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
-from services.worker.engine.trial_iteration import SAMPLED, TrialIteration, trial_lengths
+from services.worker.engine.trial_iteration import SAMPLED_PENALIZED, TrialIteration, trial_lengths
 from services.worker.models import StageModel
 from services.worker.models.tensor_parallel import TensorParallel
 
@@ -28,9 +28,9 @@ _N_DECODES = 8
 # Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
 
-_UNPENALIZED = replace(SAMPLED, frequency_penalty=0)
-_GREEDY = replace(_UNPENALIZED, temperature=0)
-_PENALIZED = replace(SAMPLED, temperature=0)
+_SAMPLED = replace(SAMPLED_PENALIZED, frequency_penalty=0)
+_GREEDY = replace(_SAMPLED, temperature=0)
+_PENALIZED = replace(SAMPLED_PENALIZED, temperature=0)
 
 
 def compile_kernels(
@@ -46,7 +46,7 @@ def compile_kernels(
     decodes = [1] * min(_N_DECODES, n_tokens)
     trial = partial(TrialIteration, model, block_size=block_size)
     trial(decodes, sampling=_GREEDY, new_graph=new_graph).run()
-    trial(decodes, sampling=_UNPENALIZED).run()
+    trial(decodes, sampling=_SAMPLED).run()
     trial(decodes, sampling=_PENALIZED).run()
     n_mixed = _FEWEST_TOKENS
     while n_mixed <= min(_MOST_TOKENS, n_tokens):

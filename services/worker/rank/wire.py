@@ -6,9 +6,10 @@ lines.
 
 from collections.abc import Sequence
 
-from orcinus.v1 import sampling_pb2, worker_pb2
+from orcinus.v1 import worker_pb2
 
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.common.sampling_proto import from_proto
+from services.worker.engine.plan import Admission, IterationPlan
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
@@ -84,20 +85,5 @@ def _admission(message: worker_pb2.Admission) -> Admission:
     return Admission(
         row=message.row,
         n_prompt_tokens=message.n_prompt_tokens,
-        sampling=_sampling(message.sampling),
-    )
-
-
-def _sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(message.stop_token_ids),
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty or 1.0,
+        sampling=from_proto(message.sampling),
     )

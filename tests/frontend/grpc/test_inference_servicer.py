@@ -26,6 +26,7 @@ from tests.fake_scheduler import (
     stalls_after,
 )
 from tests.frontend.conftest import PATIENCE_S, Site, connected, soon
+from tests.generation_options import generation_options
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,15 +47,11 @@ def conversation(*contents: str) -> inference_pb2.Prompt:
 
 
 def whole(prompt: inference_pb2.Prompt | None, **options: Any) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        prompt=prompt, options=inference_pb2.GenerationOptions(**options)
-    )
+    return inference_pb2.GenerateRequest(prompt=prompt, options=generation_options(**options))
 
 
 def streamed(prompt: inference_pb2.Prompt, **options: Any) -> inference_pb2.GenerateStreamRequest:
-    return inference_pb2.GenerateStreamRequest(
-        prompt=prompt, options=inference_pb2.GenerationOptions(**options)
-    )
+    return inference_pb2.GenerateStreamRequest(prompt=prompt, options=generation_options(**options))
 
 
 async def failure(call: Any) -> Any:

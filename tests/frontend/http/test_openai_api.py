@@ -129,7 +129,7 @@ async def test_sampling_reaches_the_scheduler(site: Site) -> None:
         n=2,
     )
     first, second = (request.submission.sampling for request in site.scheduler.requests)
-    assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.5, 0, 0.25, 0.125)
+    assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.5, -1, 0.25, 0.125)
     penalties = first.presence_penalty, first.frequency_penalty, first.repetition_penalty
     assert penalties == (-0.5, 1.5, 1.25)
     assert (first.seed, second.seed) == (7, 8)
@@ -140,7 +140,13 @@ async def test_sampling_reaches_the_scheduler(site: Site) -> None:
 async def test_negative_seed_is_taken(site: Site) -> None:
     await complete(site, seed=-1, n=2)
     seeds = [request.submission.sampling.seed for request in site.scheduler.requests]
-    assert seeds == [2**64 - 1, 0]
+    assert seeds == [-1, 0]
+
+
+async def test_seeds_of_answers_wrap_around(site: Site) -> None:
+    await complete(site, seed=2**63 - 1, n=2)
+    seeds = [request.submission.sampling.seed for request in site.scheduler.requests]
+    assert seeds == [2**63 - 1, -(2**63)]
 
 
 async def test_ignored_eos_does_not_stop(site: Site) -> None:

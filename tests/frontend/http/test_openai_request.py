@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.common import errors
+from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.http.openai_request import MAX_TURNS, ChatBody, CompletionBody, parse_body
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -113,19 +114,26 @@ def test_fields_reach_the_request() -> None:
     )
     options = request.options
     assert request.model == "m"
-    assert (options.max_tokens, options.min_tokens, options.n, options.seed) == (3, 2, 2, 7)
-    assert (options.temperature, options.top_p, options.min_p) == (0.5, 0.25, 0.125)
-    penalties = options.presence_penalty, options.frequency_penalty, options.repetition_penalty
-    assert penalties == (-1, 0.75, 1.5)
-    assert (options.top_k, options.stop, options.stop_token_ids) == (4, ("s",), (8,))
+    assert (options.max_tokens, options.n, options.stop) == (3, 2, ("s",))
+    assert options.sampling == SamplingParams(
+        min_tokens=2,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.25,
+        min_p=0.125,
+        presence_penalty=-1,
+        frequency_penalty=0.75,
+        repetition_penalty=1.5,
+        seed=7,
+        stop_token_ids=(8,),
+    )
     assert options.ignore_eos
     assert options.return_token_ids
 
 
 def test_null_means_the_default() -> None:
     names = [
-        "max_tokens", "temperature", "top_p", "n", "stop", "logit_bias", "user", "stream",
-        "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "max_tokens", "n", "stop", "logit_bias", "user", "stream", *(OPTIONS.keys() - {"seed"})
     ]  # fmt: skip
     assert completion(seed=1, **dict.fromkeys(names)) == completion(seed=1)
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from services.common import errors
+from services.common.sampling import MAX_STOP_TOKENS, OPTIONS, SamplingParams
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     MAX_N,
     MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
     MAX_STOPS,
     GenerationOptions,
     GenerationRequest,
@@ -88,7 +88,8 @@ RIGHT: list[tuple[str, Any]] = [
 
 
 def options(**given: Any) -> GenerationOptions:
-    return GenerationOptions(**given)
+    sampling = {name: given.pop(name) for name in OPTIONS if name in given}
+    return GenerationOptions(**given, sampling=SamplingParams(**sampling))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
 def test_value_at_the_edge_is_accepted(field: str, value: Any) -> None:
     given = options(**{field: value})
     given.check()
-    assert getattr(given, field) == value
+    assert getattr(given.sampling if field in OPTIONS else given, field) == value
 
 
 def test_limit_is_named_as_the_client_spells_it() -> None:
@@ -117,7 +118,7 @@ def test_limit_is_named_as_the_client_spells_it() -> None:
 
 
 def test_seed_is_drawn_for_each_request() -> None:
-    seeds = {GenerationRequest(prompts=("a",)).options.seed for _ in range(8)}
+    seeds = {GenerationRequest(prompts=("a",)).options.sampling.seed for _ in range(8)}
     assert len(seeds) == 8
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from kernels import triton_ops
-from services.worker.engine.trial_iteration import SAMPLED, TrialIteration
+from services.worker.engine.trial_iteration import SAMPLED_PENALIZED, TrialIteration
 from services.worker.engine.warm_up import compile_kernels
 from tests.kernels.compile_only import Compiler
 from tests.worker.engine.fixed_shapes import RepeatedCall, load_fixed
@@ -38,8 +38,8 @@ def main() -> None:
                 GREEDY,
                 replace(GREEDY, min_tokens=2, stop_token_ids=(1,)),
                 replace(GREEDY, frequency_penalty=1),
-                SAMPLED,
-                replace(SAMPLED, frequency_penalty=0),
+                SAMPLED_PENALIZED,
+                replace(SAMPLED_PENALIZED, frequency_penalty=0),
             ):
                 for new_graph in (None, RepeatedCall):
                     TrialIteration(

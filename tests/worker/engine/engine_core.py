@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import random_stage
 from services.worker.models.config import RopeConfig
 from services.worker.models.families.llama import LlamaConfig
@@ -71,12 +72,4 @@ def _run(runner: ModelRunner, plan: IterationPlan) -> list[int]:
 
 
 def _sampling(*, temperature: float) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature,
-        top_k=0,
-        top_p=0.9,
-        min_p=0,
-        seed=1,
-        min_tokens=0,
-        stop_token_ids=(),
-    )
+    return SamplingParams(temperature=temperature, top_p=0.9, seed=1)

@@ -16,7 +16,7 @@ def prefill(
         iteration=1,
         admissions=[
             worker_pb2.Admission(
-                row=0, n_prompt_tokens=len(prompt), sampling=SamplingParams(top_p=1)
+                row=0, n_prompt_tokens=len(prompt), sampling=SamplingParams(temperature=0)
             )
         ],
         row=[0],

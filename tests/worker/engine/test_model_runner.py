@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.logits import Logits
+from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.plan import Admission, IterationPlan, PlanError, SamplingParams
+from services.worker.engine.plan import Admission, IterationPlan, PlanError
 from services.worker.engine.sampler import NonFiniteLogits, refuse_non_finite
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.pipeline import GREEDY, Pipeline, Span, load
@@ -28,9 +29,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def params(seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=1.0, top_k=50, top_p=0.95, min_p=0, seed=seed, min_tokens=0, stop_token_ids=()
-    )
+    return SamplingParams(temperature=1.0, top_k=50, top_p=0.95, seed=seed)
 
 
 def prompt_plan(**changes: object) -> IterationPlan:
@@ -168,8 +167,8 @@ class TestStages:
         logits = last.logits(last_batch, room)
         assert logits.values.shape == (1, SMALL["vocab_size"])
         assert logits.values.dtype == torch.float32
-        likeliest = logits.values.argmax(-1).tolist()
-        assert last.sample(last_batch, logits).tolist() == likeliest
+        argmax = logits.values.argmax(-1).tolist()
+        assert last.sample(last_batch, logits).tolist() == argmax
 
     def test_count_tokens_only_where_they_are_sampled(self, stages: list[ModelRunner]) -> None:
         penalised = replace(GREEDY, presence_penalty=1)

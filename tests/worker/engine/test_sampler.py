@@ -11,39 +11,39 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import TORCH
-from kernels.sample import CDF_BLOCK, draw
+from kernels.sample import CDF_BLOCK, invert_cdf
 from kernels.sample import token_weights as weights_of_columns
 from kernels.upload import Uploads
+from services.common.sampling import SamplingParams
 from services.worker.engine.sampler import (
+    SAMPLING_COLUMNS,
     NonFiniteLogits,
     PenalizedRows,
     SamplingBatch,
+    column_values,
     refuse_non_finite,
     uniforms,
 )
 
 Columns = dict[str, Any]
-DEFAULTS: Columns = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0
-}  # fmt: skip
-DTYPES = {
-    "temperature": np.float32, "top_k": np.int64, "top_p": np.float64, "min_p": np.float32,
-    "seed": np.uint64, "position": np.int64,
-}  # fmt: skip
+DEFAULTS = SamplingParams(seed=0)
 
 
 def batch_of(
-    n_rows: int, *, forbidden: tuple[tuple[int, list[int]], ...] = (), **columns: Any
+    n_rows: int,
+    *,
+    banned: tuple[tuple[int, list[int]], ...] = (),
+    position: Any = 0,
+    **columns: Any,
 ) -> SamplingBatch:
     """Rows that share what is given once and differ in what is given as a list."""
-    arrays: dict[str, Any] = {
-        name: np.broadcast_to(np.asarray(columns.get(name, default), DTYPES[name]), n_rows).copy()
-        for name, default in DEFAULTS.items()
-    }
-    assert columns.keys() <= DEFAULTS.keys()
+    options = np.array([column_values(DEFAULTS)] * n_rows, SAMPLING_COLUMNS)
+    for name, values in columns.items():
+        options[name] = values
     return SamplingBatch(
-        **arrays,
-        forbidden=tuple((row, np.array(ids, dtype=np.int64)) for row, ids in forbidden),
+        options=options,
+        positions=np.broadcast_to(np.asarray(position, np.int64), n_rows).copy(),
+        banned=tuple((row, np.array(ids, dtype=np.int64)) for row, ids in banned),
     )
 
 
@@ -71,11 +71,11 @@ class TestUniforms:
     def test_are_splitmix64(self) -> None:
         # The published first outputs of SplitMix64 with seed 0, which the extra mix leaves 0.
         published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-        ours = uniforms(np.zeros(3, dtype=np.uint64), np.arange(3))
+        ours = uniforms(np.zeros(3, dtype=np.int64), np.arange(3))
         assert ours.tolist() == [(number >> 12) / 2**52 for number in published]
 
     def test_accept_the_whole_range(self) -> None:
-        seeds = np.array([0, 2**64 - 1, 2**64 - 1, 2**63], dtype=np.uint64)
+        seeds = np.array([0, -1, -1, -(2**63)])
         numbers = uniforms(seeds, np.array([0, 0, 2**32 - 1, 1]))
         assert len(set(numbers.tolist())) == 4
         assert ((numbers >= 0) & (numbers < 1)).all()
@@ -83,20 +83,21 @@ class TestUniforms:
     def test_seeds_do_not_share_their_sequences(self) -> None:
         gamma = 0x9E3779B97F4A7C15  # by which the counter of SplitMix64 moves on
         seeds = np.array([7, (7 + gamma) % 2**64, (7 + 2 * gamma) % 2**64], dtype=np.uint64)
-        assert len(set(uniforms(seeds, np.array([2, 1, 0])).tolist())) == 3
+        numbers = uniforms(seeds.view(np.int64), np.array([2, 1, 0]))
+        assert len(set(numbers.tolist())) == 3
 
     @pytest.mark.parametrize("along", ["seed", "position"])
     def test_are_uniform_and_independent(self, along: str) -> None:
         n = 40_000
         counter, fixed = np.arange(n), np.full(n, 12345)
         seed, position = (counter, fixed) if along == "seed" else (fixed, counter)
-        numbers = uniforms(seed.astype(np.uint64), position)
+        numbers = uniforms(seed, position)
         # Pairs of neighbours fall evenly on a 10 x 10 grid; 99 degrees of freedom, p < 1e-5.
         counts, _, _ = np.histogram2d(numbers[0::2], numbers[1::2], bins=10, range=[(0, 1)] * 2)
         assert chi_square(counts, np.full((10, 10), n / 200)) < 175
 
 
-class TestDraw:
+class TestInvertCdf:
     LAST = 1 - 2.0**-52  # the largest number that `uniforms` makes
 
     @given(
@@ -113,7 +114,7 @@ class TestDraw:
         weights = (rng.random(n_ids) ** 9 * (rng.random(n_ids) < density)).astype(np.float32)
         weights[rng.integers(n_ids)] = 1
         token = int(
-            draw(
+            invert_cdf(
                 torch.from_numpy(weights)[None], torch.tensor([uniform], dtype=torch.float64)
             ).item()
         )
@@ -129,7 +130,7 @@ class TestDraw:
         weights[:, 199] = 1
         weights[:, 200:] = 0
         uniform = torch.full((2000,), self.LAST, dtype=torch.float64)
-        assert set(draw(torch.from_numpy(weights), uniform).tolist()) == {199}
+        assert set(invert_cdf(torch.from_numpy(weights), uniform).tolist()) == {199}
 
 
 class TestGreedy:
@@ -139,7 +140,7 @@ class TestGreedy:
         assert sample(logits, batch).tolist() == logits.argmax(-1).tolist()
         assert sample(logits, batch).dtype == torch.int64
 
-    @given(seed=st.integers(0, 2**64 - 1), scale=st.sampled_from([0.01, 1.0, 30.0]))
+    @given(seed=st.integers(-(2**63), 2**63 - 1), scale=st.sampled_from([0.01, 1.0, 30.0]))
     @settings(max_examples=40, deadline=None)
     def test_top_k_1_is_greedy_even_among_equals(self, seed: int, scale: float) -> None:
         # Rounded to bfloat16, as a bfloat16 model's are: many tokens are equally likely.
@@ -233,13 +234,14 @@ class TestIndependenceOfTheBatch:
 def obvious_weights(logits: Tensor, batch: SamplingBatch, row: int) -> dict[int, float]:
     """What one row's filters keep, one token after the other, in their order."""
     values = logits[row].tolist()
-    scaled = (logits[row] - logits[row].max()) / float(batch.temperature[row])
+    options = batch.options[row]
+    scaled = (logits[row] - logits[row].max()) / float(options["temperature"])
     weights = scaled.exp().double().tolist()
     order = sorted(range(len(values)), key=lambda token: (-values[token], token))
-    if batch.top_k[row]:
-        order = order[: batch.top_k[row]]
-    if batch.top_p[row] < 1:
-        enough = batch.top_p[row] * sum(weights[token] for token in order)
+    if options["top_k"] > 0:
+        order = order[: options["top_k"]]
+    if options["top_p"] < 1:
+        enough = options["top_p"] * sum(weights[token] for token in order)
         kept, total = [], 0.0
         for token in order:
             if total >= enough:
@@ -247,13 +249,13 @@ def obvious_weights(logits: Tensor, batch: SamplingBatch, row: int) -> dict[int,
             kept.append(token)
             total += weights[token]
         order = kept
-    return {token: weights[token] for token in order if weights[token] >= batch.min_p[row]}
+    return {token: weights[token] for token in order if weights[token] >= options["min_p"]}
 
 
 PARAMS = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.3, 1.0, 2.0]),
-        "top_k": st.sampled_from([0, 1, 3, 70, 1200, 10**6]),
+        "top_k": st.sampled_from([-1, 0, 1, 3, 70, 1200, 10**6]),
         "top_p": st.sampled_from([1e-6, 0.2, 0.5, 0.9, 0.999, 1.0]),
         "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
     }
@@ -280,7 +282,7 @@ class TestFilters:
         for row in range(len(rows)):
             expected = obvious_weights(logits, batch, row)
             kept = ours[row].nonzero()[:, 0].tolist()
-            # What underflows to weight 0 is kept by some filters and never drawn.
+            # What underflows to weight 0 is kept by some filters and never sampled.
             assert kept == sorted(token for token, weight in expected.items() if weight > 0)
             assert ours[row, kept].tolist() == pytest.approx([expected[i] for i in kept], rel=1e-6)
 
@@ -305,39 +307,39 @@ class TestFilters:
         weights = token_weights(torch.tensor([[0.0, -50.0, -60.0, -55.0]]), batch_of(1, top_k=3))
         assert weights.nonzero()[:, 1].tolist() == [0, 1, 3]
 
-    def test_dropped_tokens_are_never_drawn(self) -> None:
+    def test_dropped_tokens_are_never_sampled(self) -> None:
         logits = random_logits(1, 300, scale=0.5).expand(5000, -1)
         batch = batch_of(5000, top_k=7, position=range(5000))
         assert set(sample(logits, batch).tolist()) == set(logits[0].topk(7).indices.tolist())
 
 
-class TestForbidden:
+class TestBanned:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_tokens_are_not_chosen_in_their_row_only(self, temperature: float) -> None:
         logits = torch.zeros(3, 50)
         logits[:, 7] = 100
         logits[:, 9] = 50
-        batch = batch_of(3, temperature=temperature, forbidden=((1, [7]),))
+        batch = batch_of(3, temperature=temperature, banned=((1, [7]),))
         assert sample(logits, batch).tolist() == [7, 9, 7]
         assert logits[1, 7] == 100  # the caller's logits are left alone
 
     def test_ids_beyond_the_vocabulary_mean_nothing(self) -> None:
         logits = random_logits(1, 10)
-        batch = batch_of(1, temperature=0, forbidden=((0, [10, 5000]),))
+        batch = batch_of(1, temperature=0, banned=((0, [10, 5000]),))
         assert sample(logits, batch).item() == logits.argmax()
 
     def test_may_be_given_for_rows_in_any_order(self) -> None:
         logits = random_logits(3, 40)
         first = logits.argmax(-1).tolist()
-        batch = batch_of(3, temperature=0, forbidden=((2, [first[2]]), (0, [first[0], 39])))
+        batch = batch_of(3, temperature=0, banned=((2, [first[2]]), (0, [first[0], 39])))
         columns = batch.columns(Uploads(), 40)
-        assert columns.forbidden_rows.tolist() == [0, 0, 2]
+        assert columns.banned_rows.tolist() == [0, 0, 2]
         for row in (0, 2):
             logits[row, first[row]] = -100
         assert sample(logits, batch).tolist() == logits.argmax(-1).tolist()
 
-    def test_forbidding_everything_is_an_error(self) -> None:
-        batch = batch_of(2, forbidden=((1, [0, 1, 2]),))
+    def test_banning_everything_is_an_error(self) -> None:
+        batch = batch_of(2, banned=((1, [0, 1, 2]),))
         with pytest.raises(ValueError, match="every token of row 1"):
             batch.columns(Uploads(), 3)
 
@@ -357,9 +359,16 @@ class TestColumns:
     def test_say_who_is_penalised(self, temperature: float) -> None:
         penalized = PenalizedRows(
             rows=np.array([1]),
-            repetition=np.array([1.5], np.float32),
-            frequency=np.array([0.5], np.float32),
-            presence=np.array([-1], np.float32),
+            options=np.array(
+                [
+                    column_values(
+                        SamplingParams(
+                            repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-1
+                        )
+                    )
+                ],
+                SAMPLING_COLUMNS,
+            ),
             count_rows=np.array([7]),
             counts=torch.zeros(8, 100, dtype=torch.int32),
         )
@@ -377,7 +386,7 @@ class TestColumns:
     def test_know_what_is_needed(self) -> None:
         def facts(**given: Any) -> tuple[bool, bool, bool]:
             columns = batch_of(2, **given).columns(Uploads(), 100)
-            return columns.any_drawn, columns.any_limited, columns.any_min_p
+            return columns.any_sampled, columns.any_limited, columns.any_min_p
 
         assert facts() == (True, False, False)
         assert facts(top_k=[0, 99]) == (True, True, False)
@@ -386,23 +395,12 @@ class TestColumns:
         assert facts(min_p=[0, 0.01]) == (True, False, True)
         # What a greedy row says does not count.
         assert facts(temperature=[0, 1], top_k=[5, 0], min_p=[1, 0]) == (True, False, False)
-        assert facts(temperature=0, forbidden=((1, [3]),)) == (False, False, False)
+        assert facts(temperature=0, banned=((1, [3]),)) == (False, False, False)
 
     def test_are_copies(self) -> None:
-        """Of a table that changes before the columns are read, and may have gaps."""
-        table = np.ones(4, dtype=[("temperature", np.float32), ("top_k", np.int64)])
-        rest = batch_of(4)
-        batch = SamplingBatch(
-            temperature=table["temperature"],
-            top_k=table["top_k"],
-            top_p=rest.top_p,
-            min_p=rest.min_p,
-            seed=rest.seed,
-            position=rest.position,
-            forbidden=(),
-        )
+        batch = batch_of(4, top_k=1)
         columns = batch.columns(Uploads(), 100)
-        table["top_k"] = 7
+        batch.options["top_k"] = 7
         assert columns.top_k.tolist() == [1, 1, 1, 1]
         assert columns.top_k.is_contiguous()
 

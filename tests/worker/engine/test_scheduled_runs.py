@@ -41,7 +41,7 @@ class Want:
     min_tokens: int = 0
     presence_penalty: float = 0
     frequency_penalty: float = 0
-    repetition_penalty: float = 0
+    repetition_penalty: float = 1
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
@@ -188,7 +188,7 @@ def test_tokens_do_not_depend_on_recorded_graphs(
 
 def test_penalties_decide_about_tokens(checkpoint: Path, alone: list[list[int]]) -> None:
     for index, want in enumerate(WANTS):
-        plain = replace(want, presence_penalty=0, frequency_penalty=0, repetition_penalty=0)
+        plain = replace(want, presence_penalty=0, frequency_penalty=0, repetition_penalty=1)
         request = plain.request(index)
         scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1)
         serve(Rank(checkpoint), scheduler, [request])

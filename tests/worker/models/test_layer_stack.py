@@ -238,8 +238,8 @@ class TestWhatNoFamilyHas:
         if sampled is None:
             return run(inputs.clone(), batch, kv)
         logits = run.logits(inputs.clone(), batch, kv, torch.tensor(sampled, dtype=torch.int64))
-        if logits.likeliest is not None:
-            assert logits.likeliest.tolist() == greedy(logits.values).tolist()
+        if logits.argmax is not None:
+            assert logits.argmax.tolist() == greedy(logits.values).tolist()
         return logits.values.clone()
 
     def hidden(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,0 +1,160 @@
+"""How the next token of a request is chosen: the one definition of its options.
+
+An option is a field of `SamplingParams`: its default, its range, what it does, and its type in a
+rank's table of requests. Everything else follows the fields: the bodies of the HTTP API, the
+conversion to and from `sampling.proto` (`sampling_proto.py`), the checks of frontend and scheduler,
+and the columns on the ranks, which trust what was checked.
+
+Pure: the engine core imports it where neither protobuf nor pydantic is installed. What a request
+asks for besides (its length, stop strings, the number of answers) is the frontend's.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from services.common.errors import InvalidRequest
+
+INT32_MAX, INT64_MIN, INT64_MAX = 2**31 - 1, -(2**63), 2**63 - 1
+
+MAX_STOP_TOKENS = 256
+"""Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers from `low` to `high`; without `low` itself if it `excludes_low`."""
+
+    low: float
+    high: float
+    excludes_low: bool = False
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if `value` is not one of them."""
+        if isinstance(value, bool) or not self.low <= value <= self.high:  # NaN is in no range
+            raise InvalidRequest(field, f"must be a number from {self.low:g} to {self.high:g}")
+        if self.excludes_low and value == self.low:
+            raise InvalidRequest(field, f"must be greater than {self.low:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumbers:
+    """The whole numbers from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if `value` is not one of them."""
+        if isinstance(value, bool) or not self.low <= value <= self.high:
+            raise InvalidRequest(field, f"must be a whole number from {self.low} to {self.high}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """Lists of at most `max_length` tokens; whether these exist, only the vocabulary can say."""
+
+    max_length: int
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if `value` is longer."""
+        if len(value) > self.max_length:
+            raise InvalidRequest(field, f"has {len(value)} tokens, {self.max_length} at most")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an option may be, and the NumPy type of its column on a rank if it has one."""
+
+    allowed: Numbers | WholeNumbers | TokenLists
+    column: str | None
+
+
+def number(
+    default: float, *, low: float, high: float, column: str, excludes_low: bool = False
+) -> float:
+    """Declares an option that is a number from `low` to `high`."""
+    option = Option(Numbers(low, high, excludes_low), column)
+    return dataclasses.field(default=default, metadata={Option: option})
+
+
+def whole_number(default: int | Callable[[], int], *, low: int, high: int, column: str) -> int:
+    """Declares an option that is a whole number from `low` to `high`."""
+    metadata = {Option: Option(WholeNumbers(low, high), column)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def tokens(*, max_length: int) -> tuple[int, ...]:
+    """Declares an option that is a list of tokens, empty by default."""
+    return dataclasses.field(default=(), metadata={Option: Option(TokenLists(max_length), None)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a request's tokens are chosen from the logits.
+
+    A token depends only on the sequence before it, these options and its position, never on the
+    batch, the number of stages or the epoch. `kernels.sample` says in which order they apply.
+    """
+
+    min_tokens: int = whole_number(0, low=0, high=INT32_MAX, column="int64")
+    """Tokens to generate before one of `stop_token_ids` may be sampled."""
+
+    temperature: float = number(1.0, low=0, high=2, column="float32")
+    """Divides the logits before the softmax; 0 takes the argmax (greedy)."""
+
+    top_k: int = whole_number(0, low=-1, high=INT32_MAX, column="int64")
+    """Keeps only the k most likely tokens; 0 and -1 keep all."""
+
+    top_p: float = number(1.0, low=0, high=1, excludes_low=True, column="float64")
+    """Keeps the smallest set of most likely tokens whose probabilities add up to it."""
+
+    min_p: float = number(0.0, low=0, high=1, column="float32")
+    """Drops tokens that are less likely than this fraction of the most likely one."""
+
+    presence_penalty: float = number(0.0, low=-2, high=2, column="float32")
+    """Is subtracted once from the logit of every token that has been generated."""
+
+    frequency_penalty: float = number(0.0, low=-2, high=2, column="float32")
+    """Is subtracted from a token's logit once for each time that it has been generated."""
+
+    repetition_penalty: float = number(1.0, low=0.125, high=8, column="float32")
+    """Divides the logits above 0 of tokens in the prompt or generated, multiplies those below."""
+
+    seed: int = whole_number(
+        lambda: secrets.randbits(63), low=INT64_MIN, high=INT64_MAX, column="int64"
+    )
+    """Seed of the counter-based random numbers; drawn at random by default."""
+
+    stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
+    """Tokens that end the output. A client's come besides the model's own."""
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that have occurred become more or less likely."""
+        penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+        return penalties != (1, 0, 0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the argmax of the logits as the model made them."""
+        return self.temperature == 0 and not self.min_tokens and not self.has_penalty
+
+    def check(self) -> None:
+        """Checks every option that a client has given, as far as it needs no vocabulary.
+
+        Raises:
+            InvalidRequest: an option is out of its range; the error names it.
+        """
+        for name, option in OPTIONS.items():
+            option.allowed.check(name, getattr(self, name))
+
+
+OPTIONS: dict[str, Option] = {
+    field.name: field.metadata[Option] for field in dataclasses.fields(SamplingParams)
+}
+"""Every option by its name, in the order in which they are checked."""

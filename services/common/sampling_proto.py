@@ -1,0 +1,26 @@
+"""`SamplingParams` to and from `sampling.proto`, by the names of their fields.
+
+Apart from the definition, because the engine core knows no protobuf.
+"""
+
+from orcinus.v1 import sampling_pb2
+
+from services.common.sampling import OPTIONS, SamplingParams, TokenLists
+
+_LISTS = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenLists))
+_NUMBERS = tuple(name for name in OPTIONS if name not in _LISTS)
+
+
+def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    """Returns a message in which every field is set."""
+    return sampling_pb2.SamplingParams(**{name: getattr(params, name) for name in OPTIONS})
+
+
+def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Returns the options of a message; those that are not set have their defaults.
+
+    Checks nothing: ranks read what the scheduler has checked.
+    """
+    given = {name: getattr(message, name) for name in _NUMBERS if message.HasField(name)}
+    given |= {name: tuple(getattr(message, name)) for name in _LISTS}
+    return SamplingParams(**given)

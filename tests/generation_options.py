@@ -1,0 +1,12 @@
+"""Options of a request over gRPC, each given by its name, as in a body of the HTTP API."""
+
+from typing import Any
+
+from orcinus.v1 import inference_pb2
+
+from services.common.sampling import OPTIONS
+
+
+def generation_options(**given: Any) -> inference_pb2.GenerationOptions:
+    sampling = {name: given.pop(name) for name in OPTIONS if name in given}
+    return inference_pb2.GenerationOptions(**given, sampling=sampling)
