@@ -28,13 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels import Ops
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
-from kernels.packed_linear import OneDnnWeight, PlainWeight
+from kernels.packed_linear import LinearWeight, PlainWeight
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
@@ -47,15 +41,8 @@ BANDWIDTH_BYTES = 1 << 29
 GREEDY = SamplingParams(
     temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
 )
-WEIGHTS = (
-    NativeWeight,
-    NativeGatedWeight,
-    NativeInt8Weight,
-    NativeInt8GatedWeight,
-    OneDnnWeight,
-    PlainWeight,
-)
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
+UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
 SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
@@ -102,7 +89,7 @@ class Stopwatch:
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
     """Operations that are timed by their kinds."""
-    names = {f.name for f in dataclasses.fields(ops)} - {"plan_attention", "layers"}
+    names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
     return dataclasses.replace(
         ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
     )
@@ -128,7 +115,7 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
     model.ops = timed_ops(model.ops, watch)
 
     def visited(value: Any) -> Any:
-        if isinstance(value, WEIGHTS):
+        if isinstance(value, LinearWeight):
             weights.append(value)
             return TimedWeight(value, watch.of("linear", value))
         if isinstance(value, Ops):
@@ -150,7 +137,7 @@ def seconds_at_once(model: StageModel) -> dict[str, float]:
     layer_stack = getattr(model, "_layer_stack", None)
     if not isinstance(layer_stack, AllAtOnce):
         return {}
-    seconds = layer_stack.native.seconds
+    seconds = layer_stack.fused.seconds
     return {kind: getattr(seconds, kind) for kind in SHARED}
 
 

@@ -1,4 +1,4 @@
-"""Logits, and what was found on the way to them."""
+"""Logits, and what is known of them already."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The scores of all tokens after some of a batch's."""
+    """The scores of the vocabulary after sampled tokens of a batch."""
 
     values: Tensor  # [n_sampled, vocab_size]
-    likeliest: NDArray[np.int64] | None = None
-    """What `kernels.greedy` makes of them, [n_sampled], where the host knows it already."""
+    argmax: NDArray[np.int64] | None = None
+    """The result of `kernels.greedy` on them, [n_sampled], where the host knows it already."""

@@ -20,14 +20,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.native.linear import (
+from kernels.linear_weight import (
     Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    Quantization,
+    TableWeight,
+)
+from kernels.native.linear import (
     NativeGatedWeight,
     NativeInt8GatedWeight,
     NativeInt8Weight,
@@ -53,66 +59,6 @@ __all__ = [
     "pack_gated",
     "pack_table",
 ]
-
-
-Quantization = Literal["none", "int8"]
-
-
-class LinearWeight(Protocol):
-    """A matrix [n_out, n_in], in some form, and what it is for."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """n_out and n_in."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """`x @ weight.T + bias + residual`, [n_tokens, n_out].
-
-        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out], which is used up:
-        the result may take its place.
-        """
-
-
-class TableWeight(LinearWeight, Protocol):
-    """A matrix that is multiplied with and looked up in: embedding and head in one."""
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the matrix, [n, n_in], for `indices` [n]."""
-
-
-# `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_in] to [n_tokens, n_out of each].
-GatedWeight = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainWeight:
-    """The matrix as it is."""
-
-    weight: Tensor  # [n_out, n_in]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n_out, n_in = self.weight.shape
-        return n_out, n_in
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        out = F.linear(x, self.weight, bias)  # [n_tokens, n_out]
-        return out if residual is None else out.add_(residual)
-
-    def rows(self, indices: Tensor) -> Tensor:
-        return self.weight.index_select(0, indices)  # [n, n_in]
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,13 +158,5 @@ def uploads_for(device: torch.device) -> Uploads:
     return StagedUploads(device) if device.type == "cuda" else Uploads()
 
 
-def upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """`values` on `device`, by themselves; on a CPU it is the same memory."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def _power_of_two(n: int) -> int:
     return 1 << math.ceil(math.log2(max(n, 1)))

@@ -15,24 +15,20 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.linear_weight import Gate
 from kernels.native.call import ELEMENT, declare
 from kernels.native.library import library
-
-Gate = Literal["silu", "gelu_tanh"]
+from kernels.quantise import LARGEST, quantised
 
 _NO_GATE = 0
 _GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 _WORD_BYTES = 4
-_LARGEST = 127  # of an int8 that has its negative
-_NOTHING = 1e-30  # all of a row below this is zero
-_MAX_INPUTS = (2**31 - 1) // _LARGEST**2  # a sum of more may not fit into 32 bits
-_ROWS_AT_ONCE = 1024
+_MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +161,6 @@ def can_quantise_gated(weight: Tensor) -> bool:
     """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
     functions = _int8_functions()
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
-
-
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight` [n_out, n_in] as int8 of the same shape, and the outputs' scales [n_out] in float32.
-
-    A row times its scale is what it was, up to half the scale.
-    """
-    pieces = [_quantised(rows.float()) for rows in torch.split(weight, _ROWS_AT_ONCE)]
-    whole, scales = zip(*pieces, strict=True)
-    return torch.cat(whole), torch.cat(scales)
-
-
-def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    largest = rows.abs().amax(1)
-    steps = torch.where(largest > _NOTHING, largest.new_tensor(_LARGEST) / largest, 0.0)
-    # By a tensor: by a number CUDA multiplies with its inverse, and scales would differ.
-    return (rows * steps[:, None]).round_().to(torch.int8), largest / largest.new_tensor(_LARGEST)
 
 
 @dataclass(frozen=True, slots=True)

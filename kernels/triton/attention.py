@@ -29,7 +29,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionForm
+from kernels.attention_form import PLAIN, AttentionForm
+from kernels.ops import AttentionPlan
 from kernels.triton.attention_plan import (
     N_COLUMNS,
     N_DIVIDED_COLUMNS,
@@ -37,8 +38,6 @@ from kernels.triton.attention_plan import (
     Column,
     DividedColumn,
 )
-
-_PLAIN = AttentionForm()
 
 # The tables' columns, as kernels can know them.
 _ROW = tl.constexpr(Column.ROW.value)
@@ -335,10 +334,12 @@ def attention(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    plan: AttentionItems,
-    form: AttentionForm = _PLAIN,
+    plan: AttentionPlan,
+    form: AttentionForm = PLAIN,
 ) -> Tensor:
-    """As `kernels.attention`; the caches are dense."""
+    """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+    if not isinstance(plan, AttentionItems):
+        raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()  # only tokens may lie apart

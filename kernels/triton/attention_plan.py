@@ -26,7 +26,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_metadata import Ints
+from kernels.ops import AttentionPlan, Ints
 from kernels.triton.tuning import Device, Kind, Tiles, device_of, tiles_for
 from kernels.upload import Uploads
 
@@ -93,7 +93,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionItems:
+class AttentionItems(AttentionPlan):
     """The items of one batch, and which parts make up its divided tokens."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
@@ -125,7 +125,7 @@ def plan_items(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionItems:
-    """As `kernels.attention_metadata.plan_attention`; any window up to the widest can be used.
+    """Implements `kernels.ops.PlanAttention`; any window up to the widest can be used.
 
     With `has_fixed_shape` every span is one token; all shapes, and with them the launches, then
     depend on nothing but the number of spans and the width of `block_tables`.

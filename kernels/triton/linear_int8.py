@@ -30,7 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.native.linear import Gate, quantised
+from kernels.linear_weight import Gate
+from kernels.quantise import quantised
 from kernels.triton.gates import gelu, silu
 from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
 from kernels.triton.tuning import device_of

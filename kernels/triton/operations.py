@@ -47,4 +47,5 @@ def triton_ops() -> Ops | None:
         attention=attention,
         greedy=greedy,
         sample=sample,
+        has_fixed_shapes=True,
     )

@@ -165,7 +165,7 @@ class ModelRunner:
         """
         if batch.counted is not None:
             self._table.count(batch.token_ids, batch.counted)
-        tokens: Numbers | None = logits.likeliest
+        tokens: Numbers | None = logits.argmax
         if tokens is None or batch.sampling is not ALL_GREEDY:
             tokens = self._chosen(batch, logits.values)
         self._table.keep_tokens(batch.sampled_rows, tokens)

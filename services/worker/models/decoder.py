@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms
 from kernels.logits import Logits
+from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     MLP,
@@ -35,7 +36,7 @@ from services.worker.models.layers import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from services.worker.models.stage import LayerKV, StageBatch, StageModel, StagePlace
+from services.worker.models.stage import StageBatch, StageModel, StagePlace
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.models.weights import TensorSource
 

@@ -19,12 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernels import AttentionMetadata, Ops
+from kernels import AttentionPlan, Ops
 from kernels.logits import Logits
+from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
-LayerKV = tuple[Tensor, Tensor]  # keys and values, [n_blocks, block_size, n_kv_heads, head_dim]
 Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
 
 
@@ -60,7 +60,7 @@ class StageBatch:
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
-    attention: AttentionMetadata
+    attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # that share the stage
     angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
 

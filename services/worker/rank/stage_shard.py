@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels import TORCH
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.kv_cache import kv_block_bytes
@@ -226,10 +225,11 @@ def is_staged(settings: RankSettings) -> bool:
 
 
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
-    """Whether batches of decodes are recorded; PyTorch's own operations have shapes that depend on
-    what is in a batch."""
-    is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
-    return settings.cuda_graphs and is_possible and settings.batching == "selective"
+    """Whether batches of decodes are recorded: as settings want it, on a GPU whose host does not
+    wait for transfers, with operations whose shapes do not depend on what is in a batch."""
+    is_possible = settings.device == "cuda" and not is_staged(settings)
+    is_wanted = settings.cuda_graphs and settings.batching == "selective"
+    return is_wanted and is_possible and model.ops.has_fixed_shapes
 
 
 def join_peers(

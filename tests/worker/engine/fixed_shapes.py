@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import TORCH, Ops
-from kernels.attention_metadata import AttentionForm, Ints
+from kernels import TORCH, AttentionForm, Ops
+from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 from services.worker.models import StageModel
 from services.worker.models.config_file import read_config
@@ -41,7 +41,7 @@ class RepeatedCall:
 
 
 @dataclass(frozen=True)
-class FixedDecodes:
+class FixedDecodes(AttentionPlan):
     """Spans of one token each; tensors alone say where their keys are."""
 
     last_positions: Tensor  # [n_spans]
@@ -85,7 +85,9 @@ def attention(
     return torch.einsum("shk,skhd->shd", weights, values)
 
 
-OPS = replace(TORCH, plan_attention=plan_attention, attention=attention)
+OPS = replace(
+    TORCH, plan_attention=plan_attention, attention=attention, has_fixed_shapes=True
+)
 
 
 def load_fixed(

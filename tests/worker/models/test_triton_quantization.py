@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from kernels import triton_ops
-from kernels.native.linear import Gate, has_int8, quantised
-from kernels.packed_linear import GatedWeight, LinearWeight, Quantization
+from kernels.packed_linear import Gate, GatedWeight, LinearWeight, Quantization, can_compute
+from kernels.quantise import quantised
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel, layers
@@ -167,7 +167,9 @@ def test_a_family_computes_what_it_would_with_rounded_weights(
     torch.testing.assert_close(ours, rounded, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
+@pytest.mark.skipif(
+    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
+)
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_a_gpu_is_as_close_to_the_plain_model_as_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str

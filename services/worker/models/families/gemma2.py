@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
+from kernels.ops import LayerKV
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
@@ -31,7 +32,7 @@ from services.worker.models.decoder_layers import (
     Layer,
     Norm,
 )
-from services.worker.models.stage import LayerKV, StageBatch
+from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource
 
