@@ -90,9 +90,10 @@ class Stopwatch:
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
     """Operations that are timed by their kinds."""
     names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
-    return dataclasses.replace(
-        ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
-    )
+    timed: dict[str, Any] = {
+        name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
+    }
+    return dataclasses.replace(ops, **timed)
 
 
 @dataclass(frozen=True, slots=True)

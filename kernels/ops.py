@@ -46,6 +46,7 @@ class PlanAttention(Protocol):
         self,
         start_positions: Ints,
         n_tokens: Ints,
+        /,
         *,
         block_tables: Ints,
         key_cache: Tensor,

@@ -11,10 +11,10 @@ All of it computes without a file. To load a checkpoint is `checkpoint.py`, whic
 
 from __future__ import annotations
 
+from services.worker.models.checkpoint_tensors import CheckpointError, checkpoint_digest
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.registry import random_stage
 from services.worker.models.stage import StageModel, layer_range
-from services.worker.models.weights import CheckpointError, checkpoint_digest
 
 __all__ = [
     "CheckpointError",

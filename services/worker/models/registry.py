@@ -9,6 +9,7 @@ import torch
 
 from kernels import ops_for
 from kernels.packed_linear import Quantization, can_compute
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
@@ -20,15 +21,10 @@ from services.worker.models.families.opt import OPTStage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen3 import Qwen3Stage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
 from services.worker.models.tensor_parallel import check_rank
-from services.worker.models.weights import (
-    CheckpointTensors,
-    OnProgress,
-    RandomTensors,
-    TensorSource,
-    WantedTensors,
-)
+from services.worker.models.weights import OnProgress, TensorSource, WantedTensors
 
 
 class Family(Protocol):

@@ -22,10 +22,11 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel, layers
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
-from services.worker.models.weights import CheckpointTensors, Part, WantedTensors
+from services.worker.models.weights import Part, WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.kernels.implementations import CPU, CUDA
 from tests.worker.pipeline import GREEDY
