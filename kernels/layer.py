@@ -60,7 +60,7 @@ class GatedMLPWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer."""
+    """One layer: attention and an MLP, each behind a norm."""
 
     attention_norm: Norm
     attention: AttentionWeights
@@ -70,7 +70,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """What makes logits of the last layer's hidden states: a norm, then a product."""
+    """A head: a norm and then a product, from the last hidden states to logits."""
 
     norm: Norm
     weight: LinearWeight  # [vocab_size, hidden_size]

@@ -22,7 +22,7 @@ class LinearWeight(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """n_out and n_in."""
+        """The sizes n_out and n_in."""
 
     @property
     def nbytes(self) -> int:

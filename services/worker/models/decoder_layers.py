@@ -226,7 +226,7 @@ class GatedMLP(GatedMLPWeights):
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
-    """`down(activation(up(x)))`."""
+    """This rank's share of `down(activation(up(x)))`."""
 
     up: ColumnParallelLinear
     down: RowParallelLinear
@@ -257,7 +257,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    """Attention and MLP, each on the normalised residual stream and added to it."""
+    """Adds attention and an MLP to the residual stream, each computed on its normalised form."""
 
     attention_norm: Norm
     attention: Attention

@@ -147,7 +147,7 @@ class RowParallelLinear(Projection):
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
-    """The rows of a table of tokens that this rank has."""
+    """This rank's rows of a table of tokens."""
 
     table: TableWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
@@ -192,7 +192,7 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Scores of all tokens, each computed by the rank that has the token's row."""
+    """Computes the scores of all tokens, each on the rank that has the token's row."""
 
     weight: LinearWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are

@@ -28,7 +28,7 @@ from services.worker.models.weights import OnProgress, TensorSource, WantedTenso
 
 
 class Family(Protocol):
-    """A subclass of StageModel, seen as what makes one."""
+    """A subclass of StageModel, as its maker."""
 
     @property
     def config_type(self) -> type[ModelConfig]: ...
@@ -73,8 +73,9 @@ def build_stage(
     on_progress: OnProgress,
     quantization: Quantization,
 ) -> StageModel:
-    """One rank's share of one stage, of the tensors in the directory `checkpoint`, or of random
-    ones, made on `device`, if it is None.
+    """Returns one rank's share of one stage, on `device`.
+
+    Its tensors are read from the directory `checkpoint`, or are random if that is None.
 
     Matrices of layers are of `quantization`; embedding, head and experts are not. `on_progress`
     hears the share's bytes read so far and in all, first with 0, then again and again. Raises
@@ -129,7 +130,7 @@ def random_stage(
     device: torch.device,
     quantization: Quantization = "none",
 ) -> StageModel:
-    """A whole stage of random weights, which needs no file: to measure and to try things."""
+    """Returns a whole stage of random weights, for which no file is needed."""
     return build_stage(
         config,
         None,

@@ -41,7 +41,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of the checkpoint, or a shard of it, as part of one that the model holds."""
+    """A tensor of the checkpoint, or a shard of it, that becomes part of a tensor of the model."""
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor as it is stored
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape in which the model gets it."""
+        """The shape in which the model gets the part."""
         sizes = tuple(len(span) for span in self.spans)
         return sizes[::-1] if self.is_transposed else sizes
 

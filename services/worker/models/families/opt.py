@@ -72,7 +72,7 @@ class OPTConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    """Attention and MLP, each added to the residual stream, which is then normalised."""
+    """Adds attention and an MLP to the residual stream, and normalises it after each."""
 
     attention: Attention
     attention_norm: Norm
