@@ -63,7 +63,7 @@ _N_PARTS = 16
 
 @triton.jit
 def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
-    """Scores [ROWS, KEYS] without those of keys that a row does not see."""
+    """Returns scores [ROWS, KEYS], minus infinity for keys that a row does not see."""
     is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
     if HAS_WINDOW:
         is_seen &= keys[None, :] > (positions - window)[:, None]
@@ -255,7 +255,7 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """A program is an item and a K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
+    """Computes an item for one K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
     program = tl.program_id(0)
     head = program % N_KV_HEADS
     item = items + (program // N_KV_HEADS) * _ITEM_STRIDE
@@ -299,7 +299,7 @@ def _combine_kernel(
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A program is one head of one divided token."""
+    """Combines the parts of one head of one divided token."""
     program = tl.program_id(0)
     head = program % N_HEADS
     token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
