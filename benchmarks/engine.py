@@ -28,13 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels import Ops
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
-from kernels.packed_linear import OneDnnWeight, PlainWeight
+from kernels.packed_linear import LinearWeight, PlainWeight
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -46,15 +40,8 @@ BLOCK_SIZE = 16
 N_WARM_UPS = 3
 BANDWIDTH_BYTES = 1 << 29
 GREEDY = SamplingParams(temperature=0)
-WEIGHTS = (
-    NativeWeight,
-    NativeGatedWeight,
-    NativeInt8Weight,
-    NativeInt8GatedWeight,
-    OneDnnWeight,
-    PlainWeight,
-)
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
+UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
 SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
@@ -101,10 +88,11 @@ class Stopwatch:
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
     """Operations that are timed by their kinds."""
-    names = {f.name for f in dataclasses.fields(ops)} - {"plan_attention", "layers"}
-    return dataclasses.replace(
-        ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
-    )
+    names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
+    timed: dict[str, Any] = {
+        name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
+    }
+    return dataclasses.replace(ops, **timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +115,7 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
     model.ops = timed_ops(model.ops, watch)
 
     def visited(value: Any) -> Any:
-        if isinstance(value, WEIGHTS):
+        if isinstance(value, LinearWeight):
             weights.append(value)
             return TimedWeight(value, watch.of("linear", value))
         if isinstance(value, Ops):
@@ -149,7 +137,7 @@ def seconds_at_once(model: StageModel) -> dict[str, float]:
     layer_stack = getattr(model, "_layer_stack", None)
     if not isinstance(layer_stack, AllAtOnce):
         return {}
-    seconds = layer_stack.native.seconds
+    seconds = layer_stack.fused.seconds
     return {kind: getattr(seconds, kind) for kind in SHARED}
 
 

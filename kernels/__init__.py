@@ -1,10 +1,11 @@
 """The tensor operations of a stage, one per file, picked by device.
 
-`ops_for(device)` is the public face. Every operation has an obvious version in `kernels.reference`
-that says what it computes; the files beside it hold the versions that run. PyTorch's serve every
-device. On a CPU the native ones (`kernels.native`) take their place where they are built, on a GPU
-Triton's (`kernels.triton`) where it is installed. A kernel for another device comes as another
-`Ops`, and nothing outside this package changes.
+`ops_for(device)` is the public face, and `kernels.packed_linear.pack` the same for matrices. Every
+operation has an obvious version in `kernels.reference` that says what it computes; the files beside
+it hold the versions that run. PyTorch's serve every device. On a CPU the native ones
+(`kernels.native`) take their place where they are built, on a GPU Triton's (`kernels.triton`) where
+it is installed; both are the package's own business. A kernel for another device comes as another
+`Ops`, and another form of matrices where it has one. Nothing outside this package changes.
 
 Knows tensors only: no requests, no models, no processes.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import attention
-from kernels.attention_metadata import AttentionForm, plan_attention
+from kernels.attention import attention, plan_attention
+from kernels.attention_form import AttentionForm
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.gelu_and_mul import gelu_and_mul
@@ -22,26 +23,24 @@ from kernels.greedy import greedy
 from kernels.head_norms import HeadNorms
 from kernels.layer_norm import layer_norm
 from kernels.native.operations import native_ops
-from kernels.ops import AttentionMetadata, Ops
+from kernels.ops import AttentionPlan, Ops
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
 from kernels.sample import sample
 from kernels.silu_and_mul import silu_and_mul
 from kernels.triton.operations import triton_ops
-from kernels.upload import upload
 from kernels.write_kv import write_kv
 
 __all__ = [
     "TORCH",
     "AttentionForm",
-    "AttentionMetadata",
+    "AttentionPlan",
     "HeadNorms",
     "Ops",
     "native_ops",
     "ops_for",
     "triton_ops",
-    "upload",
 ]
 
 TORCH = Ops(
@@ -62,7 +61,8 @@ TORCH = Ops(
 
 
 def ops_for(device: torch.device) -> Ops:
-    """The operations for `device`; a kind of device that nobody has tried is refused."""
+    """Returns the fastest operations for `device`; raises ValueError for another kind than cpu and
+    cuda."""
     if device.type == "cpu":
         return native_ops() or TORCH
     if device.type == "cuda":

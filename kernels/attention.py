@@ -1,177 +1,177 @@
-"""Attention of a mixed batch over paged keys and values, in a few padded calls.
+"""Attention of a mixed batch over paged keys and values, one span after the other.
 
-The one operation that is not token by token (selective batching, OSDI'22 §3.2): the flat batch is
-split into the groups that `AttentionGroups` has prepared, each group is one scaled dot-product
-attention, and the results are merged into the flat batch again. The keys and values of the batch
-must have been written to storage before.
+Attention is the one operation that is not token by token (selective batching, OSDI'22 §3.2). A
+batch is a row of spans: a span of one token is a decode, a longer one is a prompt, or a chunk of
+one that goes on with a sequence. The plan says where each span lies. PyTorch's version here gathers
+the keys and values of a span from its blocks and attends to them in one call; it runs where neither
+the native library nor Triton is. The native version takes the same plan.
 
-Grouped-query attention of decodes lays the query heads that share a K/V head side by side as if
-they were queries of one sequence: up to ten times faster in bfloat16 than a head at a time.
-Storage beyond a sequence's end is read and weighted with zero, so it must hold finite numbers.
-
-Soft-capped scores are computed step by step; everything else is one fused call.
+The keys and values of the batch must have been written to storage before. Soft-capped scores are
+computed step by step; everything else is one fused call of PyTorch's.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_metadata import (
-    AttentionForm,
-    AttentionGroups,
-    Chunks,
-    Decodes,
-    Prompts,
-)
-
-_PLAIN = AttentionForm()
+from kernels.attention_form import PLAIN, AttentionForm
+from kernels.ops import AttentionPlan, Ints
+from kernels.upload import Uploads
 
 # Capped scores that are in memory at once; in float32 these are 16 MiB.
 _MAX_SCORES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpans(AttentionPlan):
+    """The spans of one batch, in its order. All columns are int64 and dense."""
+
+    start_positions: Tensor  # [n_spans], of first tokens in their sequences; on the host
+    n_tokens: Tensor  # [n_spans]; on the host
+    block_tables: Tensor  # [n_spans, n_columns], blocks of each sequence in order; on the device
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> AttentionSpans:
+        """Returns `plan`; raises TypeError if other operations have made it."""
+        if not isinstance(plan, cls):
+            raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
+        return plan
+
+
+def plan_attention(
+    start_positions: Ints,
+    n_tokens: Ints,
+    *,
+    block_tables: Ints,
+    key_cache: Tensor,
+    n_heads: int,
+    windows: Sequence[int | None] = (None,),
+    uploads: Uploads,
+    has_fixed_shape: bool = False,
+) -> AttentionSpans:
+    """Implements `kernels.ops.PlanAttention`; layers of any window can attend with the result.
+
+    The columns are kept and not copied, so they must not be written to before the last layer has
+    run. Shapes of what is computed depend on the batch, whatever `has_fixed_shape` says.
+    """
+    starts, counts = (
+        torch.from_numpy(np.ascontiguousarray(column, np.int64))
+        for column in (start_positions, n_tokens)
+    )
+    return AttentionSpans(starts, counts, uploads.add(np.ascontiguousarray(block_tables, np.int64)))
 
 
 def attention(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    plan: AttentionGroups,
-    form: AttentionForm = _PLAIN,
+    plan: AttentionPlan,
+    form: AttentionForm = PLAIN,
 ) -> Tensor:
-    """Attends from `q` [n_tokens, n_heads, head_dim]; returns the same shape.
-
-    The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage. The window of
-    `form` must be among those that were planned.
-    """
-    plan = plan.of(form.window)
+    """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+    spans = AttentionSpans.of(plan)
     out = torch.empty_like(q)  # [n_tokens, n_heads, head_dim]
-    for decodes in plan.decodes:
-        if decodes.tokens is None:
-            return _decodes(q, key_cache, value_cache, decodes, form)
-        queries = q.index_select(0, decodes.tokens)
-        out.index_copy_(0, decodes.tokens, _decodes(queries, key_cache, value_cache, decodes, form))
-    for prompts in plan.prompts:
-        _merge(out, prompts, _prompts(q, key_cache, value_cache, prompts, form))
-    for chunks in plan.chunks:
-        _merge(out, chunks, _chunks(q, key_cache, value_cache, chunks, form))
+    starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()
+    first = 0
+    for start, n_tokens, table in zip(starts, counts, spans.block_tables, strict=True):
+        here = slice(first, first + n_tokens)
+        out[here] = _attend_span(q[here], key_cache, value_cache, table, start=start, form=form)
+        first += n_tokens
     return out
 
 
-def _decodes(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, group: Decodes, form: AttentionForm
+def _attend_span(
+    q: Tensor,  # [n_tokens, n_heads, head_dim]
+    key_cache: Tensor,
+    value_cache: Tensor,
+    table: Tensor,  # [n_columns]
+    *,
+    start: int,
+    form: AttentionForm,
 ) -> Tensor:
-    n_spans, n_heads, head_dim = q.shape
-    n_kv_heads = key_cache.shape[2]
-    keys = _gather(key_cache, group.blocks, n_spans, group.n_keys)
-    values = _gather(value_cache, group.blocks, n_spans, group.n_keys)
-    q = q.view(n_spans, n_kv_heads, n_heads // n_kv_heads, head_dim)
-    attended = _attend(q, keys, values, group.mask, form)
-    return attended.reshape(n_spans, n_heads, head_dim)
+    """Returns the attention of one span whose first token is at position `start`; shape of `q`."""
+    n_tokens, n_heads, head_dim = q.shape
+    block_size, n_kv_heads = key_cache.shape[1:3]
+    # Blocks that lie wholly before the window are left out, and positions counted from the rest.
+    first_block = 0 if form.window is None else max(start - form.window + 1, 0) // block_size
+    start -= first_block * block_size
+    n_keys = start + n_tokens
+    blocks = table[first_block : first_block - (-n_keys // block_size)]
+    keys, values = (_gather(cache, blocks, n_keys) for cache in (key_cache, value_cache))
+    is_cut = form.window is not None and form.window < n_keys
+    is_causal = n_tokens > 1 and start == 0 and not is_cut
+    mask = None
+    if is_cut or (n_tokens > 1 and not is_causal):
+        mask = _mask(start, n_keys, form.window, q.device)
+    if n_tokens == 1:
+        # Heads that share a K/V head lie side by side as if they were queries of one sequence.
+        grouped = q.view(1, n_kv_heads, -1, head_dim)
+        return _attend(grouped, keys, values, mask, form).reshape(1, n_heads, head_dim)
+    several = q.transpose(0, 1)[None]  # [1, n_heads, n_tokens, head_dim]
+    attended = _attend(several, keys, values, mask, form, is_causal=is_causal)
+    return attended[0].transpose(0, 1)
 
 
-def _prompts(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, group: Prompts, form: AttentionForm
-) -> Tensor:
-    n_spans = group.tokens.shape[0]
-    # Right padding needs no mask: what lies after the causal line are only other paddings' keys.
-    return _attend(
-        _spans(q, group.tokens),
-        _gather(key_cache, group.blocks, n_spans, group.n_keys),
-        _gather(value_cache, group.blocks, n_spans, group.n_keys),
-        group.mask,
-        form,
-        is_causal=group.mask is None,
-    )  # [n_spans, n_heads, n_queries, head_dim]
+def _gather(cache: Tensor, blocks: Tensor, n_keys: int) -> Tensor:
+    """Returns what is stored of one sequence in `blocks`, [1, n_kv_heads, n_keys, head_dim]."""
+    return cache.index_select(0, blocks).flatten(0, 1)[:n_keys].transpose(0, 1)[None]
 
 
-def _chunks(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, group: Chunks, form: AttentionForm
-) -> Tensor:
-    n_spans = group.tokens.shape[0]
-    return _attend(
-        _spans(q, group.tokens),
-        _gather(key_cache, group.blocks, n_spans, group.n_keys),
-        _gather(value_cache, group.blocks, n_spans, group.n_keys),
-        group.mask,
-        form,
-    )  # [n_spans, n_heads, n_queries, head_dim]
+def _mask(start: int, n_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Returns which keys the queries from position `start` on see, [n_queries, n_keys] bool."""
+    queries = torch.arange(start, n_keys, device=device)[:, None]
+    keys = torch.arange(n_keys, device=device)
+    is_seen = keys <= queries
+    return is_seen if window is None else is_seen & (keys > queries - window)
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor,  # [1, n_heads, n_queries, head_dim]
+    k: Tensor,  # [1, n_kv_heads, n_keys, head_dim], as the next
     v: Tensor,
-    mask: Tensor | None,
+    mask: Tensor | None,  # [n_queries, n_keys]; one row may stand for all queries
     form: AttentionForm,
     *,
-    is_causal: bool = False,
+    is_causal: bool = False,  # the mask is the causal one of as many queries as keys
 ) -> Tensor:
-    """Attention of padded sequences: q [n_spans, n_heads, n_queries, head_dim], or a decode's."""
-    if form.soft_cap is not None:
-        return _attend_capped(q, k, v, mask, form, soft_cap=form.soft_cap, is_causal=is_causal)
-    return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=form.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    """Returns the attention of one sequence, of the shape of `q`."""
+    if form.soft_cap is None:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=form.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    if is_causal:
+        mask = _mask(0, k.shape[2], None, q.device)
+    n_queries = max(1, _MAX_SCORES // (q.shape[1] * k.shape[2]))  # at once
+    attended = []
+    for begin in range(0, q.shape[2], n_queries):
+        some = slice(begin, begin + n_queries)
+        some_mask = mask if mask is None or len(mask) == 1 else mask[some]
+        attended.append(_attend_capped(q[:, :, some], k, v, some_mask, form, form.soft_cap))
+    return torch.cat(attended, 2)
 
 
 def _attend_capped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    form: AttentionForm,
-    *,
-    soft_cap: float,
-    is_causal: bool,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: AttentionForm, soft_cap: float
 ) -> Tensor:
-    """The same with capped scores, some queries at a time."""
-    n_spans, n_heads, n_queries, _ = q.shape
-    n_keys = k.shape[2]
+    """Returns `_attend` with soft-capped scores; scores and weights are float32."""
     scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
-    if is_causal:
-        is_future = torch.ones(n_queries, n_keys, dtype=torch.bool, device=q.device).triu_(1)
-        mask = torch.zeros(1, 1, n_queries, n_keys, dtype=q.dtype, device=q.device)
-        mask.masked_fill_(is_future, -torch.inf)
-    size = max(1, _MAX_SCORES // (n_spans * n_heads * n_keys))
-    attended = []
-    for begin in range(0, n_queries, size):
-        some = slice(begin, begin + size)
-        # A decode's mask has one row, for all of its queries.
-        some_mask = mask if mask is None or mask.shape[2] == 1 else mask[:, :, some]
-        attended.append(_capped(q[:, :, some], k, v, some_mask, scale=scale, soft_cap=soft_cap))
-    return attended[0] if len(attended) == 1 else torch.cat(attended, 2)
-
-
-def _capped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, soft_cap: float
-) -> Tensor:
-    n_spans, n_heads, n_queries, head_dim = q.shape
-    n_kv_heads, n_keys = k.shape[1:3]
-    grouped = q.reshape(n_spans, n_kv_heads, -1, head_dim)  # heads of a group one under the other
+    # [1, n_kv_heads, group_size, n_queries, head_dim]
+    grouped = q.reshape(1, k.shape[1], -1, *q.shape[2:])
+    k, v = k.unsqueeze(2), v.unsqueeze(2)
     scores = (grouped @ k.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
     if mask is not None:
-        scores.view(n_spans, n_kv_heads, -1, n_queries, n_keys).add_(mask.unsqueeze(2))
-    # Weights in float32, as the fused call has them.
-    return (scores.softmax(-1).to(v.dtype) @ v).view(n_spans, n_heads, n_queries, head_dim)
-
-
-def _spans(x: Tensor, tokens: Tensor) -> Tensor:
-    """Rows `tokens` [n_spans, n_queries] of x as [n_spans, n_heads, n_queries, head_dim]."""
-    rows = x.index_select(0, tokens.view(-1))
-    return rows.view(*tokens.shape, *x.shape[1:]).transpose(1, 2)
-
-
-def _gather(cache: Tensor, blocks: Tensor, n_spans: int, n_keys: int) -> Tensor:
-    """The stored sequences of a group as [n_spans, n_kv_heads, n_keys, head_dim]."""
-    gathered = cache.index_select(0, blocks)  # [n_spans * blocks, block_size, n_kv_heads, head_dim]
-    return gathered.view(n_spans, -1, *cache.shape[2:])[:, :n_keys].transpose(1, 2)
-
-
-def _merge(out: Tensor, group: Prompts | Chunks, attended: Tensor) -> None:
-    flat = attended.transpose(1, 2).flatten(0, 1)  # [n_spans * n_queries, n_heads, head_dim]
-    out.index_copy_(0, group.places, flat.index_select(0, group.kept))
+        scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1).to(v.dtype)
+    return (weights @ v).flatten(1, 2)

@@ -32,17 +32,17 @@ _X86_64 = {
 
 
 def instruction_sets() -> Mapping[str, Sequence[str]]:
-    """What the library is built for on this kind of machine, best first: compiler options."""
+    """Returns the compiler options of each build for this kind of machine, best first."""
     return {**(_X86_64 if platform.machine() in ("x86_64", "AMD64") else {}), PORTABLE: ()}
 
 
 def library_path(instruction_set: str) -> Path:
-    """Where the build for `instruction_set` lies."""
+    """Returns where the build for `instruction_set` lies."""
     return LIBRARIES / f"orcinus_{instruction_set}.so"
 
 
 def sources_digest() -> str:
-    """Tells builds of other sources, or with other options, apart."""
+    """Returns a digest that tells builds of other sources, or with other options, apart."""
     digest = hashlib.sha256(repr((OPTIONS, instruction_sets())).encode())
     for path in sorted((NATIVE / "src").iterdir()):
         digest.update(path.name.encode() + path.read_bytes())

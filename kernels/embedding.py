@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Of `token_ids` [n_tokens] the rows [n_tokens, size] of `table` [n_rows, size].
+    """Returns the rows [n_tokens, size] of `table` [n_rows, size] for `token_ids` [n_tokens].
 
-    The table has the rows of tokens `first` to `first + n_rows`, and may have none; those of other
-    tokens are zeros.
+    The table has the rows of tokens `first` to `first + n_rows`, and may have none; the rows of
+    other tokens are zeros.
     """
     rows = token_ids - first
     is_elsewhere = (rows < 0) | (rows >= len(table))

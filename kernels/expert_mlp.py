@@ -15,11 +15,11 @@ from kernels.silu_and_mul import silu_and_mul
 def expert_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:
-    """`sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t; [n_tokens, hidden].
+    """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
 
     `x` is [n_tokens, hidden], `gate_up` [n_experts, 2 * size, hidden], `down`
     [n_experts, hidden, size], `experts` (int64, all different for a token) and `weights` are
-    [n_tokens, n_chosen].
+    [n_tokens, n_chosen]. The result is [n_tokens, hidden].
     """
     n_chosen = experts.shape[1]
     chosen = experts.flatten()

@@ -5,6 +5,6 @@ from torch import Tensor
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """`gelu(gate) * up`, where `gate_up` [n_tokens, 2 * size] holds the two side by side."""
+    """Returns `gelu(gate) * up`, [n_tokens, size], for the two side by side in `gate_up`."""
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate, approximate="tanh").mul_(up)  # [n_tokens, size]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The scores of all tokens of the vocabulary after some tokens of a batch."""
+    """The scores of the vocabulary after sampled tokens of a batch."""
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The tokens that `kernels.greedy` chooses, [n_sampled], if the host has them already."""
+    """The result of `kernels.greedy` on them, [n_sampled], where the host knows it already."""

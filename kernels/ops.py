@@ -1,33 +1,213 @@
-"""What an implementation of the operations offers."""
+"""The operations that an implementation offers, each with its type.
+
+An operation of a few positional tensors is a `Callable`; what it computes is said in the file of
+its name. Operations with more arguments are protocols, described here. The two halves of attention
+belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionGroups
-from kernels.native.attention import AttentionSpans
-from kernels.native.layers import NativeLayers
-from kernels.native.stage import NativeStage
+from kernels.attention_form import AttentionForm
+from kernels.head_norms import HeadNorms
+from kernels.layer import StageWeights
+from kernels.logits import Logits
 from kernels.sampling_columns import SamplingColumns
+from kernels.upload import Uploads
 
-if TYPE_CHECKING:  # Triton need not be installed
-    from kernels.triton.attention_plan import AttentionItems
+Ints = NDArray[np.int64]
 
-# What `plan_attention` makes of a batch; only the `attention` of the same operations reads it.
-AttentionMetadata: TypeAlias = "AttentionGroups | AttentionSpans | AttentionItems"
+LayerKV = tuple[Tensor, Tensor]
+"""One layer's keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each."""
+
+
+class AttentionPlan:
+    """What attention must know of one batch, made once for all layers of an iteration.
+
+    It is opaque: callers pass it from `plan_attention` to `attention` of the same operations, each
+    of which derives a plan of its own from this class.
+    """
+
+    __slots__ = ()
+
+
+class PlanAttention(Protocol):
+    """Prepares the attention of one mixed batch."""
+
+    def __call__(
+        self,
+        start_positions: Ints,
+        n_tokens: Ints,
+        /,
+        *,
+        block_tables: Ints,
+        key_cache: Tensor,
+        n_heads: int,
+        windows: Sequence[int | None] = ...,
+        uploads: Uploads,
+        has_fixed_shape: bool = ...,
+    ) -> AttentionPlan:
+        """Returns the plan of a batch, for layers of any of the `windows`.
+
+        Args:
+            start_positions: [n_spans], of each span's first token in its sequence.
+            n_tokens: [n_spans], tokens of each span.
+            block_tables: [n_spans, any width], the blocks of each span's sequence in order; the
+                rest are any valid ids.
+            key_cache: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim], of which only
+                the shape and the type matter.
+            n_heads: the query heads of this rank.
+            windows: the different windows of the layers (see `AttentionForm`); by default none.
+            uploads: takes the plan's tensors; it is to be flushed before `attention` reads them.
+            has_fixed_shape: promises that every span is one token, and wants shapes that depend on
+                the shape of `block_tables` alone; for operations that have `has_fixed_shapes`.
+        """
+
+
+class Attention(Protocol):
+    """Attends from every token of a batch to the stored tokens of its sequence."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: AttentionPlan,
+        form: AttentionForm = ...,
+        /,
+    ) -> Tensor:
+        """Returns [n_tokens, n_heads, head_dim], of the shape of `q`.
+
+        The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage, dense, and
+        hold the keys and values of the batch itself. The window of `form` must be among those that
+        were planned; the default form is the plain formula.
+        """
+
+
+class RotaryWriteKV(Protocol):
+    """Turns queries and keys of a fused projection, and stores keys and values."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+        n_heads: int,
+        norms: HeadNorms | None = ...,
+        /,
+    ) -> Tensor:
+        """Returns turned queries [n_tokens, n_heads, head_dim]; see `kernels.rotary_write_kv`."""
+
+
+class FusedSeconds(Protocol):
+    """Seconds that a fused stage has spent, by kind of operation."""
+
+    @property
+    def linear(self) -> float: ...
+
+    @property
+    def attention(self) -> float: ...
+
+    @property
+    def sampling(self) -> float: ...
+
+    @property
+    def other(self) -> float: ...
+
+
+class FusedStage(Protocol):
+    """The layers of a stage, and perhaps what is around them, in one call.
+
+    Its results are those of the operations called one after the other, to the bit.
+    """
+
+    @property
+    def stage(self) -> StageWeights:
+        """The part of the stage that it computes: a table or a head may have been left out."""
+
+    @property
+    def seconds(self) -> FusedSeconds:
+        """The time of all calls until now."""
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: Sequence[LayerKV],
+    ) -> Tensor:
+        """Returns the hidden states after the last layer, [n_tokens, hidden_size].
+
+        Args:
+            inputs: tokens [n_tokens] if the stage has a table; else hidden states
+                [n_tokens, hidden_size], which are used up.
+            positions: [n_tokens], of tokens in their sequences.
+            slots: [n_tokens], where their keys and values are stored.
+            plan: the batch's, of the same operations.
+            kv: the storage of each layer; if the first tensor is that of the call before, so must
+                the others be.
+
+        Integers are int64.
+
+        Raises:
+            TypeError: the plan is another's.
+            ValueError: a tensor has another type or shape.
+            IndexError: a token or position is not in the tables; nothing has been computed.
+        """
+
+    def logits(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: Sequence[LayerKV],
+        sampled: Tensor,
+    ) -> Logits:
+        """Returns the logits of sampled tokens, [n_sampled, vocab_size].
+
+        `sampled` [n_sampled] int64 are places in the batch, in order; the other arguments are those
+        of a call. The next call overwrites the result.
+
+        Raises:
+            TypeError: the plan is another's.
+            ValueError: a tensor has another type or shape, or the stage has no head.
+            IndexError: a token or position is not in the tables, or a place not in the batch;
+                nothing has been computed.
+        """
+
+
+class FuseLayers(Protocol):
+    """Makes one call of a stage."""
+
+    def __call__(self, stage: StageWeights, dtype: torch.dtype, /) -> FusedStage | None:
+        """Returns what runs the stage; None if layers like these are to be run one by one.
+
+        `dtype` is that of hidden states, and with them of tables, biases, K/V and logits. Raises
+        ValueError for tensors of other types.
+        """
+
+
+def never_fused(stage: StageWeights, dtype: torch.dtype, /) -> FusedStage | None:
+    """Returns None: every layer is run by itself."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One implementation of every operation, for one kind of device.
-
-    Arguments are as in the file of each operation's name.
-    """
+    """One implementation of every operation, for one kind of device."""
 
     embedding: Callable[[Tensor, Tensor, int], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -37,10 +217,12 @@ class Ops:
     gelu_and_mul: Callable[[Tensor], Tensor]
     expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    rotary_write_kv: Callable[..., Tensor]
-    plan_attention: Callable[..., AttentionMetadata]
-    attention: Callable[..., Tensor]
+    rotary_write_kv: RotaryWriteKV
+    plan_attention: PlanAttention
+    attention: Attention
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    layers: Callable[[NativeStage, torch.dtype], NativeLayers] | None = None
-    """Several layers in one call, where there is such a thing."""
+    fuse_layers: FuseLayers = never_fused
+    has_fixed_shapes: bool = False
+    """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
+    can be recorded as a graph."""

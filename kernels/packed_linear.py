@@ -1,7 +1,7 @@
 """Linear layers whose weights lie in memory in the order in which they are computed with.
 
-`pack(weight)` picks the form by device and element type, and the plain weight is then not needed
-any more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
+`pack(weight)` picks the form by device and element type, and the plain weight is not needed any
+more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
 as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Where the library is not
 built, or the processor has no instruction for the element type, oneDNN gets the weight in blocks of
 its own choice, once, instead of with every call. On a GPU it stays as it is, for cuBLAS.
@@ -20,14 +20,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.native.linear import (
+from kernels.linear_weight import (
     Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    Quantization,
+    TableWeight,
+)
+from kernels.native.linear import (
     NativeGatedWeight,
     NativeInt8GatedWeight,
     NativeInt8Weight,
@@ -55,66 +61,6 @@ __all__ = [
 ]
 
 
-Quantization = Literal["none", "int8"]
-
-
-class LinearWeight(Protocol):
-    """A matrix [n_out, n_in], in some form, and what it is for."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """n_out and n_in."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """`x @ weight.T + bias + residual`, [n_tokens, n_out].
-
-        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out], which is used up:
-        the result may take its place.
-        """
-
-
-class TableWeight(LinearWeight, Protocol):
-    """A matrix that is multiplied with and looked up in: embedding and head in one."""
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the matrix, [n, n_in], for `indices` [n]."""
-
-
-# `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_in] to [n_tokens, n_out of each].
-GatedWeight = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainWeight:
-    """The matrix as it is."""
-
-    weight: Tensor  # [n_out, n_in]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n_out, n_in = self.weight.shape
-        return n_out, n_in
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        out = F.linear(x, self.weight, bias)  # [n_tokens, n_out]
-        return out if residual is None else out.add_(residual)
-
-    def rows(self, indices: Tensor) -> Tensor:
-        return self.weight.index_select(0, indices)  # [n, n_in]
-
-
 @dataclass(frozen=True, slots=True)
 class CublasWeight(PlainWeight):
     """The matrix as it is, for sums that begin with the residual and take its place.
@@ -134,7 +80,7 @@ class CublasWeight(PlainWeight):
 
 @dataclass(frozen=True, slots=True)
 class OneDnnWeight:
-    """The matrix in blocks as oneDNN likes them."""
+    """The matrix in the blocks that oneDNN chooses."""
 
     weight: Tensor  # opaque, [n_out, n_in] as it says
 
@@ -166,7 +112,7 @@ class OneDnnWeight:
 
 @dataclass(frozen=True, slots=True)
 class _GatedInTwo:
-    """The product, then the gates."""
+    """Multiplies, then gates, in two operations."""
 
     weight: LinearWeight
     gate: Callable[[Tensor], Tensor]  # of gate and what it gates side by side
@@ -181,9 +127,9 @@ def can_compute(quantization: Quantization, device: torch.device) -> bool:
 
 
 def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
-    """`weight` [n_out, n_in] in the form that is fastest where it lies.
+    """Returns `weight` [n_out, n_in] in the form that is fastest where it lies.
 
-    What is there only to learn its shape, or has no elements, is not quantised.
+    A weight without storage (a meta tensor) or without elements is not quantised.
 
     Raises:
         ValueError: it cannot be quantised here.
@@ -199,7 +145,7 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
 
 
 def pack_table(weight: Tensor) -> TableWeight:
-    """The same for a matrix that is looked up in as well."""
+    """Returns `weight` [n_rows, size] in the fastest form that can be looked up in as well."""
     return NativeWeight.of(weight) if can_pack(weight) else _plain(weight)
 
 
@@ -209,9 +155,9 @@ def pack_gated(
     op: Callable[[Tensor], Tensor],
     quantization: Quantization = "none",
 ) -> GatedWeight:
-    """`weight` [2 * n_out, n_in], the gate's matrix and below it that of what it gates.
+    """Returns `weight` [2 * n_out, n_in] in the fastest form: the gate's matrix comes first.
 
-    `op` is the operation that does what `gate` says, for where it is one of its own.
+    `op` computes `gate` where that is an operation of its own.
     """
     forms = None if quantization == "none" else _int8_forms(weight.device.type)
     if forms is not None and forms.can_take_gated(weight):
@@ -223,7 +169,7 @@ def pack_gated(
 
 @dataclass(frozen=True, slots=True)
 class _Int8Forms:
-    """What a kind of device has for int8, and for which matrices."""
+    """The forms that a kind of device has for int8, and which matrices they take."""
 
     can_take: Callable[[Tensor], bool]
     plain: Callable[[Tensor], LinearWeight]
@@ -233,7 +179,7 @@ class _Int8Forms:
 
 @cache
 def _int8_forms(device_type: str) -> _Int8Forms | None:
-    """None where there is nothing."""
+    """Returns the forms of a kind of device; None where int8 is not computed with."""
     if device_type == "cpu" and has_int8():
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of

@@ -13,7 +13,7 @@ from kernels.sampling_columns import IN_PROMPT, Penalties, SamplingColumns
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Of each token its row of `table`, the first of which is that of token `first`, or zeros."""
+    """Returns each token's row of `table`, which begins with token `first`, or zeros."""
     own = range(first, first + len(table))
     nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
     rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
@@ -21,7 +21,7 @@ def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32; x [..., size]."""
+    """Returns `x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32; x is [..., size]."""
     wide = x.float()
     normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * normal.to(x.dtype)
@@ -36,7 +36,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`gate * sigmoid(gate) * up`, where `gate_up` holds gate and up side by side."""
+    """Returns `gate * sigmoid(gate) * up`; `gate_up` holds the two side by side."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size], gate_up[..., size:]
     return gate * torch.sigmoid(gate) * up
@@ -62,7 +62,7 @@ def attention(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Every span by itself, every query over all it may see; q [n_tokens, n_heads, head_dim]."""
+    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim]."""
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
     attended = []
@@ -86,7 +86,7 @@ def attention(
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """`gelu(gate) * up` with the tanh approximation of GeLU (Hendrycks & Gimpel, 2016)."""
+    """Returns `gelu(gate) * up` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
@@ -94,7 +94,7 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias`, in float32; x [..., size]."""
+    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` in float32; x is [..., size]."""
     wide = x.float()
     centred = wide - wide.mean(-1, keepdim=True)
     normal = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
@@ -102,7 +102,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` in float32, both rounded to whole steps of a 127th of their rows' largest."""
+    """Returns `x @ weight.T` in float32, both rounded to 127ths of the largest of their rows."""
 
     def whole(rows: Tensor) -> tuple[Tensor, Tensor]:
         largest = rows.float().abs().amax(1, keepdim=True)
@@ -117,7 +117,7 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 def expert_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:
-    """The sum of each token's experts, one token and one expert after the other."""
+    """Returns the sum of each token's experts, one token and one expert after the other."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, chosen in enumerate(experts.tolist()):
         for i, expert in enumerate(chosen):

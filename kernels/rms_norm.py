@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / rms(x) * weight` over the last dimension; `x` is [..., size], `weight` [size].
+    """Returns `x / rms(x) * weight` over the last dimension of `x` [..., size]; `weight` is [size].
 
     `weight` may be of another type than `x`, whose type the result has. In float32 equal to the
     reference to the last bit; in bfloat16 it rounds once where the reference rounds twice (a

@@ -5,6 +5,6 @@ from torch import Tensor
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up`, where `gate_up` [n_tokens, 2 * size] holds the two side by side."""
+    """Returns `silu(gate) * up`, [n_tokens, size], for the two side by side in `gate_up`."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)  # [n_tokens, size]

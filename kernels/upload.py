@@ -29,10 +29,10 @@ _N_STAGINGS = 3
 
 
 class Uploads:
-    """Arrays on their way to a device; this one is for a CPU, where they have arrived already."""
+    """Brings arrays to a device; this class is for a CPU, where they have arrived already."""
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """A tensor on the device like `values`, which it holds as soon as `flush` has run.
+        """Returns a tensor on the device like `values`, which it holds as soon as `flush` has run.
 
         Its address is a multiple of 16 on a device. It is not to be read or written before `flush`,
         and neither is `values` to be written.
@@ -43,7 +43,7 @@ class Uploads:
         """Copies all that was added, in the order of what is queued on the current stream."""
 
     def aim(self, buffer: Tensor) -> None:
-        """What is added up to the next `flush` goes into `buffer`, [bytes] uint8 on the device.
+        """Aims what is added up to the next `flush` at `buffer`, [bytes] uint8 on the device.
 
         The same shapes and types in the same order then have the same addresses, as a recorded
         graph wants them. What does not fit goes to new memory.
@@ -51,12 +51,12 @@ class Uploads:
 
     @property
     def n_bytes(self) -> int:
-        """Room that a buffer needs for what the last `flush` has copied."""
+        """The bytes that a buffer needs for what the last `flush` has copied."""
         return 0
 
 
 class StagedUploads(Uploads):
-    """Uploads that are gathered and copied; for a GPU, and in tests for a CPU.
+    """Gathers arrays and copies them in one piece; for a GPU, and in tests for a CPU.
 
     What belongs together is gathered in one piece, for which there are a piece of pinned memory and
     one of the device's. When it is full it is copied as it is, for its places have been handed out,
@@ -64,7 +64,7 @@ class StagedUploads(Uploads):
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """`size` is the room in bytes that there is at first."""
+        """Begins with room for `size` bytes, which grows."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled
@@ -127,7 +127,7 @@ class StagedUploads(Uploads):
 
 
 class _Staging:
-    """A piece of memory that a device copies from; pinned, if the device is a GPU."""
+    """Memory of the host that a device copies from; pinned, if the device is a GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
@@ -154,16 +154,8 @@ _DTYPES = {
 
 
 def uploads_for(device: torch.device) -> Uploads:
-    """Uploads to `device`, empty."""
+    """Returns empty uploads to `device`."""
     return StagedUploads(device) if device.type == "cuda" else Uploads()
-
-
-def upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """`values` on `device`, by themselves; on a CPU it is the same memory."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _power_of_two(n: int) -> int:

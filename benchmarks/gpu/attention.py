@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import OURS, Bench, Case, Version
 from benchmarks.gpu.shapes import BLOCK_SIZE, ModelShape
-from kernels import TORCH, AttentionForm, AttentionMetadata, Ops
+from kernels import TORCH, AttentionForm, AttentionPlan, Ops
 from kernels.upload import uploads_for
 
 Span = tuple[int, int]  # tokens stored before, tokens in the batch
@@ -100,7 +100,7 @@ class Batch:
         starts, counts = np.array(self._spans, np.int64).T.copy()
         uploads = uploads_for(self._bench.device)
 
-        def plan(inputs: Inputs) -> AttentionMetadata:
+        def plan(inputs: Inputs) -> AttentionPlan:
             return ops.plan_attention(
                 starts,
                 counts,

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Polygon, Rectangle
 
-from kernels.attention_metadata import Ints
+from kernels.ops import Ints
 from kernels.triton.attention_plan import Column, Cut, cut_batch
 from kernels.triton.tuning import Tiles
 from kernels.upload import Uploads

@@ -1,7 +1,7 @@
-"""What calls of the native library have in common: how arguments go there.
+"""How arguments are passed to the native library.
 
-Tensors go as addresses, sizes and strides; nothing checks them on the other side, so each operation
-sees to it here that they are what the library takes, and leaves the rest to PyTorch's version.
+Tensors are passed as addresses, sizes and strides, and nothing checks them on the other side. So
+each operation checks that they are what the library takes, and leaves others to PyTorch's version.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
 def declare(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
-    """The function `orcinus_<name>`; `arguments` has a letter for each: pointer, int64, float."""
+    """Returns `orcinus_<name>`; `arguments` has a letter for each: pointer, int64, float."""
     function: Any = library[f"orcinus_{name}"]
     function.argtypes = [_KINDS[letter] for letter in arguments]
     function.restype = None
@@ -26,7 +26,7 @@ def declare(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., No
 
 
 def dense_heads(x: Tensor) -> Tensor:
-    """`x` [n_tokens, n_heads, head_dim] with a token's heads one after the other in memory."""
+    """Returns `x` [n_tokens, n_heads, head_dim], copied if a token's heads are not dense."""
     n_heads_apart, elements_apart = x.stride()[1:]
     if elements_apart == 1 and n_heads_apart == x.shape[2]:
         return x
@@ -34,9 +34,9 @@ def dense_heads(x: Tensor) -> Tensor:
 
 
 def dense_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """`x` [..., size] as rows in memory: itself, n_outer, elements between outers, n_inner.
+    """Returns `x` [..., size] as rows in memory, n_outer, elements between outers, and n_inner.
 
-    Rows of an outer lie one after the other. What does not lie like this is copied.
+    The rows of an outer lie one after the other. Where they do not, the result is a copy.
     """
     size = x.shape[-1]
     if not x.is_contiguous():

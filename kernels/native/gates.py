@@ -12,7 +12,7 @@ from kernels.silu_and_mul import silu_and_mul
 
 
 class Gates:
-    """The two, as `kernels.silu_and_mul` and `kernels.gelu_and_mul` say."""
+    """Implements `kernels.silu_and_mul` and `kernels.gelu_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "ippii")

@@ -1,4 +1,4 @@
-"""The most likely token of every row of logits, on the CPU."""
+"""The argmax of every row of logits, on the CPU."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from kernels.native.call import ELEMENT, declare
 
 
 class Greedy:
-    """As `kernels.greedy` says."""
+    """Implements `kernels.greedy`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._greedy = declare(library, "greedy", "ipiiip")

@@ -1,8 +1,8 @@
-"""Consecutive layers of what descends from Llama on the CPU, in one call, and with them a table of
-tokens before them and the head after them.
+"""A stage of a decoder that descends from Llama in one call of the library.
 
-The same operations in the same order as layer by layer, so the results are the same to the bit;
-what it saves is the interpreter between them (`docs/performance.md` says how much that is).
+The call may begin with a table of tokens and end with a head's logits. It computes the operations
+that layer by layer computes, in the same order, so the results are equal to the bit. It saves the
+interpreter between operations (`docs/performance.md` says how much time that is).
 """
 
 from __future__ import annotations
@@ -16,43 +16,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.attention import AttentionSpans
+from kernels.layer import StageWeights
 from kernels.logits import Logits
-from kernels.native.attention import AttentionSpans
-from kernels.native.stage import NativeStage
-from kernels.native.structs import (
-    BatchStruct,
-    LayerStruct,
-    Seconds,
-    StageStruct,
-    head_struct,
-    layer_struct,
-    sizes_struct,
-    tables_struct,
-)
+from kernels.native.attention import span_addresses
+from kernels.native.checks import check, hidden_size_of, native_part
+from kernels.native.structs import BatchStruct, Seconds, StageStruct
+from kernels.ops import AttentionPlan, LayerKV
+
+
+def fuse_layers(
+    library: ctypes.CDLL, stage: StageWeights, dtype: torch.dtype, /
+) -> NativeLayers | None:
+    """Implements `kernels.ops.FuseLayers`, for one build of the library."""
+    part = native_part(stage)
+    return None if part is None else NativeLayers(library, part, dtype)
 
 
 class NativeLayers:
-    """Layers one after the other, perhaps behind a table of tokens, and perhaps with a head."""
+    """Implements `kernels.ops.FusedStage`."""
 
-    def __init__(self, library: ctypes.CDLL, stage: NativeStage, dtype: torch.dtype) -> None:
-        """`dtype` is that of hidden states, and with them of table, angles, K/V, biases and logits.
-
-        Raises ValueError if the library does not take these.
-        """
-        stage.refuse_others_than(dtype)
+    def __init__(self, library: ctypes.CDLL, stage: StageWeights, dtype: torch.dtype) -> None:
+        """Takes the addresses of the tensors of `stage`, which is one of `native_part`, and keeps
+        the tensors. Raises ValueError for tensors that are not as `dtype` needs them."""
+        check(stage, dtype)
         self.stage = stage
         self.seconds = Seconds()
-        """Of all calls until now."""
         self._dtype = dtype
-        self._layers = (LayerStruct * len(stage.layers))(*map(layer_struct, stage.layers))
-        self._head = None if stage.head is None else head_struct(stage.head)
-        # The library has the addresses of the tensors of `stage` and of the two above.
-        self._stage = StageStruct(
-            sizes_struct(stage, dtype),
-            tables_struct(stage),
-            ctypes.addressof(self._layers),
-            None if self._head is None else ctypes.addressof(self._head),
-        )
+        self._hidden_size = hidden_size_of(stage)
+        self._n_layers = len(stage.layers)
+        self._struct = StageStruct.of(stage, dtype)
         self._run = library.orcinus_layers
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         self._run.restype = ctypes.c_int64
@@ -61,8 +54,8 @@ class NativeLayers:
         self._memory_bytes.restype = ctypes.c_int64
         # Kept from call to call, since to allocate costs more than to use it.
         self._memory = _Memory()
-        vocab_size = 0 if stage.head is None else stage.head.weight.shape[0]
-        self._room = _LogitsRoom(0, vocab_size, dtype)
+        self._vocab_size = 0 if stage.head is None else stage.head.weight.shape[0]
+        self._room = _LogitsRoom(0, self._vocab_size, dtype)
         self._kv = _KVAddresses()
 
     def __call__(
@@ -70,25 +63,14 @@ class NativeLayers:
         inputs: Tensor,
         positions: Tensor,
         slots: Tensor,
-        plan: AttentionSpans,
-        kv: Sequence[tuple[Tensor, Tensor]],
+        plan: AttentionPlan,
+        kv: Sequence[LayerKV],
     ) -> Tensor:
-        """Of tokens [n_tokens], if there is a table, or else of hidden states
-        [n_tokens, hidden_size], which are used up, those after the last layer.
-
-        `positions` and `slots` are [n_tokens]: where tokens are in their sequences, and where their
-        K and V are stored. `kv` has each layer's keys and values
-        [n_blocks, block_size, n_kv_heads, head_dim]; if the first tensor is that of the last call,
-        so are the others. Integers are int64.
-
-        Raises:
-            ValueError: these are of other types or shapes.
-            IndexError: a token or position is not in the tables; nothing has been computed.
-        """
+        """See `kernels.ops.FusedStage`."""
         if self.stage.table is None:
             hidden = inputs.contiguous()
         else:
-            hidden = torch.empty((len(inputs), self.stage.hidden_size), dtype=self._dtype)
+            hidden = torch.empty((len(inputs), self._hidden_size), dtype=self._dtype)
         self._compute(inputs, hidden, positions, slots, plan, kv)
         return hidden
 
@@ -97,23 +79,16 @@ class NativeLayers:
         inputs: Tensor,
         positions: Tensor,
         slots: Tensor,
-        plan: AttentionSpans,
-        kv: Sequence[tuple[Tensor, Tensor]],
+        plan: AttentionPlan,
+        kv: Sequence[LayerKV],
         sampled: Tensor,
     ) -> Logits:
-        """Of the same the logits after the tokens at the places `sampled` [n_sampled], in order.
-
-        The next call overwrites them.
-
-        Raises:
-            ValueError: as above, or there is no head.
-            IndexError: as above, or a place is not in the batch.
-        """
+        """See `kernels.ops.FusedStage`."""
         if self.stage.head is None:
             raise ValueError("layers without a head have no logits")
-        n_sampled, vocab_size = sampled.shape[0], self.stage.head.weight.shape[0]
+        n_sampled = sampled.shape[0]
         if self._room.n != n_sampled:
-            self._room = _LogitsRoom(n_sampled, vocab_size, self._dtype)
+            self._room = _LogitsRoom(n_sampled, self._vocab_size, self._dtype)
         hidden = None if self.stage.table is not None else inputs.contiguous()
         self._compute(inputs, hidden, positions, slots, plan, kv, sampled)
         return self._room.logits
@@ -124,22 +99,24 @@ class NativeLayers:
         hidden: Tensor | None,  # None: only logits are wanted
         positions: Tensor,
         slots: Tensor,
-        plan: AttentionSpans,
-        kv: Sequence[tuple[Tensor, Tensor]],
-        sampled: Tensor | None = None,  # None: no logits are
+        plan: AttentionPlan,
+        kv: Sequence[LayerKV],
+        sampled: Tensor | None = None,  # None: only hidden states are wanted
     ) -> None:
+        """Checks a batch and runs it; hidden states are written to `hidden`, logits to the room."""
+        spans = AttentionSpans.of(plan)
         given = kv[0] if hidden is None else (hidden, *kv[0])
         if any(x.dtype != self._dtype for x in given):
             raise ValueError(f"{[x.dtype for x in given]} where layers are {self._dtype}")
-        if len(kv) != len(self.stage.layers):
-            raise ValueError(f"keys and values of {len(kv)} layers for {len(self.stage.layers)}")
+        if len(kv) != self._n_layers:
+            raise ValueError(f"keys and values of {len(kv)} layers for {self._n_layers}")
         n_tokens = inputs.shape[0]
         if not n_tokens == positions.shape[0] == slots.shape[0]:
             raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {len(slots)} slots")
-        if hidden is not None and hidden.shape[1] != self.stage.hidden_size:
-            raise ValueError(f"hidden states {tuple(hidden.shape)} for {self.stage.hidden_size}")
+        if hidden is not None and hidden.shape[1] != self._hidden_size:
+            raise ValueError(f"hidden states {tuple(hidden.shape)} for {self._hidden_size}")
         if n_tokens > self._memory.n_tokens:
-            n_bytes = self._memory_bytes(ctypes.byref(self._stage), n_tokens)
+            n_bytes = self._memory_bytes(ctypes.byref(self._struct), n_tokens)
             self._memory = _Memory(n_tokens, n_bytes)
         wanted = () if sampled is None else (_int64_address(sampled), *self._room.addresses)
         batch = BatchStruct(
@@ -147,8 +124,8 @@ class NativeLayers:
             None if self.stage.table is None else _int64_address(inputs),
             _int64_address(positions),
             _int64_address(slots),
-            *plan.addresses,
-            *plan.block_tables.shape,
+            *span_addresses(spans),
+            *spans.block_tables.shape,
             self._kv.of(kv),
             kv[0][0].shape[1],
             None if hidden is None else hidden.data_ptr(),
@@ -156,7 +133,7 @@ class NativeLayers:
             *wanted,
         )
         n_wrong = self._run(
-            ctypes.byref(self._stage), ctypes.byref(batch), ctypes.byref(self.seconds)
+            ctypes.byref(self._struct), ctypes.byref(batch), ctypes.byref(self.seconds)
         )
         if n_wrong:
             raise IndexError(
@@ -165,7 +142,7 @@ class NativeLayers:
 
 
 class _Memory:
-    """What the library computes in, for batches of up to `n_tokens`."""
+    """Memory for intermediate results, for batches of up to `n_tokens`."""
 
     def __init__(self, n_tokens: int = 0, n_bytes: int = 0) -> None:
         self.n_tokens = n_tokens
@@ -174,26 +151,27 @@ class _Memory:
 
 
 class _LogitsRoom:
-    """Where the logits of `n` tokens go."""
+    """Memory for the logits of `n` tokens and for their argmax."""
 
     def __init__(self, n: int, vocab_size: int, dtype: torch.dtype) -> None:
         self.n = n
-        values, likeliest = torch.empty((n, vocab_size), dtype=dtype), np.empty(n, np.int64)
-        self.logits = Logits(values, likeliest)
-        self.addresses = n, values.data_ptr(), likeliest.ctypes.data
+        values, argmax = torch.empty((n, vocab_size), dtype=dtype), np.empty(n, np.int64)
+        self.logits = Logits(values, argmax)
+        self.addresses = n, values.data_ptr(), argmax.ctypes.data
 
 
 class _KVAddresses:
-    """The addresses of the storage of one epoch, looked up once.
+    """The addresses of the K/V storage of one epoch, looked up once.
 
-    It is known by its first tensor, and not kept alive.
+    Storage is recognised by its first tensor, and not kept alive.
     """
 
     def __init__(self) -> None:
         self._keys: Callable[[], Tensor | None] = lambda: None
         self._addresses: Any = None
 
-    def of(self, kv: Sequence[tuple[Tensor, Tensor]]) -> int:
+    def of(self, kv: Sequence[LayerKV]) -> int:
+        """Returns where the addresses of all keys and values lie, layer by layer."""
         if self._keys() is not kv[0][0]:
             addresses = [cache.data_ptr() for pair in kv for cache in pair]
             self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -202,6 +180,7 @@ class _KVAddresses:
 
 
 def _int64_address(x: Tensor) -> int:
+    """Returns where `x` lies; raises ValueError if it is not dense and int64."""
     if x.dtype != torch.int64 or not x.is_contiguous():
         raise ValueError(f"{x.dtype} with strides {x.stride()} where int64 without gaps is needed")
     return x.data_ptr()

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The best build that this processor can run; None if there is none. Says once which."""
+    """Returns the best build that this processor can run, and logs which; None if there is none."""
     try:
         names = runnable()
     except OSError as error:
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def runnable() -> list[str]:
-    """The instruction sets that are built for and that this processor has, best first.
+    """Returns the instruction sets that are built for and that this processor has, best first.
 
     A build of other sources does not count. Raises OSError if one cannot be loaded.
     """
@@ -51,13 +51,13 @@ def runnable() -> list[str]:
 
 
 def open_library(instruction_set: str) -> ctypes.CDLL:
-    """The build for `instruction_set`; raises OSError if it cannot be loaded."""
+    """Returns the build for `instruction_set`; raises OSError if it cannot be loaded."""
     ctypes.CDLL(_openmp_path(), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(library_path(instruction_set)))
 
 
 def _is_current(instruction_set: str) -> bool:
-    """Whether there is a build of the sources that lie here."""
+    """Whether there is a build for `instruction_set` of the sources that lie here."""
     if not library_path(instruction_set).exists():
         return False
     built = open_library(instruction_set)
@@ -71,7 +71,7 @@ def _is_current(instruction_set: str) -> bool:
 
 
 def _openmp_path() -> str | None:
-    """The OpenMP runtime that PyTorch has brought into this process."""
+    """Returns where the OpenMP runtime lies that PyTorch has loaded; None if there is none."""
     maps = Path("/proc/self/maps")
     found = _OPENMP.search(maps.read_text()) if maps.exists() else None
     return None if found is None else found.group()

@@ -1,12 +1,11 @@
 """Linear layers on the CPU over weights that are packed for the native library.
 
 A packed weight is [n_panels, n_steps, panel, inputs]: an output is a place in a panel, an input a
-place in a step, as `src/linear.cpp` says. What the matrix lacks of whole panels and steps is zeros.
+place in a step, as `src/linear.cpp` says. The last panel and step are filled up with zeros.
 
-With int8 weights each output has a scale, such that its largest weight is 127, and so does each
-token of the inputs, which the library finds on the fly; sums are exact (symmetric quantisation of
-weights and activations). The library counts inputs from -128, and what this adds to an output's sum
-is what the sums start with.
+With int8 weights each output has a scale (`kernels.quantise`), and so does each token of the
+inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights and
+activations). The library counts inputs from -128, and sums start with what makes up for that.
 """
 
 from __future__ import annotations
@@ -15,29 +14,25 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.linear_weight import Gate
 from kernels.native.call import ELEMENT, declare
 from kernels.native.library import library
-
-Gate = Literal["silu", "gelu_tanh"]
+from kernels.quantise import LARGEST, quantised
 
 _NO_GATE = 0
 _GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 _WORD_BYTES = 4
-_LARGEST = 127  # of an int8 that has its negative
-_NOTHING = 1e-30  # all of a row below this is zero
-_MAX_INPUTS = (2**31 - 1) // _LARGEST**2  # a sum of more may not fit into 32 bits
-_ROWS_AT_ONCE = 1024
+_MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class _Functions:
-    """What the library has for one element type."""
+    """The functions of the library for one element type."""
 
     linear: Callable[..., None]
     panel: int  # outputs of a panel
@@ -45,7 +40,10 @@ class _Functions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _Functions | None:
-    """None if there is no library or it does not compute with `dtype` at the processor's rate."""
+    """Returns the functions for `dtype`.
+
+    Returns None if there is no library or it does not compute with it at the processor's rate.
+    """
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
@@ -73,7 +71,7 @@ def can_gate(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A matrix in panels; `kernels.packed_linear.LinearWeight` says what it does."""
+    """A matrix in panels; implements `kernels.linear_weight.LinearWeight`."""
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]
@@ -101,7 +99,7 @@ class NativeWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the matrix as it was, [n, n_in]."""
+        """Returns rows of the matrix as it was, [n, n_in]."""
         panel = self.functions.panel
         rows = self.packed[indices // panel, :, indices % panel]  # [n, n_steps, inputs]
         return rows.flatten(1)[:, : self.shape[1]]
@@ -109,7 +107,7 @@ class NativeWeight:
 
 @dataclass(frozen=True, slots=True)
 class NativeGatedWeight:
-    """Two matrices in panels, half a panel of gates, half of what they gate."""
+    """Two matrices in panels, of which one half is gates and the other what they gate."""
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]  # of both together
@@ -138,7 +136,7 @@ class NativeGatedWeight:
 
 
 def has_int8() -> bool:
-    """Whether this processor multiplies int8 weights at its rate, and the library is there."""
+    """Whether the library is there and multiplies int8 weights at the processor's rate."""
     return _int8_functions() is not None
 
 
@@ -167,26 +165,9 @@ def can_quantise_gated(weight: Tensor) -> bool:
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
 
 
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight` [n_out, n_in] as int8 of the same shape, and the outputs' scales [n_out] in float32.
-
-    A row times its scale is what it was, up to half the scale.
-    """
-    pieces = [_quantised(rows.float()) for rows in torch.split(weight, _ROWS_AT_ONCE)]
-    whole, scales = zip(*pieces, strict=True)
-    return torch.cat(whole), torch.cat(scales)
-
-
-def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    largest = rows.abs().amax(1)
-    steps = torch.where(largest > _NOTHING, largest.new_tensor(_LARGEST) / largest, 0.0)
-    # By a tensor: by a number CUDA multiplies with its inverse, and scales would differ.
-    return (rows * steps[:, None]).round_().to(torch.int8), largest / largest.new_tensor(_LARGEST)
-
-
 @dataclass(frozen=True, slots=True)
 class _Int8Panels:
-    """Quantised weights as the library takes them; what is of outputs is so for whole panels."""
+    """Quantised weights as the library takes them; the last panel is filled up with zeros."""
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs], int8
     starts: Tensor  # [n_panels * panel], int32
@@ -206,7 +187,7 @@ class _Int8Panels:
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8Weight:
-    """A matrix in panels of int8; `kernels.packed_linear.LinearWeight` says what it does.
+    """A matrix in panels of int8; implements `kernels.linear_weight.LinearWeight`.
 
     `x` may be float32 or bfloat16, and bias and residual are of the same.
     """
@@ -238,7 +219,7 @@ class NativeInt8Weight:
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8GatedWeight:
-    """Two matrices in panels of int8, half a panel of gates, half of what they gate."""
+    """Two matrices in panels of int8, of which one half is gates and the other what they gate."""
 
     panels: _Int8Panels
     shape: tuple[int, int]  # of both together
@@ -273,7 +254,7 @@ def _needed_int8_functions() -> _Functions:
 
 
 def _gates_beside(weight: Tensor, panel: int) -> Tensor:
-    """`weight` [2 * n_out, n_in] with its rows in the order in which gated panels have them."""
+    """Returns `weight` [2 * n_out, n_in] with its rows in the order of gated panels."""
     halves = weight.view(2, -1, panel // 2, weight.shape[1])
     return halves.transpose(0, 1).reshape(weight.shape)
 

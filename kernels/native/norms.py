@@ -11,7 +11,7 @@ from kernels.rms_norm import rms_norm
 
 
 class Norms:
-    """The two, as `kernels.rms_norm` and `kernels.layer_norm` say."""
+    """Implements `kernels.rms_norm` and `kernels.layer_norm`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rms_norm = declare(library, "rms_norm", "ipippiiiif")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from functools import cache, partial
 
+from kernels.attention import plan_attention
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
-from kernels.native.attention import Attention, plan_spans
+from kernels.native.attention import Attention
 from kernels.native.gates import Gates
 from kernels.native.greedy import Greedy
-from kernels.native.layers import NativeLayers
+from kernels.native.layers import fuse_layers
 from kernels.native.library import library
 from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
@@ -20,13 +21,13 @@ from kernels.sample import sample
 
 @cache
 def native_ops() -> Ops | None:
-    """The operations of the best build for this processor; None if there is none."""
+    """Returns the operations of the best build for this processor; None if there is none."""
     loaded = library()
     return None if loaded is None else ops_of(loaded)
 
 
 def ops_of(library: ctypes.CDLL) -> Ops:
-    """The operations of one build."""
+    """Returns the operations of one build."""
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
     greedy = Greedy(library).greedy
     return Ops(
@@ -39,9 +40,9 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,
         rotary_write_kv=rotary.rotary_write_kv,
-        plan_attention=plan_spans,
+        plan_attention=plan_attention,
         attention=Attention(library).attention,
         greedy=greedy,
         sample=partial(sample, greedy=greedy),
-        layers=partial(NativeLayers, library),
+        fuse_layers=partial(fuse_layers, library),
     )

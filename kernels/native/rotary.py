@@ -16,7 +16,7 @@ _NO_NORMS = (0, None, None, 0.0)
 
 
 class Rotary:
-    """As `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv` say."""
+    """Implements `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rotary = declare(library, "rotary", "ipipppiii")

@@ -1,84 +1,170 @@
-"""The structures of `src/layers.cpp`, field for field, and how they are filled.
+"""The structures that `src/layers.cpp` reads, and how they are filled.
 
-They hold addresses: whoever fills one keeps the tensors.
+Those of a stage's weights are derived from the classes of `kernels.layer`: a structure has the
+fields of its class, in their order, each in the form of its declared type.
+
+    declared type          field in C++
+    int, float             int64_t, float; 0 for None
+    Tensor                 Array: where it is, its element type, its length
+    LinearWeight and       Weight: a matrix as the library packs it
+      GatedWeight
+    another class          the structure of that class; all zeros for None
+
+So a field that is added to such a class is to be added to the struct of `layers.cpp`, in the same
+place, and nowhere between. Structures hold addresses: whoever fills one keeps the tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from kernels.layer import Angles, HeadWeights, LayerWeights, StageWeights
+from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import NativeInt8GatedWeight, NativeInt8Weight
-from kernels.native.stage import Gated, NativeHead, NativeLayer, NativeStage, Projection
+from kernels.native.linear import (
+    NativeGatedWeight,
+    NativeInt8GatedWeight,
+    NativeInt8Weight,
+    NativeWeight,
+)
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
+_NUMBERS: dict[Any, Any] = {int: _int, float: _float}
+
+
+class ArrayStruct(ctypes.Structure):
+    """A dense tensor of a type that the library computes with."""
+
+    _fields_ = (("data", _pointer), ("element", _int), ("length", _int))
+
 
 class WeightStruct(ctypes.Structure):
+    """A matrix in panels; of int8 if there are scales."""
+
     _fields_ = (
         ("packed", _pointer),
         ("starts", _pointer),
         ("scales", _pointer),
-        ("bias", _pointer),
         ("n_in", _int),
         ("n_out", _int),
         ("finish", _int),
     )
 
 
-class NormStruct(ctypes.Structure):
-    _fields_ = (("element", _int), ("weight", _pointer), ("eps", _float))
+@cache
+def structure_of(description: type) -> type[ctypes.Structure]:
+    """Returns the structure with the fields of the dataclass `description`."""
+    fields = tuple((name, _form(kind)) for name, kind in _declared(description))
+    return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
 
 
-class LayerStruct(ctypes.Structure):
-    _fields_ = (
-        ("attention_norm", NormStruct),
-        ("qkv", WeightStruct),
-        ("query_norm", NormStruct),
-        ("key_norm", NormStruct),
-        ("output", WeightStruct),
-        ("mlp_norm", NormStruct),
-        ("gate_up", WeightStruct),
-        ("down", WeightStruct),
-        ("window", _int),
-        ("scale", _float),
-        ("soft_cap", _float),
-    )
+def filled(description: type, value: Any) -> ctypes.Structure:
+    """Returns the structure of `description` with the fields of `value`, an instance of it.
+
+    `value` may be of a derived class: what that has beside the declared fields stays outside.
+    """
+    values = (_value(kind, getattr(value, name)) for name, kind in _declared(description))
+    return structure_of(description)(*values)
 
 
-class HeadStruct(ctypes.Structure):
-    _fields_ = (("norm", NormStruct), ("weight", WeightStruct))
+@cache
+def _declared(description: type) -> tuple[tuple[str, Any], ...]:
+    """Returns the names of the fields of a dataclass and their declared types, less None."""
+    hints = get_type_hints(description)
+    return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
 
 
-class SizesStruct(ctypes.Structure):
-    _fields_ = tuple(
-        (name, _int) for name in ("element", "n_layers", "n_heads", "n_kv_heads", "head_dim")
-    )
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    (kind,) = (each for each in get_args(kind) if each is not type(None))
+    return kind
 
 
-class TablesStruct(ctypes.Structure):
-    _fields_ = (
-        ("rows", _pointer),
-        ("n_rows", _int),
-        ("cos", _pointer),
-        ("sin", _pointer),
-        ("n_positions", _int),
-    )
+def _form(kind: Any) -> Any:
+    """Returns the type of a field that is declared as `kind`."""
+    if kind is Tensor:
+        return ArrayStruct
+    if kind is LinearWeight or kind is GatedWeight:
+        return WeightStruct
+    return _NUMBERS.get(kind) or structure_of(kind)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    """Returns what the field of an attribute that is declared as `kind` holds."""
+    if value is None:
+        return _form(kind)()
+    if kind is Tensor:
+        return _array(value)
+    if kind is LinearWeight or kind is GatedWeight:
+        return _weight(value)
+    return value if kind in _NUMBERS else filled(kind, value)
+
+
+def _array(tensor: Tensor | None) -> ArrayStruct:
+    if tensor is None:
+        return ArrayStruct()
+    return ArrayStruct(tensor.data_ptr(), ELEMENT[tensor.dtype], len(tensor))
+
+
+def _weight(
+    weight: NativeWeight | NativeGatedWeight | NativeInt8Weight | NativeInt8GatedWeight,
+) -> WeightStruct:
+    n_out, n_in = weight.shape
+    finish = 0
+    if isinstance(weight, NativeGatedWeight | NativeInt8GatedWeight):
+        finish = weight.gate
+    if isinstance(weight, NativeWeight | NativeGatedWeight):
+        return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
+    panels = weight.panels
+    addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
+    return WeightStruct(*addresses, n_in, n_out, finish)
 
 
 class StageStruct(ctypes.Structure):
+    """A stage, which has as many layers as there are after the address of the first."""
+
     _fields_ = (
-        ("sizes", SizesStruct),
-        ("tables", TablesStruct),
+        ("element", _int),
+        ("table", ArrayStruct),
+        ("angles", structure_of(Angles)),
+        ("head", structure_of(HeadWeights)),
         ("layers", _pointer),
-        ("head", _pointer),
+        ("n_layers", _int),
     )
+
+    kept: Any
+    """The structures of the layers, which live as long as this one."""
+
+    @classmethod
+    def of(cls, stage: StageWeights, dtype: torch.dtype) -> StageStruct:
+        """Returns the structure of `stage`, whose hidden states are of `dtype`."""
+        layers = (structure_of(LayerWeights) * len(stage.layers))(
+            *(filled(LayerWeights, layer) for layer in stage.layers)
+        )
+        struct = cls(
+            ELEMENT[dtype],
+            _array(stage.table),
+            filled(Angles, stage.angles),
+            structure_of(HeadWeights)() if stage.head is None else filled(HeadWeights, stage.head),
+            ctypes.addressof(layers),
+            len(layers),
+        )
+        struct.kept = layers
+        return struct
 
 
 class BatchStruct(ctypes.Structure):
+    """The arguments of one call; `Batch` in `src/layers.cpp` says what they are."""
+
     _fields_ = (
         ("n_tokens", _int),
         ("ids", _pointer),
@@ -96,12 +182,12 @@ class BatchStruct(ctypes.Structure):
         ("sampled", _pointer),
         ("n_sampled", _int),
         ("logits", _pointer),
-        ("likeliest", _pointer),
+        ("argmax", _pointer),
     )
 
 
 class Seconds(ctypes.Structure):
-    """What the calls of one `NativeLayers` have taken, by kind of operation."""
+    """Seconds that the calls of one `NativeLayers` have taken, by kind of operation."""
 
     _fields_ = (
         ("linear", ctypes.c_double),
@@ -114,63 +200,3 @@ class Seconds(ctypes.Structure):
     attention: float
     sampling: float
     other: float
-
-
-def sizes_struct(stage: NativeStage, dtype: torch.dtype) -> SizesStruct:
-    layer = stage.layers[0]
-    n_layers = len(stage.layers)
-    return SizesStruct(ELEMENT[dtype], n_layers, layer.n_heads, layer.n_kv_heads, layer.head_dim)
-
-
-def tables_struct(stage: NativeStage) -> TablesStruct:
-    table, angles = stage.table, stage.angles
-    return TablesStruct(
-        None if table is None else table.data_ptr(),
-        0 if table is None else len(table),
-        angles.cos.data_ptr(),
-        angles.sin.data_ptr(),
-        len(angles.cos),
-    )
-
-
-def head_struct(head: NativeHead) -> HeadStruct:
-    return HeadStruct(_norm(head.norm, head.eps), _weight(head.weight))
-
-
-def layer_struct(layer: NativeLayer) -> LayerStruct:
-    form, heads = layer.form, layer.head_norms
-    return LayerStruct(
-        _norm(layer.attention_norm, layer.attention_eps),
-        _weight(layer.qkv, layer.qkv_bias),
-        NormStruct() if heads is None else _norm(heads.q, heads.eps),
-        NormStruct() if heads is None else _norm(heads.k, heads.eps),
-        _weight(layer.output, layer.output_bias),
-        _norm(layer.mlp_norm, layer.mlp_eps),
-        _weight(layer.gate_up),
-        _weight(layer.down, layer.down_bias),
-        form.window or 0,
-        layer.head_dim**-0.5 if form.scale is None else form.scale,
-        form.soft_cap or 0.0,
-    )
-
-
-def _norm(weight: Tensor, eps: float) -> NormStruct:
-    return NormStruct(ELEMENT[weight.dtype], weight.data_ptr(), eps)
-
-
-def _weight(weight: Projection | Gated, bias: Tensor | None = None) -> WeightStruct:
-    n_out, n_in = weight.shape
-    finish = weight.gate if isinstance(weight, Gated) else 0
-    bias_address = None if bias is None else bias.data_ptr()
-    if isinstance(weight, NativeInt8Weight | NativeInt8GatedWeight):
-        panels = weight.panels
-        return WeightStruct(
-            panels.packed.data_ptr(),
-            panels.starts.data_ptr(),
-            panels.scales.data_ptr(),
-            bias_address,
-            n_in,
-            n_out,
-            finish,
-        )
-    return WeightStruct(weight.packed.data_ptr(), None, None, bias_address, n_in, n_out, finish)

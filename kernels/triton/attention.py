@@ -29,7 +29,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionForm
+from kernels.attention_form import PLAIN, AttentionForm
+from kernels.ops import AttentionPlan
 from kernels.triton.attention_plan import (
     N_COLUMNS,
     N_DIVIDED_COLUMNS,
@@ -37,8 +38,6 @@ from kernels.triton.attention_plan import (
     Column,
     DividedColumn,
 )
-
-_PLAIN = AttentionForm()
 
 # The tables' columns, as kernels can know them.
 _ROW = tl.constexpr(Column.ROW.value)
@@ -64,7 +63,7 @@ _N_PARTS = 16
 
 @triton.jit
 def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
-    """Scores [ROWS, KEYS] without those of keys that a row does not see."""
+    """Returns scores [ROWS, KEYS], minus infinity for keys that a row does not see."""
     is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
     if HAS_WINDOW:
         is_seen &= keys[None, :] > (positions - window)[:, None]
@@ -256,7 +255,7 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """A program is an item and a K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
+    """Computes an item for one K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
     program = tl.program_id(0)
     head = program % N_KV_HEADS
     item = items + (program // N_KV_HEADS) * _ITEM_STRIDE
@@ -300,7 +299,7 @@ def _combine_kernel(
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A program is one head of one divided token."""
+    """Combines the parts of one head of one divided token."""
     program = tl.program_id(0)
     head = program % N_HEADS
     token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
@@ -335,10 +334,12 @@ def attention(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    plan: AttentionItems,
-    form: AttentionForm = _PLAIN,
+    plan: AttentionPlan,
+    form: AttentionForm = PLAIN,
 ) -> Tensor:
-    """As `kernels.attention`; the caches are dense."""
+    """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+    if not isinstance(plan, AttentionItems):
+        raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()  # only tokens may lie apart

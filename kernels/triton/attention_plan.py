@@ -26,13 +26,13 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_metadata import Ints
+from kernels.ops import AttentionPlan, Ints
 from kernels.triton.tuning import Device, Kind, Tiles, device_of, tiles_for
 from kernels.upload import Uploads
 
 
 class Column(IntEnum):
-    """Of the table of items; all are numbers of tokens but SPAN."""
+    """The columns of the table of items; all but SPAN are numbers of tokens."""
 
     ROW = 0  # of q, where the first query is
     N_QUERIES = 1  # 0: nothing is to be done
@@ -44,7 +44,7 @@ class Column(IntEnum):
 
 
 class DividedColumn(IntEnum):
-    """Of the table of tokens whose keys are divided."""
+    """The columns of the table of tokens whose keys are divided."""
 
     ROW = 0  # of q
     PART = 1  # row of the first part
@@ -71,7 +71,7 @@ _PART_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What beside the batch decides how it is cut."""
+    """The settings by which batches are cut."""
 
     small: Tiles
     large: Tiles
@@ -83,17 +83,17 @@ class Cut:
 
     @property
     def small_tokens(self) -> int:
-        """Queries that fit a small tile."""
+        """The number of queries that fit a small tile."""
         return self.small.rows // self.group_size
 
     @property
     def large_tokens(self) -> int:
-        """Queries that fit a large tile."""
+        """The number of queries that fit a large tile."""
         return self.large.rows // self.group_size
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionItems:
+class AttentionItems(AttentionPlan):
     """The items of one batch, and which parts make up its divided tokens."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
@@ -106,7 +106,7 @@ class AttentionItems:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The tables on the host."""
+    """The tables of a plan, on the host."""
 
     items: NDArray[np.int32]
     divided: NDArray[np.int32]
@@ -125,7 +125,7 @@ def plan_items(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionItems:
-    """As `kernels.attention_metadata.plan_attention`; any window up to the widest can be used.
+    """Implements `kernels.ops.PlanAttention`; any window up to the widest can be used.
 
     With `has_fixed_shape` every span is one token; all shapes, and with them the launches, then
     depend on nothing but the number of spans and the width of `block_tables`.
@@ -148,7 +148,7 @@ def plan_items(
 def cut_for(
     group_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """How a model with such heads is cut on `device`."""
+    """Returns how batches of a model with such heads are cut on `device`."""
     shares = device.n_multiprocessors / n_kv_heads
     return Cut(
         _holding(group_size, tiles_for(Kind.DECODES, head_dim, dtype, device)),
@@ -160,7 +160,7 @@ def cut_for(
 
 
 def _holding(group_size: int, tiles: Tiles) -> Tiles:
-    """`tiles` with rows for a token at least."""
+    """Returns `tiles`, with as many rows as a token needs at least."""
     if tiles.rows >= group_size:
         return tiles
     return replace(tiles, rows=triton.next_power_of_2(group_size))
@@ -177,7 +177,7 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """See `plan_items`."""
+    """Returns the plan of a batch that is cut by `cut`; see `plan_items`."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
@@ -216,7 +216,7 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
 
 
 def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.bool_]]:
-    """All tiles with all keys up to their last query, and which are large."""
+    """Returns all tiles, each with all keys up to its last query, and which of them are large."""
     n_spans = len(n_tokens)
     is_large = n_tokens > cut.small_tokens
     first_rows = np.cumsum(n_tokens) - n_tokens
@@ -241,7 +241,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
 
 
 def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
-    """The most keys of an item of each tile."""
+    """Returns the most keys of an item of each tile."""
     n_all = int(n_keys.sum())
     small = max(cut.min_small_part, math.ceil(n_all / cut.small_shares))
     large = max(cut.min_large_part, math.ceil(n_all / cut.large_shares))
@@ -249,7 +249,10 @@ def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
 
 
 def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
-    """Gives the tiles of several parts their first rows; the divided tokens and the rows of all."""
+    """Gives the tiles of several parts their first rows.
+
+    Returns the table of divided tokens and the number of rows of all parts.
+    """
     several = np.flatnonzero(n_parts > 1)
     n_queries = tiles[several, Column.N_QUERIES]
     ends = np.cumsum(n_queries * n_parts[several])
@@ -265,7 +268,7 @@ def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
 
 
 def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
-    """The tiles cut into parts of `part_keys`, the last of a tile being shorter; and their keys."""
+    """Returns the parts of all tiles, of `part_keys` each or less for the last, and their keys."""
     of_part = np.repeat(np.arange(len(tiles)), n_parts)  # the tile of each part
     places = np.arange(len(of_part)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
     parts = tiles[of_part]
@@ -278,7 +281,7 @@ def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
 
 
 def _with_fixed_shape(tables: _Tables, n_spans: int, n_keys: int, cut: Cut) -> _Tables:
-    """`tables` with the room that any `n_spans` decodes of up to `n_keys` keys need."""
+    """Returns `tables` with the room that any `n_spans` decodes of up to `n_keys` keys need."""
     most_parts = -(-n_keys // cut.min_small_part)
     n_more = min(math.floor(cut.small_shares), n_spans * (most_parts - 1))
     n_divided = min(n_spans, n_more)  # who is divided has one item more at least

@@ -40,7 +40,7 @@ _SUM_BLOCK = 1024  # elements of a token that a program sums
 
 
 class _Tiles(NamedTuple):
-    """What a program of a product computes, and how."""
+    """The tile of a product that a program computes, and how it does."""
 
     choices: int
     outputs: int  # of the gate and of what it gates each, or of the second product
@@ -50,7 +50,7 @@ class _Tiles(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How many choices a tile has, which both products share, and their tiles."""
+    """The number of choices of a tile, which both products share, and the tiles of each."""
 
     gate_up: _Tiles
     down: _Tiles
@@ -169,7 +169,7 @@ def _multiply(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Rows of `x`, one for N_PER_ROW choices, times their experts' matrices; gated, times both."""
+    """Multiplies rows of `x`, one for N_PER_ROW choices, with their experts' matrices."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
     n_tiles = tl.load(tiles)
@@ -232,7 +232,7 @@ def _sum(outer, weights, out, SIZE: tl.constexpr, N_CHOSEN: tl.constexpr, BLOCK:
 def expert_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:
-    """As `kernels.expert_mlp` says; every expert's matrices must lie in memory without gaps."""
+    """Implements `kernels.expert_mlp`; every expert's matrices must lie in memory without gaps."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape
@@ -282,7 +282,7 @@ def expert_mlp(
 
 
 def _sorted(experts: Tensor, n_experts: int, tile: int) -> tuple[Tensor, Tensor, int]:
-    """The choices by expert, their tiles, and how many tiles there may be.
+    """Returns the choices by expert, their tiles, and how many tiles there may be.
 
     Choices [n_choices] are places in `experts` [n_tokens, n_chosen]. Tiles are their number, then
     `max_tiles` experts, as many first places among the sorted choices, and as many ends of those.

@@ -8,19 +8,19 @@ import triton.language as tl
 
 @triton.jit
 def silu(x):
-    """`x * sigmoid(x)`."""
+    """Returns `x * sigmoid(x)`."""
     return x * _sigmoid(x)
 
 
 @triton.jit
 def gelu(x):
-    """GeLU in its tanh approximation; `(1 + tanh(u)) / 2` is `sigmoid(2 * u)`."""
+    """Returns GeLU by its tanh approximation; `(1 + tanh(u)) / 2` is `sigmoid(2 * u)`."""
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     return x * _sigmoid(twice)
 
 
 @triton.jit
 def _sigmoid(x):
-    """`1 / (1 + exp(-x))`, with the exponential of negative numbers only: none is infinite."""
+    """Returns `1 / (1 + exp(-x))`, with exponentials of negative numbers only: none is infinite."""
     power = tl.exp(-tl.abs(x))
     return tl.where(x < 0, power, 1.0) / (1.0 + power)

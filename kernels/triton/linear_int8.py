@@ -30,7 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.native.linear import Gate, quantised
+from kernels.linear_weight import Gate
+from kernels.quantise import quantised
 from kernels.triton.gates import gelu, silu
 from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
 from kernels.triton.tuning import device_of
@@ -59,7 +60,7 @@ def _sums_of(
     INPUTS: tl.constexpr,
     N_STEPS: tl.constexpr,
 ):
-    """Of inputs from `begin`: the sums of one matrix, and of the other, `BETWEEN` numbers on."""
+    """Returns the sums over inputs from `begin` of a matrix and of the one `BETWEEN` numbers on."""
     sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     gated_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     for first in range(begin, begin + N_STEPS * INPUTS, INPUTS):
@@ -122,7 +123,7 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A part of the inputs for a tile; gated, of both matrices, whose rows follow each other."""
+    """Multiplies a part of the inputs for a tile; gated, with both matrices in their order."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     IS_GATED: tl.constexpr = GATE > 0
     N_ROWS: tl.constexpr = 2 * N_OUT if IS_GATED else N_OUT
@@ -182,7 +183,7 @@ def _multiply(
 
 
 def can_quantise(weight: Tensor) -> bool:
-    """Whether this matrix becomes int8 here."""
+    """Whether `TritonInt8Weight` takes this matrix."""
     return weight.numel() > 0 and weight.dtype in _DTYPES
 
 
@@ -213,7 +214,7 @@ class Int8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class TritonInt8Weight:
-    """A matrix of int8; `kernels.packed_linear.LinearWeight` says what it does."""
+    """A matrix of int8; implements `kernels.linear_weight.LinearWeight`."""
 
     matrix: Int8Matrix
 
@@ -255,7 +256,7 @@ class TritonInt8GatedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of both together."""
+        """The sizes n_out and n_in of both matrices together."""
         return self.matrix.shape
 
     @property

@@ -10,7 +10,7 @@ from kernels.ops import Ops
 
 @cache
 def triton_ops() -> Ops | None:
-    """The operations that are Triton kernels; None where Triton is not installed."""
+    """Returns the operations that are Triton kernels; None where Triton is not installed."""
     if find_spec("triton") is None:
         return None
     # Not above: without Triton there is nothing to import, and loading it for nothing takes a rank
@@ -47,4 +47,5 @@ def triton_ops() -> Ops | None:
         attention=attention,
         greedy=greedy,
         sample=sample,
+        has_fixed_shapes=True,
     )

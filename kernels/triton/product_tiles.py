@@ -28,7 +28,7 @@ _MIN_STEPS = 4  # of a part, which must be worth that its sums are written and r
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix and what it is multiplied with, but for how many tokens that are."""
+    """The shape and the types of a product, without the number of tokens."""
 
     n_out: int  # gated, of each of both matrices
     n_in: int
@@ -38,7 +38,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """What a program works on."""
+    """The tile that a program works on."""
 
     tokens: int
     outputs: int  # gated, of each of both matrices
@@ -50,7 +50,7 @@ class ProductTiles:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A product's tiles and parts."""
+    """How a product is cut: its tiles, and the parts of their inputs."""
 
     tiles: ProductTiles
     n_tiles: int  # of outputs times tokens
@@ -84,14 +84,14 @@ _DEFAULTS = {
 
 @cache
 def cut_product(product: Product, n_tokens: int, device: Device) -> Cut:
-    """How `product` with `n_tokens` tokens, one or more, is cut on `device`."""
+    """Returns how `product` with `n_tokens` tokens, one or more, is cut on `device`."""
     found = measured(device.name).get(entry(product, n_tokens))
     tiles = ProductTiles(**found) if found else default_tiles(product, n_tokens)
     return cut_with(tiles, product, n_tokens, device)
 
 
 def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> Cut:
-    """The same with tiles that are given."""
+    """Returns how `product` is cut into the given tiles."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
     n_parts = 1
@@ -106,17 +106,17 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Tiles that nobody has measured, for 99 KiB of shared memory and more."""
+    """Returns tiles that nobody has measured, for 99 KiB of shared memory and more."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 
 def tokens_up_to(n_tokens: int) -> int:
-    """The tokens for which tiles are chosen where there are `n_tokens`."""
+    """Returns the number of tokens for which tiles are chosen where there are `n_tokens`."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 
 def entry(product: Product, n_tokens: int) -> str:
-    """The name of a measurement in its file."""
+    """Returns the name of a measurement in its file."""
     kind = "int8 gated" if product.is_gated else "int8"
     dtype = str(product.dtype).removeprefix("torch.")
     return f"{kind} {product.n_out}x{product.n_in} {tokens_up_to(n_tokens)} {dtype}"

@@ -20,14 +20,14 @@ _N_PAIRS = 1024
 
 @cache
 def head_form(n_heads: int, half: int) -> tuple[int, int]:
-    """Heads of a program and pairs that a head's are padded to."""
+    """Returns the heads of a program, and the pairs that those of a head are padded to."""
     padded = triton.next_power_of_2(half)
     return min(triton.next_power_of_2(n_heads), max(1, _N_PAIRS // padded)), padded
 
 
 @triton.jit
 def turn(first, second, cos, sin):
-    """Both halves of heads [n, pairs] turned by the angles [pairs] of the second half."""
+    """Returns both halves of heads [n, pairs], turned by the angles [pairs] of the second half."""
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -62,7 +62,7 @@ def _rotary(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As `kernels.rotary` says."""
+    """Implements `kernels.rotary`."""
     if x.stride(2) != 1:
         x = x.contiguous()
     n_tokens, n_heads, head_dim = x.shape

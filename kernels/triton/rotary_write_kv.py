@@ -23,7 +23,7 @@ from kernels.triton.rotary import head_form, turn
 
 @triton.jit
 def _weights(q_norm, k_norm, place, is_there, is_query):
-    """Of heads [n, 1], what their elements at `place` [1, pairs] are multiplied by."""
+    """Returns the weights [n, pairs] of heads [n, 1] at `place` [1, pairs]."""
     of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
     of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
     return tl.where(is_query, of_q, of_k)
@@ -94,7 +94,7 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """As `kernels.rotary_write_kv` says; the queries are a part of `qkv`."""
+    """Implements `kernels.rotary_write_kv`; the queries are a part of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
     qkv = qkv.contiguous()
     n_tokens = qkv.shape[0]

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(x: Tensor) -> Rows:
-    """The rows of `x` [..., size]; only what does not lie like this is copied."""
+    """Returns the rows of `x` [..., size], copied only if they do not lie like `Rows`."""
     if x.dim() == 2 and x.stride(1) == 1:
         return Rows(x, x.shape[0], 1, x.stride(0), 0)
     if x.dim() == 3 and x.stride(2) == 1:
@@ -39,7 +39,7 @@ def rows_of(x: Tensor) -> Rows:
 
 @cache
 def row_form(size: int) -> tuple[int, int, int]:
-    """Rows of a program, elements that one is padded to, and warps, for rows of `size`."""
+    """Returns the rows of a program, the elements that a row is padded to, and its warps."""
     padded = triton.next_power_of_2(size)
     n_rows = max(1, _MIN_ELEMENTS // padded)
     return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

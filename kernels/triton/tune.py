@@ -56,13 +56,13 @@ _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def candidates(kind: Kind) -> Iterator[Tiles]:
-    """Everything that is tried; what does not fit the device is left out there."""
+    """Yields all tiles that are tried; those that do not fit the device are left out later."""
     for rows, keys, n_warps, n_stages in itertools.product(*_CANDIDATES[kind]):
         yield Tiles(rows, keys, n_warps=n_warps, n_stages=n_stages)
 
 
 def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
-    """`cut` with `tiles` for items of `kind`."""
+    """Returns `cut` with `tiles` for items of `kind`."""
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
@@ -84,7 +84,7 @@ class Bench:
         self._q = torch.randn(n_tokens, n_heads, head_dim, dtype=dtype, device="cuda")
 
     def time_ms(self, tiles: Tiles) -> float:
-        """Milliseconds of a call with `tiles`; infinite where they do not fit the device."""
+        """Returns milliseconds of a call with `tiles`; infinite if they do not fit the device."""
         uploads = uploads_for(self._q.device)
         plan = cut_batch(
             self._starts,
@@ -107,7 +107,7 @@ class Bench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """The best of the candidates by measurement."""
+    """Returns the fastest of the candidates by measurement."""
     bench = Bench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
@@ -116,7 +116,7 @@ def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Ti
 
 
 def product_candidates(n_tokens: int, dtype: torch.dtype) -> Iterator[ProductTiles]:
-    """Everything that is tried for a product with so many tokens."""
+    """Yields all tiles that are tried for a product with so many tokens."""
     tokens = product_tiles.tokens_up_to(n_tokens)
     sizes = _MANY if tokens == product_tiles.MAX_TOKENS else _FEW
     for outputs, inputs, n_programs, n_warps, n_stages in itertools.product(*sizes):
@@ -140,7 +140,7 @@ class ProductBench:
         self._out = self._x.new_empty(n_tokens, product.n_out)
 
     def time_ms(self, tiles: ProductTiles) -> float:
-        """Milliseconds of a call with `tiles`; infinite where they do not fit the device."""
+        """Returns milliseconds of a call with `tiles`; infinite if they do not fit the device."""
         cut = cut_with(tiles, self._product, len(self._x), self._device)
         gate = int(self._product.is_gated)
         try:
@@ -156,7 +156,7 @@ class ProductBench:
 
 
 def fastest_product(product: Product, n_tokens: int, device: Device) -> ProductTiles:
-    """The best of the candidates by measurement."""
+    """Returns the fastest of the candidates by measurement."""
     bench = ProductBench(product, n_tokens, device)
     times = {tiles: bench.time_ms(tiles) for tiles in product_candidates(n_tokens, product.dtype)}
     best = min(times, key=times.__getitem__)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What an item computes; the two are bound by different things."""
+    """The two kinds of items, which are bound by different things."""
 
     DECODES = "decodes"  # few rows: memory
     SPANS = "spans"  # many rows: the matrix units
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a program works on."""
+    """The tile that a program works on."""
 
     rows: int  # queries times heads that share a K/V head, at most
     keys: int  # of one step
@@ -45,7 +45,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What of a device decides how work is cut."""
+    """The properties of a device that decide how work is cut."""
 
     name: str
     capability: int  # 10 * major + minor
@@ -58,7 +58,7 @@ _ABSENT = Device("none", capability=90, n_multiprocessors=132)
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """The device that kernels for tensors on `device` run on."""
+    """Returns the device that kernels for tensors on `device` run on."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -74,13 +74,13 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """The best known tiles for items of `kind`."""
+    """Returns the best known tiles for items of `kind`."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Tiles that fit a device of that capability, and that nobody has measured."""
+    """Returns tiles that fit a device of that capability, and that nobody has measured."""
     n_dims = triton.next_power_of_2(head_dim)
     if dtype == torch.float32:
         # Not for the matrix units: operands of the products wait in registers.
@@ -97,12 +97,12 @@ def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device)
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
-    """The name of a measurement in its file."""
+    """Returns the name of a measurement in its file."""
     return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
 
 
 def measurements_path(device_name: str) -> Path:
-    """The file of what was measured on devices of that name."""
+    """Returns the file of the measurements on devices of that name."""
     folder = os.environ.get("ORCINUS_TUNING_DIR")
     if folder is None:
         cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -112,7 +112,7 @@ def measurements_path(device_name: str) -> Path:
 
 @cache
 def measured(device_name: str) -> Mapping[str, Mapping[str, int]]:
-    """The tiles of each entry that were measured on devices of that name, by their fields."""
+    """Returns the measured tiles of each entry for devices of that name, by their fields."""
     return _read(device_name)
 
 
@@ -123,7 +123,7 @@ def _read(device_name: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def save(device_name: str, tiles: Mapping[str, DataclassInstance]) -> Path:
-    """Adds to what was measured on devices of that name; running processes do not see it."""
+    """Adds to the measurements on devices of that name; running processes do not see it."""
     path = measurements_path(device_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     together = {**_read(device_name), **{name: asdict(each) for name, each in tiles.items()}}

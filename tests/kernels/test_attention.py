@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionForm, AttentionMetadata, reference
-from kernels.attention_metadata import AttentionGroups
+from kernels import AttentionForm, AttentionPlan, reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import (
     COMPILED,
@@ -71,13 +70,7 @@ class PagedBatch:
                 cache[table] = sequence.view(len(table), *cache.shape[1:])
             first += n
 
-    def groups(self) -> AttentionGroups:
-        """The plan of PyTorch's version."""
-        plan = self.plan()
-        assert isinstance(plan, AttentionGroups)
-        return plan
-
-    def plan(self) -> AttentionMetadata:
+    def plan(self) -> AttentionPlan:
         width = max(map(len, self.tables))
         padded = np.zeros((len(self.tables), width), dtype=np.int64)
         for row, table in zip(padded, self.tables, strict=True):
@@ -281,58 +274,11 @@ def test_any_window_of_any_mix(
     )
 
 
-@given(
-    spans=st.lists(
-        st.tuples(st.integers(0, 3000), st.one_of(st.just(1), st.integers(1, 64))),
-        min_size=1,
-        max_size=40,
-    )
-)
-@settings(max_examples=40, deadline=None)
-def test_groups_hold_every_token_once(spans: list[tuple[int, int]]) -> None:
-    plan = PagedBatch(spans, n_heads=1, n_kv_heads=1, head_dim=2, block_size=64).groups()
-    n_tokens = sum(n for _, n in spans)
-    whole = torch.arange(n_tokens)
-    places = [whole if group.tokens is None else group.tokens for group in plan.decodes]
-    places += [group.places for group in plan.prompts]
-    places += [group.places for group in plan.chunks]
-    assert torch.cat(places).sort().values.tolist() == list(range(n_tokens))
-
-
-def test_short_contexts_share_one_call() -> None:
-    plan = PagedBatch([(40 + i % 5, 1) for i in range(32)]).groups()
-    assert len(plan.decodes) == 1
-
-
-def test_a_call_is_not_mostly_padding() -> None:
-    plan = PagedBatch([(900, 1), (3, 1), (700, 1), (1, 1)]).groups()
-    places = [group.tokens.tolist() for group in plan.decodes if group.tokens is not None]
-    assert places == [[0, 2], [1, 3]]
-
-
-def test_long_contexts_do_not_overflow_the_cache_together() -> None:
-    # 1 MiB holds 512 keys of 8 heads of 64 in float32.
-    plan = PagedBatch([(249, 1)] * 8, n_heads=8, n_kv_heads=8, head_dim=64).groups()
-    assert [group.mask for group in plan.decodes] == [None] * 4
-    assert [len(group.blocks) for group in plan.decodes] == [2 * 63] * 4
-
-
-def test_blocks_before_the_window_are_not_read() -> None:
-    plan = PagedBatch([(900, 1)], form=AttentionForm(window=10)).groups()
-    assert len(plan.decodes[0].blocks) == 226
-    assert len(plan.of(10).decodes[0].blocks) == 4  # keys 888 to 900
-
-
-def test_a_window_longer_than_every_sequence_shares_the_plain_groups() -> None:
-    plan = PagedBatch(MIXES["everything"], windows=(None, 8, 17)).groups()
-    assert plan.of(17).chunks is plan.chunks
-    assert plan.of(8).chunks is not plan.chunks
-
-
-def test_plain_groups_are_not_made_for_a_model_that_has_no_such_layer() -> None:
-    plan = PagedBatch(MIXES["everything"], windows=(8,)).groups()
-    assert (plan.decodes, plan.prompts, plan.chunks) == ((), (), ())
-    assert plan.of(8).decodes
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+def test_a_plan_of_other_operations_is_refused(on: Implementation) -> None:
+    batch = PagedBatch(MIXES["one decode"], on=on)
+    with pytest.raises(TypeError, match="planned with other operations"):
+        on.ops.attention(batch.q, batch.key_cache, batch.value_cache, AttentionPlan(), batch.form)
 
 
 @pytest.mark.parametrize("on", NATIVE)

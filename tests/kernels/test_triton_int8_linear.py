@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from kernels.native.linear import Gate, quantised
+from kernels.linear_weight import Gate
+from kernels.quantise import quantised
 from tests.kernels.implementations import CPU, CUDA
 
 pytest.importorskip("triton")

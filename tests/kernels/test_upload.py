@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.upload import StagedUploads, Uploads, upload, uploads_for
+from kernels.upload import StagedUploads, Uploads, uploads_for
 
 CPU = torch.device("cpu")
 TYPES = (np.bool_, np.int32, np.int64, np.float32, np.float64)
@@ -106,8 +106,7 @@ def test_on_a_cpu_a_tensor_is_the_arrays_own_memory() -> None:
     uploads = uploads_for(CPU)
     assert type(uploads) is Uploads
     values = np.arange(3)
-    for tensor in (uploads.add(values), upload(values, CPU)):
-        assert tensor.data_ptr() == values.ctypes.data
+    assert uploads.add(values).data_ptr() == values.ctypes.data
     uploads.flush()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from kernels import AttentionMetadata, Ops
+from kernels import AttentionPlan, Ops
 from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.last_tokens import Numbers
@@ -30,7 +30,7 @@ class InputBatch:
     token_ids: Tensor  # [n_tokens] int64
     positions: Tensor  # [n_tokens] int64
     slots: Tensor  # [n_tokens] int64, where each token's K and V are stored
-    attention: AttentionMetadata
+    attention: AttentionPlan
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
     sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
     sampling: SamplingColumns  # how each is sampled

@@ -1,9 +1,11 @@
-"""Models by family, and how a rank comes by its stage of one.
+"""Models by family, and how a rank gets its share of a stage of one.
 
-A family is a file with its configuration and its `StageModel`, and a line in `families.py`
-(docs/adding-a-model.md). What families share: `config.py` is what configurations have in common,
-`weights.py` gives tensors; `decoder.py` is the model that families fill in, of layers that are
-there, in `mixture.py` and, below, in `layers.py`; `tensor_parallel.py` says who holds what.
+A family is a file in `families/` with its configuration and its `StageModel`, and a line in
+`registry.py` (docs/adding-a-model.md). Families share the rest: `config.py` has the fields of every
+configuration; `decoder.py` is the model that families fill in, of the layers in `decoder_layers.py`
+and `mixture.py`, which are made of those in `layers.py`; `layer_stack.py` runs them.
+`tensor_parallel.py` says which rank holds what. Tensors are asked for by `weights.py` and come from
+`checkpoint_tensors.py` or `random_tensors.py`. How a layer computes is up to `kernels`.
 
 All of it computes without a file. To load a checkpoint is `checkpoint.py`, which reads its
 `config.json` by `config_file.py`: import it by its own name, since it alone needs pydantic.
@@ -11,10 +13,10 @@ All of it computes without a file. To load a checkpoint is `checkpoint.py`, whic
 
 from __future__ import annotations
 
+from services.worker.models.checkpoint_tensors import CheckpointError, checkpoint_digest
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.registry import random_stage
 from services.worker.models.stage import StageModel, layer_range
-from services.worker.models.weights import CheckpointError, checkpoint_digest
 
 __all__ = [
     "CheckpointError",

@@ -28,9 +28,9 @@ def load_stage(
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no others, from a checkpoint.
 
-    With `load_format` "random" they are made up, and `config.json` is all that must be there.
-    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). The rest, and what
-    is raised, is as in `build_stage`.
+    With `load_format` "random" tensors are made up, and only `config.json` must be there.
+    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). The other
+    arguments and the errors are those of `build_stage`.
     """
     config = read_config(directory)
     return build_stage(

@@ -1,4 +1,4 @@
-"""What a model is, in our words, and the keys of `config.json` that say so.
+"""The configuration of a model, in our words, and the keys of `config.json` that say so.
 
 A family's configuration is a frozen dataclass beside its model, a subclass of `ModelConfig`. Its
 fields are what the computation needs, so it can as well be made in code. How `config.json` says
@@ -75,7 +75,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What every family has, and how its `config.json` says so.
+    """The fields that every family has, and how its `config.json` says them.
 
     A field has the name of its key there, or the key as its alias; or `read` makes it.
     """
@@ -98,20 +98,20 @@ class ModelConfig:
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
-        """Of each layer, how many keys a query sees, its own among them; None: all before it."""
+        """How many keys a query of each layer sees, its own among them; None: all before it."""
         return (None,) * self.n_layers
 
     @classmethod
     def keys(cls) -> dict[str, str]:
-        """Of each field the key in `config.json`, for those that `read` does not make."""
+        """Returns each field's key in `config.json`, which counts unless `read` makes the field."""
         return {field.name: field.metadata.get("alias", field.name) for field in fields(cls)}
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
-        """The fields that take more than a look at one key.
+        """Returns the fields that take more than a look at one key of `config`.
 
-        Here those of a model with as many K/V heads as query heads. Families extend it, and raise
-        UnsupportedModel for what they do not compute.
+        In this class these are K/V heads, as many as query heads, and their size. Families extend
+        it, and raise UnsupportedModel for what they do not compute.
         """
         keys = cls.keys()
         hidden_size, n_heads = config.get(keys["hidden_size"]), config.get(keys["n_heads"])
@@ -126,7 +126,9 @@ class ModelConfig:
             )
 
     def resolve_dtype(self, dtype: str) -> torch.dtype:
-        """The element type to compute in: "float32", "bfloat16", or "auto" for the checkpoint's.
+        """Returns the element type that `dtype` names: float32, bfloat16, or auto.
+
+        "auto" is the element type of the checkpoint.
 
         A float16 checkpoint runs in float32 under "auto": bfloat16 would drop bits of its weights,
         and processors compute float16 slowly.
@@ -138,7 +140,7 @@ class ModelConfig:
         return _DTYPES[dtype]
 
     def fingerprint(self, dtype: torch.dtype) -> str:
-        """SHA-256 over what is computed and in which element type, however the file spells it."""
+        """Returns a SHA-256 over the model and its element type, however the file spells it."""
         meaning = asdict(self) | {"architecture": self.architecture, "dtype": str(dtype)}
         del meaning["checkpoint_dtype"]
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
@@ -147,7 +149,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(ModelConfig):
-    """Of the many that descend from Llama: grouped queries, rotary positions, a gated MLP."""
+    """The fields of descendants of Llama: grouped queries, rotary positions, a gated MLP."""
 
     read_keys = frozenset((
         "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
@@ -183,7 +185,7 @@ class RotaryConfig(ModelConfig):
 
 
 def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
-    """Refuses a config whose value of one of these keys is there and not among those allowed."""
+    """Raises UnsupportedModel if a key is there with a value that is not among those allowed."""
     for key, values in allowed.items():
         if key in config and config[key] not in values:
             raise UnsupportedModel(
@@ -194,7 +196,7 @@ def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
 def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
-    """The window of each layer: as `layer_types` says, else where `default` is true."""
+    """Returns the window of each layer: as `layer_types` says, else where `default` is true."""
     layer_types = config.get("layer_types")
     if layer_types is None:
         return tuple(window if is_sliding else None for is_sliding in default)
@@ -210,7 +212,7 @@ def read_windows(
 
 
 def read_rope(config: JsonObject, default_theta: float) -> JsonObject:
-    """The rotary settings of either spelling as fields of RopeConfig."""
+    """Returns the rotary settings of either spelling as fields of RopeConfig."""
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new:
         raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")

@@ -40,7 +40,7 @@ _COMMON_KEYS = frozenset(("architectures", "eos_token_id", "torch_dtype", "dtype
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The configuration of the checkpoint in `directory`, read as its family's.
+    """Returns the configuration of the checkpoint in `directory`, read as its family's.
 
     Raises UnsupportedModel, for an architecture that is in no family too.
     """
@@ -50,7 +50,10 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
-    """The same from the contents of `config.json` and `generation_config.json`."""
+    """Returns the configuration that `config.json` and `generation_config.json` contain.
+
+    Raises UnsupportedModel.
+    """
     architecture = _architecture_of(config)
     if architecture not in FAMILIES:
         raise UnsupportedModel(f"architecture {architecture!r} is not one of {sorted(FAMILIES)}")
@@ -76,7 +79,7 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """The one class that the checkpoint says it is of."""
+    """Returns the one class that the checkpoint says it is of; raises UnsupportedModel."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise UnsupportedModel(f"config.json: architectures {architectures!r} names no single one")
@@ -118,7 +121,7 @@ def _eos_token_ids(
 
 
 def _checkpoint_dtype(config: Mapping[str, Any]) -> str:
-    """What the file calls `dtype` or, before, `torch_dtype`; float32 when it says nothing."""
+    """Returns the value of `dtype` or, in older files, `torch_dtype`; by default float32."""
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms
 from kernels.logits import Logits
+from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     MLP,
@@ -35,13 +36,13 @@ from services.worker.models.layers import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from services.worker.models.stage import LayerKV, StageBatch, StageModel, StagePlace
+from services.worker.models.stage import StageBatch, StageModel, StagePlace
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.models.weights import TensorSource
 
 
 class DecoderStage(StageModel):
-    """One stage of a decoder; families override what they do otherwise."""
+    """One stage of a decoder; families override the steps in which they differ."""
 
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     layers_name: ClassVar[str] = "model.layers"
@@ -82,8 +83,7 @@ class DecoderStage(StageModel):
         )
 
     def read_head(self, source: TensorSource) -> Head:
-        """Reads what makes logits of the last layer's hidden states, all of it: what runs the
-        layers goes on with it."""
+        """Reads the head, which turns the last hidden states into logits."""
         return NormedHead(self.read_final_norm(source), self._read_projection(source))
 
     def _read_projection(self, source: TensorSource) -> VocabParallelHead:
@@ -103,16 +103,16 @@ class DecoderStage(StageModel):
         """Reads a norm of the family's kind."""
 
     def read_final_norm(self, source: TensorSource) -> Norm:
-        """Reads what comes between the last layer and the head."""
+        """Reads the norm between the last layer and the head."""
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        """Reads what the first stage makes of `tokens`, the rows of the table; here no more than
-        these. What runs the layers begins with it."""
+        """Reads what embeds tokens on the first stage; `tokens` embeds them as rows of the table,
+        which is all that is done here."""
         return tokens
 
     def make_rotaries(self) -> Sequence[RotaryEmbedding]:
-        """How queries and keys turn; here not at all."""
+        """Returns the angles by which queries and keys turn, a kind for each entry; here none."""
         return ()
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
@@ -130,7 +130,7 @@ class DecoderStage(StageModel):
 
 
 class RotaryStage(DecoderStage):
-    """One stage of what descends from Llama; a family says how it reads its attention and MLP."""
+    """One stage of a descendant of Llama; families say how they read attention and MLP."""
 
     config: RotaryConfig
 
@@ -141,7 +141,7 @@ class RotaryStage(DecoderStage):
         return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps, self.ops)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        """Reads what a norm multiplies by, [size]; here its weight."""
+        """Reads the scale that a norm multiplies by, [size]; here its weight."""
         return source.tensor(f"{name}.weight", size)
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:

@@ -1,7 +1,8 @@
 """The layers that several decoder families share: attention, MLPs and what holds them together.
 
-Each has what families vary as plain fields, set once when weights are read. `decoder.py` has the
-stages that are made of them.
+What families vary are plain fields, set once when weights are read. Attention and the gated MLP
+derive from the descriptions of `kernels.layer`, so that operations can read what they consist of.
+`decoder.py` has the stages that are made of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
+from kernels.layer import AttentionWeights, GatedMLPWeights
+from kernels.ops import LayerKV
 from kernels.packed_linear import Gate
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
@@ -24,7 +27,7 @@ from services.worker.models.layers import (
     VocabParallelHead,
     read_gated,
 )
-from services.worker.models.stage import LayerKV, StageBatch
+from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
 from services.worker.models.weights import TensorSource
 
@@ -41,37 +44,42 @@ Norm = Callable[[Tensor], Tensor]  # [..., size] to the same shape
 
 
 class Embedding(Protocol):
-    """Tokens [n_tokens] to hidden states [n_tokens, hidden], on every rank."""
+    """Turns tokens into hidden states."""
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor: ...
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        """Returns [n_tokens, hidden] for `token_ids` [n_tokens], the same on every rank."""
 
 
 class Layer(Protocol):
-    """One layer: hidden states [n_tokens, hidden] to the same, its K and V stored on the way."""
+    """Runs one layer over a batch."""
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor: ...
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        """Returns [n_tokens, hidden] for `hidden` of that shape, which is used up.
+
+        The keys and values of the batch are stored in `kv`.
+        """
 
 
 class Head(Protocol):
-    """Hidden states [n, hidden] after the last layer to logits [n, vocab_size], on every rank."""
+    """Turns hidden states after the last layer into logits."""
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor: ...
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        """Returns [n, vocab_size] for `hidden` [n, hidden], the same on every rank."""
 
 
 class MLP(Protocol):
-    """What a layer does to every token by itself, [n_tokens, hidden] to the same.
+    """Changes every token by itself."""
 
-    A `residual` of the same shape is added to the result, and used up.
-    """
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        """Returns [n_tokens, hidden] for `x` of that shape, the same on every rank.
 
-    def __call__(
-        self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None
-    ) -> Tensor: ...
+        A `residual` of the same shape is added to the result, and used up.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbedding:
-    """The rows of tokens, as they are in the table."""
+    """Embeds tokens as their rows of a table."""
 
     table: VocabParallelEmbedding
 
@@ -81,7 +89,7 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class PositionedEmbedding:
-    """Learned positions, added to what tokens are embedded as."""
+    """Adds learned positions to embedded tokens."""
 
     tokens: Embedding
     table: Tensor  # [n_positions, hidden]
@@ -90,19 +98,14 @@ class PositionedEmbedding:
         return self.tokens(token_ids, batch) + F.embedding(batch.positions, self.table)
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Grouped-query attention over paged K/V, in the form of its family and layer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(AttentionWeights):
+    """This rank's share of grouped-query attention, computed operation by operation."""
 
     qkv: ColumnParallelLinear
     output: RowParallelLinear
-    n_heads: int  # of this rank
-    n_kv_heads: int  # of this rank
-    head_dim: int
     ops: Ops
-    form: AttentionForm
     rotary: int | None  # which of the batch's angles turn queries and keys; None: none do
-    head_norms: HeadNorms | None = None  # of queries and keys, before they are turned
 
     @classmethod
     def read(
@@ -119,7 +122,10 @@ class Attention:
         rotary: int | None = 0,
         head_norms: HeadNorms | None = None,
     ) -> Self:
-        """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`."""
+        """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
+
+        Raises ValueError for norms of heads that do not turn.
+        """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
@@ -142,27 +148,29 @@ class Attention:
             has_bias=output_bias,
         )
         return cls(
-            qkv,
-            output,
-            len(heads.q),
-            len(heads.kv),
-            config.head_dim,
-            ops,
-            form,
-            rotary,
-            head_norms,
+            qkv=qkv,
+            output=output,
+            n_heads=len(heads.q),
+            n_kv_heads=len(heads.kv),
+            head_dim=config.head_dim,
+            ops=ops,
+            form=form,
+            rotary=rotary,
+            head_norms=head_norms,
         )
 
     def __call__(
         self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
     ) -> Tensor:
+        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
         keys, values = kv
         q = self._take_in(self.qkv(x), keys, values, batch)
         attended = self.ops.attention(q, keys, values, batch.attention, self.form)
         return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
-        """Stores keys and values; returns queries [n_tokens, n_heads, head_dim]."""
+        """Stores keys and values and returns queries [n_tokens, n_heads, head_dim], both turned
+        where there are angles; `qkv` is used up."""
         n_heads = self.n_heads
         if self.rotary is None:
             heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # q, k and v heads
@@ -176,10 +184,9 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`."""
+class GatedMLP(GatedMLPWeights):
+    """This rank's share of `down(activation(gate(x)) * up(x))`."""
 
-    inner: Callable[[Tensor], Tensor]  # gated, [n_tokens, hidden] to [n_tokens, size]
     down: RowParallelLinear
 
     @classmethod
@@ -195,7 +202,7 @@ class GatedMLP:
         has_bias: bool = False,
     ) -> Self:
         """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside."""
-        inner = read_gated(
+        gate_up = read_gated(
             source,
             [f"{prefix}.gate_proj", f"{prefix}.up_proj"],
             n_in=config.hidden_size,
@@ -211,15 +218,15 @@ class GatedMLP:
             n_out=config.hidden_size,
             has_bias=has_bias,
         )
-        return cls(inner, down)
+        return cls(gate_up, down)
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        return self.down(self.inner(x), ranks, residual)  # [n_tokens, hidden]
+        return self.down(self.gate_up(x), ranks, residual)  # [n_tokens, hidden]
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
-    """`down(activation(up(x)))`."""
+    """This rank's share of `down(activation(up(x)))`."""
 
     up: ColumnParallelLinear
     down: RowParallelLinear
@@ -240,7 +247,7 @@ class LayerNorm:
 
     @classmethod
     def read(cls, source: TensorSource, name: str, *, size: int, eps: float, ops: Ops) -> Self:
-        """Reads `name`."""
+        """Reads `{name}.weight` and `{name}.bias`, [size]."""
         weight, bias = source.tensor(f"{name}.weight", size), source.tensor(f"{name}.bias", size)
         return cls(weight, bias, eps, ops)
 
@@ -250,7 +257,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    """Attention and MLP, each on the normalised residual stream and added to it."""
+    """Adds attention and an MLP to the residual stream, each computed on its normalised form."""
 
     attention_norm: Norm
     attention: Attention
@@ -264,7 +271,7 @@ class PreNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class NormedHead:
-    """A norm, then the product with the row of every token."""
+    """Normalises hidden states, then multiplies them with the row of every token."""
 
     norm: Norm
     projection: VocabParallelHead

@@ -1,9 +1,10 @@
-"""How a stage runs its layers: one by one, or on a CPU at once where that is the same.
+"""How a stage runs its layers: one after the other, or all in one call where there is one.
 
-What the native library can run at once are layers of a single rank that descend from Llama: rotary
-attention and a gated MLP behind root-mean-square norms, all weights in its own forms. It begins
-with the tokens where these are the rows of a plain table, and goes on to the logits where the head
-is a norm and a product.
+Every stage can run layer by layer. A stage of a single rank that descends from Llama (rotary
+attention and a gated MLP behind root-mean-square norms) is described to its operations by
+`kernels.layer.StageWeights`, and these may have one call for all of it (`Ops.fuse_layers`). The
+call begins with tokens where they are the rows of a plain table, and ends with logits where the
+head is a norm and a product. Results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -15,51 +16,46 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.layer import Angles, GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
 from kernels.logits import Logits
-from kernels.native.attention import AttentionSpans
-from kernels.native.layers import NativeLayers
-from kernels.native.stage import (
-    Gated,
-    NativeAngles,
-    NativeHead,
-    NativeLayer,
-    NativeStage,
-    Projection,
-)
+from kernels.ops import FusedStage, LayerKV
 from kernels.packed_linear import PlainWeight
 from services.worker.models.decoder_layers import (
-    Attention,
     Embedding,
-    GatedMLP,
     Head,
     Layer,
     NormedHead,
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.layers import RMSNorm, RotaryEmbedding
-from services.worker.models.stage import LayerKV, StageBatch, StagePlace
+from services.worker.models.layers import RotaryEmbedding
+from services.worker.models.stage import StageBatch, StagePlace
 
 
 class LayerStack(Protocol):
-    """All that a stage computes: of tokens [n_tokens] on the first one, and elsewhere of hidden
-    states [n_tokens, hidden], which are used up, those after the last layer.
+    """Computes a stage: its embedding, if it is the first one, its layers, and its head, if it is
+    the last one.
 
-    K and V are stored on the way, in each layer's `kv`.
+    Inputs are tokens [n_tokens] on the first stage, and elsewhere hidden states [n_tokens, hidden],
+    which are used up. The batch's keys and values are stored in `kv`, an entry for each layer.
     """
 
-    def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor: ...
+    def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
+        """Returns the hidden states after the last layer, [n_tokens, hidden]."""
 
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Of the same the logits after the tokens at the places `sampled` [n_sampled], in order;
-        last stage only. The next call may overwrite them."""
+        """Returns the logits of sampled tokens, [n_sampled, vocab_size]; last stage only.
+
+        `sampled` [n_sampled] int64 are their places in the batch, in order. The next call may
+        overwrite the result. Raises RuntimeError on another stage.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerByLayer:
-    """Each layer is called, on any device."""
+    """Calls each layer, on any device."""
 
     embedding: Embedding | None  # the first stage has one
     rotaries: Sequence[RotaryEmbedding]
@@ -67,6 +63,7 @@ class LayerByLayer:
     head: Head | None  # the last stage has one
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
+        """See `LayerStack`."""
         hidden = self.embedded(inputs, batch)
         batch = replace(batch, angles=[rotary(batch.positions) for rotary in self.rotaries])
         for layer, layer_kv in zip(self.layers, kv, strict=True):
@@ -76,14 +73,18 @@ class LayerByLayer:
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
+        """See `LayerStack.logits`."""
         return self.headed(self(inputs, batch, kv), batch, sampled)
 
     def embedded(self, inputs: Tensor, batch: StageBatch) -> Tensor:
-        """What goes into the first layer."""
+        """Returns what goes into the first layer, [n_tokens, hidden]."""
         return inputs if self.embedding is None else self.embedding(inputs, batch)
 
     def headed(self, hidden: Tensor, batch: StageBatch, sampled: Tensor) -> Logits:
-        """Of what comes out of the last layer the logits after the tokens at `sampled`."""
+        """Returns the logits of the tokens at `sampled` from the last layer's hidden states.
+
+        Raises RuntimeError where there is no head.
+        """
         if self.head is None:
             raise RuntimeError("only the last stage has logits")
         if len(sampled) < len(hidden):
@@ -93,101 +94,92 @@ class LayerByLayer:
 
 @dataclass(frozen=True, slots=True)
 class AllAtOnce:
-    """The native library is called for all layers, on a CPU."""
+    """Calls all layers at once, and with them the table and the head if the call has them."""
 
-    native: NativeLayers
-    by_layer: LayerByLayer  # the same, for what the library has not of what is around the layers
+    fused: FusedStage
+    by_layer: LayerByLayer  # whose embedding and head are called where the fused stage has none
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
-        return self.native(*self._arguments(inputs, batch, kv))
+        """See `LayerStack`; raises TypeError for a batch that other operations have planned."""
+        inputs = self._given(inputs, batch)
+        return self.fused(inputs, batch.positions, batch.slots, batch.attention, kv)
 
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        if self.native.stage.head is None:
+        """See `LayerStack.logits`; raises TypeError for a batch that other operations have
+        planned."""
+        if self.fused.stage.head is None:
             return self.by_layer.headed(self(inputs, batch, kv), batch, sampled)
-        return self.native.logits(*self._arguments(inputs, batch, kv), sampled)
+        inputs = self._given(inputs, batch)
+        return self.fused.logits(inputs, batch.positions, batch.slots, batch.attention, kv, sampled)
 
-    def _arguments(
-        self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]
-    ) -> tuple[Tensor, Tensor, Tensor, AttentionSpans, Sequence[LayerKV]]:
-        if not isinstance(batch.attention, AttentionSpans):
-            raise TypeError("the batch was planned with other operations")
-        if self.native.stage.table is None:
-            inputs = self.by_layer.embedded(inputs, batch)
-        return inputs, batch.positions, batch.slots, batch.attention, kv
+    def _given(self, inputs: Tensor, batch: StageBatch) -> Tensor:
+        """Returns what the fused stage begins with: tokens, or hidden states."""
+        if self.fused.stage.table is None:
+            return self.by_layer.embedded(inputs, batch)
+        return inputs
 
 
 def stack(by_layer: LayerByLayer, place: StagePlace, dtype: torch.dtype) -> LayerStack:
-    """The fastest way to run the same, which has one layer at least; `dtype` is that of K/V."""
-    if place.ops.layers is None or place.tp_size > 1:
-        return by_layer
-    native: list[NativeLayer] = []
+    """Returns the fastest way to compute what `by_layer` does, which has one layer at least.
+
+    `dtype` is that of hidden states and K/V. Raises ValueError for weights of other types.
+    """
+    if place.tp_size > 1:
+        return by_layer  # ranks meet within each layer
+    weights = described(by_layer)
+    fused = None if weights is None else place.ops.fuse_layers(weights, dtype)
+    return by_layer if fused is None else AllAtOnce(fused, by_layer)
+
+
+def described(by_layer: LayerByLayer) -> StageWeights | None:
+    """Returns the description of a stage whose layers descend from Llama; None for others.
+
+    A table or a head that is more than that is left out of it.
+    """
+    layers: list[LayerWeights] = []
     rotaries: set[int] = set()
     for layer in by_layer.layers:
         if not isinstance(layer, PreNormLayer) or layer.attention.rotary is None:
-            return by_layer
-        same = _native_layer(layer, layer.attention)
-        if same is None:
-            return by_layer
-        native.append(same)
+            return None
+        weights = _layer_weights(layer)
+        if weights is None:
+            return None
+        layers.append(weights)
         rotaries.add(layer.attention.rotary)
-    if len(rotaries) > 1 or len({layer.sizes for layer in native}) > 1:
-        return by_layer
+    if len(rotaries) > 1:
+        return None
     rotary = by_layer.rotaries[rotaries.pop()]
-    stage = NativeStage(
-        _native_table(by_layer.embedding),
-        NativeAngles(rotary.cos, rotary.signed_sin),
-        native,
-        _native_head(by_layer.head),
+    return StageWeights(
+        _table(by_layer.embedding),
+        Angles(rotary.cos, rotary.signed_sin),
+        layers,
+        _head_weights(by_layer.head),
     )
-    return AllAtOnce(place.ops.layers(stage, dtype), by_layer)
 
 
-def _native_table(embedding: Embedding | None) -> Tensor | None:
-    """The table [vocab_size, hidden] of which tokens are rows; None if they are something else."""
+def _layer_weights(layer: PreNormLayer) -> LayerWeights | None:
+    """Returns the description of a layer; None if it has other norms or another MLP than Llama."""
+    before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
+    if not (isinstance(before, Norm) and isinstance(between, Norm)):
+        return None
+    if not isinstance(mlp, GatedMLPWeights):
+        return None
+    return LayerWeights(before, layer.attention, between, mlp)
+
+
+def _table(embedding: Embedding | None) -> Tensor | None:
+    """Returns the table [vocab_size, hidden] whose rows are what `embedding` returns for tokens;
+    None if there is none."""
     if not isinstance(embedding, TokenEmbedding):
         return None
     table = embedding.table.table
     return table.weight if isinstance(table, PlainWeight) else None
 
 
-def _native_head(head: Head | None) -> NativeHead | None:
-    """The same for the native library; None if it does not have all of it."""
-    if not (isinstance(head, NormedHead) and isinstance(head.norm, RMSNorm)):
+def _head_weights(head: Head | None) -> HeadWeights | None:
+    """Returns the description of a head; None if it is more than a norm and a product."""
+    if not isinstance(head, NormedHead) or not isinstance(head.norm, Norm):
         return None
-    norm, weight = head.norm, head.projection.weight
-    return NativeHead(norm.weight, norm.eps, weight) if isinstance(weight, Projection) else None
-
-
-def _native_layer(layer: PreNormLayer, attention: Attention) -> NativeLayer | None:
-    """The same for the native library; None if it does not have all of it."""
-    before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
-    if not (isinstance(before, RMSNorm) and isinstance(between, RMSNorm)):
-        return None
-    if not isinstance(mlp, GatedMLP):
-        return None
-    qkv, output = attention.qkv.weight, attention.output.weight
-    gate_up, down = mlp.inner, mlp.down.weight
-    if not (isinstance(qkv, Projection) and isinstance(output, Projection)):
-        return None
-    if not (isinstance(gate_up, Gated) and isinstance(down, Projection)):
-        return None
-    return NativeLayer(
-        n_heads=attention.n_heads,
-        n_kv_heads=attention.n_kv_heads,
-        head_dim=attention.head_dim,
-        attention_norm=before.weight,
-        attention_eps=before.eps,
-        qkv=qkv,
-        qkv_bias=attention.qkv.bias,
-        head_norms=attention.head_norms,
-        form=attention.form,
-        output=output,
-        output_bias=attention.output.bias,
-        mlp_norm=between.weight,
-        mlp_eps=between.eps,
-        gate_up=gate_up,
-        down=down,
-        down_bias=mlp.down.bias,
-    )
+    return HeadWeights(head.norm, head.projection.weight)

@@ -13,7 +13,7 @@ seen inside the attention operation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,18 +22,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
-from kernels.packed_linear import Gate, LinearWeight, PlainWeight, TableWeight, pack_gated
+from kernels.layer import Norm, Projection
+from kernels.packed_linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    TableWeight,
+    pack_gated,
+)
 from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnParallelLinear:
-    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank."""
+class ColumnParallelLinear(Projection):
+    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank.
 
-    weight: LinearWeight  # [n_out of this rank, n_in]
-    bias: Tensor | None  # [n_out of this rank]
+    `weight` is [n_out of this rank, n_in], and `bias` [n_out of this rank].
+    """
 
     @classmethod
     def read(
@@ -78,10 +86,11 @@ def read_gated(
     gate: Gate,
     ops: Ops,
     has_bias: bool,
-) -> Callable[[Tensor], Tensor]:
+) -> GatedWeight:
     """Reads the projections `names`, of a gate and of what it gates, of `size` outputs each.
 
-    The result is this rank's share of the gated outputs, [n_tokens, size of this rank].
+    Returns this rank's share of both; with biases they are multiplied and gated one after the
+    other.
     """
     op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
     if has_bias:
@@ -97,14 +106,12 @@ def read_gated(
 
 
 @dataclass(frozen=True, slots=True)
-class RowParallelLinear:
+class RowParallelLinear(Projection):
     """`x @ weight.T + bias`, whole on every rank, where each has its share of the columns of `x`.
 
-    Rank 0 alone has the bias, so that the sum over the ranks has it once.
+    `weight` is [n_out, n_in of this rank]. Rank 0 alone has the `bias` [n_out], so that the sum
+    over the ranks has it once.
     """
-
-    weight: LinearWeight  # [n_out, n_in of this rank]
-    bias: Tensor | None  # [n_out]
 
     @classmethod
     def read(
@@ -127,7 +134,10 @@ class RowParallelLinear:
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        """With `residual` [n_tokens, n_out], which is the same on every rank, added and used up."""
+        """Returns [n_tokens, n_out], the same on every rank.
+
+        A `residual` of that shape, the same on every rank, is added and used up.
+        """
         if ranks.size == 1:
             return self.weight(x, self.bias, residual)  # [n_tokens, n_out]
         out = self.weight(x, self.bias)
@@ -137,7 +147,7 @@ class RowParallelLinear:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
-    """The rows of a table of tokens that this rank has."""
+    """This rank's rows of a table of tokens."""
 
     table: TableWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
@@ -169,7 +179,7 @@ class VocabParallelEmbedding:
         return hidden
 
     def _own_rows(self, token_ids: Tensor) -> Tensor:
-        """[n_tokens, hidden], zeros for tokens of other ranks."""
+        """Returns [n_tokens, hidden], zeros for tokens of other ranks."""
         first = self.share.start
         if isinstance(self.table, PlainWeight):
             return self.ops.embedding(self.table.weight, token_ids, first)
@@ -182,7 +192,7 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Scores of all tokens, each computed by the rank that has the token's row."""
+    """Computes the scores of all tokens, each on the rank that has the token's row."""
 
     weight: LinearWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
@@ -197,11 +207,11 @@ class VocabParallelHead:
 
     @classmethod
     def tied(cls, embedding: VocabParallelEmbedding) -> Self:
-        """The head whose matrix is the embedding's table."""
+        """Returns the head whose matrix is the embedding's table."""
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        """Of hidden states [n, hidden] the logits [n, vocab_size], on every rank."""
+        """Returns logits [n, vocab_size] for `hidden` [n, hidden], the same on every rank."""
         logits = self.weight(hidden)  # [n, n_tokens of this rank]
         if ranks.size == 1:
             return logits
@@ -212,11 +222,9 @@ class VocabParallelHead:
 
 
 @dataclass(frozen=True, slots=True)
-class RMSNorm:
+class RMSNorm(Norm):
     """Root-mean-square normalisation with a learned scale."""
 
-    weight: Tensor  # [size]
-    eps: float
     ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -224,14 +232,14 @@ class RMSNorm:
 
 
 class RotaryEmbedding:
-    """Angles of all positions, in the form that the rotary operation takes."""
+    """The angles of all positions, in the form that `kernels.rotary` takes."""
 
     cos: Tensor  # [n_positions, 1, head_dim], as the next
     signed_sin: Tensor
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        """The angles are computed in float32 and only then rounded: at position 4,000 a bfloat16
-        angle would be off by whole turns."""
+        """Computes the angles in float32 and only then rounds them to `dtype`: at position 4,000 a
+        bfloat16 angle would be off by whole turns."""
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         angles = positions[:, None, None] * frequencies  # [n_positions, 1, head_dim / 2]
@@ -240,12 +248,12 @@ class RotaryEmbedding:
         self.signed_sin = torch.cat((-sin, sin), -1)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
+        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
         return self.cos.index_select(0, positions), self.signed_sin.index_select(0, positions)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair of elements, [head_dim / 2], float32.
+    """Returns the radians per position of each pair of elements, [head_dim / 2], float32.
 
     "linear" divides all by the factor (Chen et al., 2023). "llama3" (the Llama 3.1 release) divides
     only the waves that do not fit `low_freq_factor` times into the original context, leaves those

@@ -19,7 +19,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """The weighted sum of the gated MLPs that a linear router likes best for a token."""
+    """The weighted sum of the gated MLPs that a linear router scores highest for a token."""
 
     router: Tensor  # [n_experts, hidden]
     gate_up: Tensor  # [n_experts, 2 * size, hidden], size of this rank's share

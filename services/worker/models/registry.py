@@ -9,6 +9,7 @@ import torch
 
 from kernels import ops_for
 from kernels.packed_linear import Quantization, can_compute
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
@@ -20,19 +21,14 @@ from services.worker.models.families.opt import OPTStage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen3 import Qwen3Stage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
 from services.worker.models.tensor_parallel import check_rank
-from services.worker.models.weights import (
-    CheckpointTensors,
-    OnProgress,
-    RandomTensors,
-    TensorSource,
-    WantedTensors,
-)
+from services.worker.models.weights import OnProgress, TensorSource, WantedTensors
 
 
 class Family(Protocol):
-    """A subclass of StageModel, seen as what makes one."""
+    """A subclass of StageModel, as its maker."""
 
     @property
     def config_type(self) -> type[ModelConfig]: ...
@@ -77,8 +73,9 @@ def build_stage(
     on_progress: OnProgress,
     quantization: Quantization,
 ) -> StageModel:
-    """One rank's share of one stage, of the tensors in the directory `checkpoint`, or of random
-    ones, made on `device`, if it is None.
+    """Returns one rank's share of one stage, on `device`.
+
+    Its tensors are read from the directory `checkpoint`, or are random if that is None.
 
     Matrices of layers are of `quantization`; embedding, head and experts are not. `on_progress`
     hears the share's bytes read so far and in all, first with 0, then again and again. Raises
@@ -133,7 +130,7 @@ def random_stage(
     device: torch.device,
     quantization: Quantization = "none",
 ) -> StageModel:
-    """A whole stage of random weights, which needs no file: to measure and to try things."""
+    """Returns a whole stage of random weights, for which no file is needed."""
     return build_stage(
         config,
         None,

@@ -1,4 +1,4 @@
-"""What every model family offers the model runner: its share of one stage's computation.
+"""The computation of one stage, as every model family offers it to the model runner.
 
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
 The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
@@ -19,17 +19,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernels import AttentionMetadata, Ops
+from kernels import AttentionPlan, Ops
 from kernels.logits import Logits
+from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
-LayerKV = tuple[Tensor, Tensor]  # keys and values, [n_blocks, block_size, n_kv_heads, head_dim]
 Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """The layers of a stage: balanced, and earlier stages take what is left over.
+    """Returns the layers of a stage: balanced, and earlier stages take what is left over.
 
     Earlier ones, because the last stage has the output projection on top of its layers.
     """
@@ -44,7 +44,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where in the model a stage lies, whose part of it this is, and on what it computes."""
+    """The place of one rank's share in the model, and the operations that compute it."""
 
     layers: range
     is_first: bool
@@ -56,17 +56,17 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """What must be known of a flat batch beside its tokens or hidden states."""
+    """A flat batch without its tokens or hidden states: where tokens are, and how they attend."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
-    attention: AttentionMetadata
+    attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # that share the stage
     angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
 
 
 class StageModel(ABC):
-    """One stage's weights and what is computed with them."""
+    """One rank's share of the weights of a stage, and what it computes with them."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
@@ -87,41 +87,41 @@ class StageModel(ABC):
 
     @property
     def first_layer(self) -> int:
-        """Index of this stage's first layer in the model."""
+        """The index of this stage's first layer in the model."""
         return self.layers.start
 
     @property
     def n_layers(self) -> int:
-        """Layers on this stage."""
+        """The number of layers on this stage."""
         return len(self.layers)
 
     @property
     def hidden_size(self) -> int:
-        """Size of what travels between stages, [n_tokens, hidden_size] of `dtype`."""
+        """The size of a token's hidden states, which travel between stages in `dtype`."""
         return self.config.hidden_size
 
     @abstractmethod
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Runs this stage's layers, storing keys and values in `kv`, an entry for each of them.
+        """Returns the hidden states after this stage's last layer, [n_tokens, hidden_size].
 
         `inputs` are the tokens [n_tokens] on the first stage; elsewhere they are the hidden states
-        [n_tokens, hidden_size] of the stage before, and used up. The result is hidden states of
-        that shape.
+        [n_tokens, hidden_size] of the stage before, and used up. Keys and values are stored in
+        `kv`, an entry for each layer.
         """
 
     @abstractmethod
     def sampled_logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled_tokens: Tensor
     ) -> Logits:
-        """The same on the last stage, and of its result the logits after the tokens at the places
-        `sampled_tokens` [n_sampled] of the batch, in order.
+        """Returns the logits of sampled tokens, [n_sampled, vocab_size]; last stage only.
 
-        The next call may overwrite them.
+        `sampled_tokens` [n_sampled] are their places in the batch, in order. The other arguments,
+        and what is stored, are those of `forward`. The next call may overwrite the result.
         """
 
     @abstractmethod
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only.
+        """Returns logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only.
 
         In the model's element type, or in float32 where a family computes more than a product.
         """

@@ -3,7 +3,7 @@
 Megatron's cut (Shoeybi et al., 2019): the first linear layer of attention and of an MLP is divided
 by outputs, the second by inputs, so that one sum over the ranks ends each; embedding and head are
 divided by vocabulary. Weights outlive an epoch and process groups do not, so weights are cut by
-`tp_rank` and `tp_size` alone, and the collectives are handed to each forward pass.
+`tp_rank` and `tp_size` alone, and the collectives are passed to each forward pass.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class TensorParallel(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this rank, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def size(self) -> int:
-        """Ranks that share each layer."""
+        """The number of ranks that share each layer."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums over all ranks, in place."""
+        """Sums `tensor` over all ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors side by side along the last dimension, in the order of the ranks."""
+        """Returns the ranks' tensors side by side along the last dimension, in their order."""
 
 
 class _Single:
@@ -41,10 +41,10 @@ class _Single:
     size = 1
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Nothing to add."""
+        """Does nothing: there is nothing to add."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Returns `tensor` itself."""
         return tensor
 
 
@@ -52,7 +52,7 @@ SINGLE: TensorParallel = _Single()
 
 
 def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
-    """A rank's part of `n` that all ranks share evenly; raises UnsupportedModel naming `what`."""
+    """Returns the equal part of `n` that a rank has; raises UnsupportedModel naming `what`."""
     if n % tp_size:
         raise UnsupportedModel(f"{what}: {n} cannot be divided among tp_size {tp_size} ranks")
     size = n // tp_size
@@ -60,7 +60,7 @@ def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
 
 
 def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
-    """A rank's part of the vocabulary; the last ranks have fewer, or none, if it is not divisible.
+    """Returns a rank's part of the vocabulary; if it is not divisible, the last ranks have less.
 
     All but these have `ceil(vocab_size / tp_size)` tokens, so that what is missing of equal parts
     is missing at the end.
@@ -71,7 +71,7 @@ def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """A rank's heads, as numbers of the model's heads.
+    """The heads of one rank, as numbers of the model's heads.
 
     With fewer K/V heads than ranks, several ranks hold a copy of the same one: that which their
     query heads use.
@@ -82,7 +82,7 @@ class HeadShare:
 
     @classmethod
     def of(cls, config: ModelConfig, tp_rank: int, tp_size: int) -> Self:
-        """Raises UnsupportedModel for numbers of heads that cannot be divided so."""
+        """Returns a rank's heads; raises UnsupportedModel if they cannot be divided so."""
         q = even_share(config.n_heads, tp_rank, tp_size, what="num_attention_heads")
         n_kv = config.n_kv_heads
         if tp_size <= n_kv:
@@ -95,15 +95,15 @@ class HeadShare:
         return cls(q, range(head, head + 1))
 
     def q_elements(self, config: ModelConfig) -> range:
-        """Which outputs of the query projection these heads are."""
+        """Returns the outputs of the query projection that belong to these heads."""
         return range(self.q.start * config.head_dim, self.q.stop * config.head_dim)
 
     def kv_elements(self, config: ModelConfig) -> range:
-        """Which outputs of the key and of the value projection these heads are."""
+        """Returns the outputs of the key and of the value projection that belong to these heads."""
         return range(self.kv.start * config.head_dim, self.kv.stop * config.head_dim)
 
 
 def check_rank(tp_rank: int, tp_size: int) -> None:
-    """Refuses a rank outside its stage."""
+    """Raises UnsupportedModel for a rank outside its stage."""
     if not 0 <= tp_rank < tp_size:
         raise UnsupportedModel(f"tp_rank {tp_rank} is not below tp_size {tp_size}")

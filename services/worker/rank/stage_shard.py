@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels import TORCH
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder
@@ -240,10 +239,11 @@ def is_staged(settings: RankSettings) -> bool:
 
 
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
-    """Returns whether batches of decodes are recorded. PyTorch's own operations cannot be: their
-    shapes depend on what is in a batch."""
-    is_possible = settings.device == "cuda" and not is_staged(settings) and model.ops is not TORCH
-    return settings.cuda_graphs and is_possible
+    """Returns whether batches of decodes are recorded: on a GPU whose host does not wait for
+    transfers, with operations whose shapes do not depend on what is in a batch, unless settings
+    say otherwise."""
+    is_possible = settings.device == "cuda" and not is_staged(settings)
+    return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes
 
 
 def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) -> Transport:

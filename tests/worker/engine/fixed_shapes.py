@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import TORCH, Ops
-from kernels.attention_metadata import AttentionForm, Ints
+from kernels import TORCH, AttentionForm, Ops
+from kernels.attention_form import PLAIN
+from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 from services.worker.models import StageModel
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
-from services.worker.models.weights import CheckpointTensors, WantedTensors
+from services.worker.models.weights import WantedTensors
 
 CPU = torch.device("cpu")
 
@@ -41,7 +43,7 @@ class RepeatedCall:
 
 
 @dataclass(frozen=True)
-class FixedDecodes:
+class FixedDecodes(AttentionPlan):
     """Spans of one token each; tensors alone say where their keys are."""
 
     last_positions: Tensor  # [n_spans]
@@ -67,7 +69,11 @@ def plan_attention(
 
 
 def attention(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any, form: AttentionForm
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    form: AttentionForm = PLAIN,
 ) -> Tensor:
     """As `Ops.attention` says; over all blocks of the tables, weighting with zero what is not of
     the sequence."""
@@ -85,7 +91,7 @@ def attention(
     return torch.einsum("shk,skhd->shd", weights, values)
 
 
-OPS = replace(TORCH, plan_attention=plan_attention, attention=attention)
+OPS = replace(TORCH, plan_attention=plan_attention, attention=attention, has_fixed_shapes=True)
 
 
 def load_fixed(

@@ -18,8 +18,7 @@ from transformers import (
 
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
-from kernels.native.linear import NativeGatedWeight, can_gate, has_int8
-from kernels.packed_linear import PlainWeight, pack
+from kernels.packed_linear import OneDnnWeight, PlainWeight, can_compute, pack, pack_gated
 from kernels.upload import uploads_for
 from services.worker.models import decoder
 from services.worker.models.config import RopeConfig, RotaryConfig
@@ -72,7 +71,7 @@ LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
 
 
 def skip_without_native(dtype: str) -> None:
-    if not can_gate(torch.zeros(64, 64, dtype=DTYPES[dtype])):
+    if isinstance(pack(torch.zeros(64, 64, dtype=DTYPES[dtype])), OneDnnWeight | PlainWeight):
         pytest.skip(f"no native linear layers for {dtype}")
 
 
@@ -111,8 +110,8 @@ def test_layers_at_once_compute_the_same(
     write_family_checkpoint(tmp_path, config)
     layer_stack = load(tmp_path, dtype=dtype)._layer_stack  # type: ignore[attr-defined]
     assert isinstance(layer_stack, AllAtOnce)
-    assert (layer_stack.native.stage.table is None) == config.tie_word_embeddings
-    assert layer_stack.native.stage.head is not None
+    assert (layer_stack.fused.stage.table is None) == config.tie_word_embeddings
+    assert layer_stack.fused.stage.head is not None
     assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype)
 
 
@@ -125,7 +124,9 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
     assert_equal_at_once(tmp_path, monkeypatch, n_stages=2)
 
 
-@pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
+@pytest.mark.skipif(
+    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
+)
 def test_layers_of_int8_weights_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,18 +165,18 @@ class TestWhatNoFamilyHas:
             width = self.N_HEADS * self.HEAD_DIM
             n_qkv = (self.N_HEADS + 2 * self.N_KV_HEADS) * self.HEAD_DIM
             attention = Attention(
-                ColumnParallelLinear(pack(random(n_qkv, self.HIDDEN)), random(n_qkv)),
-                RowParallelLinear(pack(random(self.HIDDEN, width)), random(self.HIDDEN)),
-                self.N_HEADS,
-                self.N_KV_HEADS,
-                self.HEAD_DIM,
-                ops,
-                AttentionForm(window=4, scale=0.3, soft_cap=5.0),
-                0,
-                HeadNorms(random(self.HEAD_DIM), random(self.HEAD_DIM), 1e-5),
+                qkv=ColumnParallelLinear(pack(random(n_qkv, self.HIDDEN)), random(n_qkv)),
+                output=RowParallelLinear(pack(random(self.HIDDEN, width)), random(self.HIDDEN)),
+                n_heads=self.N_HEADS,
+                n_kv_heads=self.N_KV_HEADS,
+                head_dim=self.HEAD_DIM,
+                ops=ops,
+                form=AttentionForm(window=4, scale=0.3, soft_cap=5.0),
+                rotary=0,
+                head_norms=HeadNorms(random(self.HEAD_DIM), random(self.HEAD_DIM), 1e-5),
             )
             mlp = GatedMLP(
-                NativeGatedWeight.of(random(128, self.HIDDEN), "gelu_tanh"),
+                pack_gated(random(128, self.HIDDEN), "gelu_tanh", ops.gelu_and_mul),
                 RowParallelLinear(pack(random(self.HIDDEN, 64)), random(self.HIDDEN)),
             )
             before, between = (RMSNorm(random(self.HIDDEN), eps, ops) for eps in (1e-5, 1e-3))
@@ -260,8 +261,8 @@ class TestWhatNoFamilyHas:
         by_layer = self.by_layer(embedding=embedding, head=self.head())
         at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert (at_once.native.stage.table is not None) == is_first
-        assert at_once.native.stage.head is not None
+        assert (at_once.fused.stage.table is not None) == is_first
+        assert at_once.fused.stage.head is not None
         n_threads = torch.get_num_threads()
         torch.set_num_threads(2)
         try:
@@ -287,8 +288,8 @@ class TestWhatNoFamilyHas:
         by_layer = self.by_layer(embedding=embedding, head=CappedHead(self.head(), 2.0))
         at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert at_once.native.stage.table is None
-        assert at_once.native.stage.head is None
+        assert at_once.fused.stage.table is None
+        assert at_once.fused.stage.head is None
         expected = self.run(by_layer, inputs, [4, 8])
         assert torch.equal(self.run(at_once, inputs, [4, 8]), expected)
 
@@ -327,7 +328,7 @@ class TestWhatNoFamilyHas:
         assert isinstance(at_once, AllAtOnce)
         expected = self.run(at_once, self.hidden())
         assert torch.equal(self.run(at_once, self.hidden()), expected)
-        assert at_once.native._kv._keys() is None
+        assert at_once.fused._kv._keys() is None  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("place", [-1, N_TOKENS])
     def test_places_that_are_not_in_the_batch_are_refused(self, place: int) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.native.linear import has_int8
-from kernels.packed_linear import Quantization
+from kernels.packed_linear import Quantization, can_compute
 from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
-needs_int8 = pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
+needs_int8 = pytest.mark.skipif(
+    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
+)
 
 N_REQUESTS = 40
 

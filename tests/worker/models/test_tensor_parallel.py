@@ -18,7 +18,8 @@ from kernels.native.linear import NativeGatedWeight, NativeWeight
 from kernels.packed_linear import OneDnnWeight
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.models import UnsupportedModel, weights
+from services.worker.models import UnsupportedModel, checkpoint_tensors, weights
+from services.worker.models.checkpoint_tensors import CheckpointError, CheckpointTensors
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import parse_config
 from services.worker.models.layers import (
@@ -28,14 +29,7 @@ from services.worker.models.layers import (
     VocabParallelHead,
 )
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
-from services.worker.models.weights import (
-    CheckpointError,
-    CheckpointTensors,
-    Part,
-    Shard,
-    TensorSource,
-    WantedTensors,
-)
+from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.transport import Place
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
@@ -328,7 +322,7 @@ class TestReading:
         expected = whole[spans].t() if part.is_transposed else whole[spans]
         for piece_bytes, mapped_bytes in ((1, 1), (50, 100), (1 << 20, 1 << 20)):
             monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
-            monkeypatch.setattr(weights, "_MAX_MAPPED_BYTES", mapped_bytes)
+            monkeypatch.setattr(checkpoint_tensors, "_MAX_MAPPED_BYTES", mapped_bytes)
             steps: list[tuple[int, int]] = []
             wanted = WantedTensors(0, 1)
             wanted.joined([part])

@@ -16,16 +16,17 @@ from torch import Tensor
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from kernels import triton_ops
-from kernels.native.linear import Gate, has_int8, quantised
-from kernels.packed_linear import GatedWeight, LinearWeight, Quantization
+from kernels.packed_linear import Gate, GatedWeight, LinearWeight, Quantization, can_compute
+from kernels.quantise import quantised
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel, layers
 from services.worker.models.checkpoint import load_stage
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
-from services.worker.models.weights import CheckpointTensors, Part, WantedTensors
+from services.worker.models.weights import Part, WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.kernels.implementations import CPU, CUDA
 from tests.worker.pipeline import GREEDY
@@ -167,7 +168,9 @@ def test_a_family_computes_what_it_would_with_rounded_weights(
     torch.testing.assert_close(ours, rounded, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
+@pytest.mark.skipif(
+    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
+)
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_a_gpu_is_as_close_to_the_plain_model_as_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str

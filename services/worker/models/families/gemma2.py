@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
+from kernels.ops import LayerKV
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
@@ -31,7 +32,7 @@ from services.worker.models.decoder_layers import (
     Layer,
     Norm,
 )
-from services.worker.models.stage import LayerKV, StageBatch
+from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource
 
@@ -40,7 +41,7 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(RotaryConfig):
-    """What the configurations of Gemma 2 and 3 share."""
+    """The fields that configurations of Gemma 2 and 3 share."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
     # `sliding_window_size` says again what `sliding_window` says.
@@ -60,7 +61,7 @@ class GemmaConfig(RotaryConfig):
 
     @classmethod
     def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:
-        """Derived fields; `sliding` says of each layer whether it has a window by default."""
+        """Returns the derived fields; `sliding` says which layers have a window by default."""
         require(config, hidden_activation=(_ACTIVATION, None))
         window = config.get("sliding_window", 4096)
         return super().read({"head_dim": 256, **config}) | {
@@ -90,7 +91,7 @@ class Gemma2Config(GemmaConfig):
 
 @dataclass(frozen=True, slots=True)
 class CappedHead:
-    """Logits that stay within a cap, in float32."""
+    """Computes logits that stay within a cap, in float32."""
 
     head: Head
     cap: float
@@ -101,7 +102,7 @@ class CappedHead:
 
 @dataclass(frozen=True, slots=True)
 class ScaledEmbedding:
-    """What tokens are embedded as, times a factor."""
+    """Embeds tokens and multiplies the result by a factor."""
 
     tokens: Embedding
     factor: float
@@ -112,7 +113,7 @@ class ScaledEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class SandwichLayer:
-    """Attention and MLP, each between two norms and added to the residual stream."""
+    """Adds attention and an MLP to the residual stream, each between two norms."""
 
     attention_norm: Norm
     attention: Attention
@@ -129,7 +130,7 @@ class SandwichLayer:
 
 
 class GemmaStage(RotaryStage):
-    """What stages of Gemma 2 and 3 do alike."""
+    """One stage of a Gemma 2 or 3 model, in all that these do alike."""
 
     config: GemmaConfig
 
@@ -159,7 +160,7 @@ class GemmaStage(RotaryStage):
         return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
 
     def form(self, index: int) -> AttentionForm:
-        """What attention computes in layer `index`."""
+        """Returns what the attention of layer `index` computes."""
         return AttentionForm(
             window=self.config.layer_windows[index],
             scale=self.config.query_pre_attn_scalar**-0.5,

@@ -55,7 +55,7 @@ class Gemma3Config(GemmaConfig):
 
 
 def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The rotary settings of full and of sliding layers, each as a config of one kind has them."""
+    """Returns the rotary settings of full and of sliding layers, each as a config of one kind."""
     both = config.get("rope_parameters")
     if both is None:
         return {}, {"rope_theta": config.get("rope_local_base_freq")}

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels import AttentionForm
+from kernels.ops import LayerKV
 from services.worker.models.config import (
     JsonObject,
     ModelConfig,
@@ -33,7 +34,7 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
-from services.worker.models.stage import LayerKV, StageBatch
+from services.worker.models.stage import StageBatch
 from services.worker.models.weights import TensorSource
 
 _LAYER_NORM_EPS = 1e-5
@@ -71,7 +72,7 @@ class OPTConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    """Attention and MLP, each added to the residual stream, which is then normalised."""
+    """Adds attention and an MLP to the residual stream, and normalises it after each."""
 
     attention: Attention
     attention_norm: Norm

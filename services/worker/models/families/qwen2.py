@@ -19,7 +19,7 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class QwenConfig(RotaryConfig):
-    """What the configurations of Qwen2 and later share: windows of the later layers, if any."""
+    """The fields that configurations of Qwen2 and later share: windows of the later layers."""
 
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",

@@ -45,7 +45,7 @@ class Qwen3MoeConfig(RotaryConfig):
         return (self.window,) * self.n_layers
 
     def is_sparse(self, index: int) -> bool:
-        """Whether layer `index` has experts and not one MLP."""
+        """Whether layer `index` has experts instead of one MLP."""
         return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
 
     @classmethod
