@@ -3,7 +3,7 @@
     python -m benchmarks.quantization [--threads 2]
 
 First the bits per byte that the engine needs for documents which the demo model never saw, as
-`models/train_demo.py` counts them, for each element type with and without int8, and the share of
+`models.train_demo` counts them, for each element type with and without int8, and the share of
 tokens whose most likely successor is the one of float32. Then the milliseconds of one layer's
 matrices, those of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
@@ -23,7 +23,9 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from kernels.packed_linear import LinearWeight, Quantization, pack
-from models.train_demo import BOS, EOS, MAX_CONTEXT, Document, collect
+from models.train_demo.chat import BOS, EOS
+from models.train_demo.corpus import Document, collect
+from models.train_demo.model import MAX_CONTEXT
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
