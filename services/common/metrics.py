@@ -19,10 +19,13 @@ from prometheus_client import (
 )
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-"""Buckets for what takes a client's patience, in seconds."""
+"""Buckets for durations that a client waits for, in seconds."""
 
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """Buckets for parts of an iteration, in seconds."""
+
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+"""Buckets for numbers of tokens."""
 
 
 def new_registry() -> CollectorRegistry:
