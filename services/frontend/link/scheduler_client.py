@@ -6,54 +6,24 @@ has none; while there is none, requests are held here. A request that fails as u
 it has any tokens is held and sent again, its client none the wiser, until its time is up; one that
 has tokens fails, since nobody could go on where it stopped.
 
-Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
-only to the one that leads. When the stream ends, the client makes a new channel, which looks the
-name up and reads certificates again, and connects to whoever leads then.
+When the stream ends, the client begins another (`scheduler_stream`) to whoever leads then.
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 import math
 import random
 from dataclasses import dataclass
-from typing import Any
 
-import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
 from services.frontend.link.scheduler_events import Event, Failed, Tokens, events_of
+from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
-
-SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
-
-FIND_LEADER_S = 5.0
-"""Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
-may have come that this channel has not heard of."""
-
-CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
-    *rpc.RECONNECT_OPTIONS,
-    (
-        "grpc.service_config",
-        json.dumps(
-            {
-                "loadBalancingConfig": [{"round_robin": {}}],
-                "healthCheckConfig": {"serviceName": SERVICE.full_name},
-            }
-        ),
-    ),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-]
-"""Calls go only to peers whose health says that they serve, and a peer that vanished without a word
-is noticed after 25 seconds, while requests are still held."""
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
@@ -129,7 +99,7 @@ class SchedulerClient:
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._requests: dict[str, _Request] = {}
-        self._outbox: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+        self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
         self._last_known: Pipeline | None = None
         self._last_open = -math.inf
@@ -232,7 +202,7 @@ class SchedulerClient:
             request.take()
             return
         cancellation = scheduler_pb2.Cancellation(request_id=request_id)
-        self._outbox.put_nowait(scheduler_pb2.ConnectRequest(cancellation=cancellation))
+        self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     def close(self) -> None:
         """Ends all requests as unavailable and takes no more."""
@@ -245,7 +215,8 @@ class SchedulerClient:
         """Keeps the stream open until cancelled."""
         n_failures = 0
         while True:
-            reason = await self._converse()
+            self._stream = SchedulerStream(self._address, self._connect)
+            reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
             if n_failures == 1:
                 # At first there is nothing wrong: the schedulers have yet to start.
@@ -254,35 +225,9 @@ class SchedulerClient:
             self._lose()
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
-    async def _converse(self) -> str:
-        """Holds one stream until it breaks; returns why it did."""
-        self._outbox = asyncio.Queue()
-        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
-            await _wait_leader(channel)
-            call = channel.stream_stream(
-                rpc.method_path(SERVICE, "Connect"),
-                request_serializer=scheduler_pb2.ConnectRequest.SerializeToString,
-                response_deserializer=scheduler_pb2.ConnectResponse.FromString,
-            )()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    writer = tasks.create_task(_write(call, self._outbox))
-                    reason = await self._read(call)
-                    writer.cancel()
-                return reason
-            finally:
-                call.cancel()
-
-    async def _read(self, call: Any) -> str:
-        try:
-            await call.wait_for_connection()
-            self._has_leader = True
-            self._note_change()
-            while (response := await call.read()) is not grpc.aio.EOF:
-                self._apply(response)
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
-        return "it ended the stream"
+    def _note_leader(self) -> None:
+        self._has_leader = True
+        self._note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
         # One message may have failures and the pipeline that came after them: what is to be sent
@@ -342,11 +287,11 @@ class SchedulerClient:
             self._hold(request, errors.Unavailable(NO_PIPELINE))
         elif self._pipeline.model != request.model:
             self._fail(request, errors.Unavailable("another model is served now; try again"))
-        elif self._outbox.qsize() >= MAX_UNSENT:
+        elif self._stream.n_unsent >= MAX_UNSENT:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
         else:
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
-            self._outbox.put_nowait(message)
+            self._stream.send(message)
             if request.was_sent:
                 self.n_resubmitted += 1
                 request.span.resubmitted(request.request_id, request.failure)
@@ -379,19 +324,3 @@ class SchedulerClient:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def _wait_leader(channel: grpc.aio.Channel) -> None:
-    """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(FIND_LEADER_S):
-            await channel.channel_ready()
-
-
-async def _write(call: Any, outbox: asyncio.Queue[scheduler_pb2.ConnectRequest]) -> None:
-    """Sends what is put into the outbox, until the stream breaks; the reader says why it did."""
-    try:
-        while True:
-            await call.write(await outbox.get())
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return
