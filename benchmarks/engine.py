@@ -15,31 +15,22 @@ whose layers are the most.
 """
 
 import argparse
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from kernels import Ops
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
-from kernels.packed_linear import OneDnnWeight, PlainWeight
+from benchmarks.stopwatch import SHARED, Stopwatch, instrument, seconds_at_once
+from kernels.packed_linear import PlainWeight
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, SamplingParams
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.layer_stack import AllAtOnce
 
 BLOCK_SIZE = 16
 N_WARM_UPS = 3
@@ -47,16 +38,6 @@ BANDWIDTH_BYTES = 1 << 29
 GREEDY = SamplingParams(
     temperature=0, top_k=0, top_p=1, min_p=0, seed=0, min_tokens=0, stop_token_ids=()
 )
-WEIGHTS = (
-    NativeWeight,
-    NativeGatedWeight,
-    NativeInt8Weight,
-    NativeInt8GatedWeight,
-    OneDnnWeight,
-    PlainWeight,
-)
-KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
-SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,85 +54,6 @@ CASES = [
     *(Case(f"prefill {n}", 0, n) for n in (128, 512)),
     Case("mixed 480+32", 32, 480),
 ]
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    is_inside: bool = False
-
-    def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, timed."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self.is_inside:
-                return function(*args, **kwargs)
-            self.is_inside = True
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.is_inside = False
-                spent = time.perf_counter() - start
-                self.seconds[kind] = self.seconds.get(kind, 0.0) + spent
-
-        return timed
-
-
-def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
-    """Operations that are timed by their kinds."""
-    names = {f.name for f in dataclasses.fields(ops)} - {"plan_attention", "layers"}
-    return dataclasses.replace(
-        ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWeight:
-    """A weight whose products are timed."""
-
-    weight: Any
-    call: Callable[..., Tensor]
-
-    def __call__(self, *args: Any) -> Tensor:
-        return self.call(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.weight, name)
-
-
-def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
-    """Times all that the model computes with; returns its weights in the order of their use."""
-    weights: list[Any] = []
-    model.ops = timed_ops(model.ops, watch)
-
-    def visited(value: Any) -> Any:
-        if isinstance(value, WEIGHTS):
-            weights.append(value)
-            return TimedWeight(value, watch.of("linear", value))
-        if isinstance(value, Ops):
-            return model.ops
-        if isinstance(value, (list, tuple)):
-            return type(value)(visited(item) for item in value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for one in dataclasses.fields(value):
-                object.__setattr__(value, one.name, visited(getattr(value, one.name)))
-        return value
-
-    for name in ("_decoder_layers", "_head"):
-        setattr(model, name, visited(getattr(model, name)))
-    return weights
-
-
-def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """What layers that run at once have taken until now, by kind."""
-    layer_stack = getattr(model, "_layer_stack", None)
-    if not isinstance(layer_stack, AllAtOnce):
-        return {}
-    seconds = layer_stack.native.seconds
-    return {kind: getattr(seconds, kind) for kind in SHARED}
 
 
 class Batch:

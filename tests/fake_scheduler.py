@@ -17,7 +17,7 @@ from typing import Any
 import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
-from services.common import errors, rpc
+from services.common import errors, rpc, rpc_handlers
 from services.common.health import Health
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
@@ -185,7 +185,7 @@ class FakeScheduler:
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listens; returns where."""
         self._server = rpc.create_server()
-        handler = rpc.service_handler(SERVICE, self)
+        handler = rpc_handlers.service_handler(SERVICE, self)
         self._server.add_generic_rpc_handlers((handler,))
         self._health.add_to(self._server)
         bound = rpc.bind(self._server, address)

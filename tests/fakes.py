@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orcinus.v1 import worker_pb2
 
-from services.common import rpc
+from services.common import rpc, rpc_handlers
 from services.common.protocol import PROTOCOL
 from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
@@ -97,7 +97,7 @@ async def fake_stage(
     controller.attach([rank])
     rank.load()
     server = rpc.create_server()
-    handler = rpc.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
+    handler = rpc_handlers.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
     server.add_generic_rpc_handlers((handler,))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()

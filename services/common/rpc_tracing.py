@@ -12,7 +12,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
-from services.common import rpc, semconv, tracing
+from services.common import rpc_handlers, semconv, tracing
 
 SERVER_ERRORS = frozenset(
     {
@@ -44,7 +44,7 @@ def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[
         try:
             yield
         except BaseException as error:
-            code = rpc.status_of(error, context)
+            code = rpc_handlers.status_of(error, context)
             raise
         finally:
             span.set_attribute(semconv.RPC_STATUS, code.name)

@@ -4,7 +4,7 @@ Certificates say what a process is, not where: each role has a DNS name, which a
 that role carries among its alternative names (SAN). Whoever calls checks that the answering side
 has the role it looks for, whatever its address is, since pods have addresses of the moment. Whoever
 is called takes only certificates of the same authority, and looks up the caller's role in its table
-(`rpc.service_handler`). Between services TLS is always mutual; clients of the public API show none.
+(`rpc_handlers`). Between services TLS is always mutual; clients of the public API show none.
 
 A directory has the files of a Kubernetes TLS Secret. Renewed files are for new connections; those
 that exist go on. Tensors between ranks do not come this way, and are not encrypted.

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common import metrics, process, rpc, tls, tracing
+from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
 from services.common.errors import Unavailable
 from services.common.health import Health
 from services.common.telemetry import configure_logging
@@ -158,7 +158,7 @@ class SchedulerProcess:
         self._health.add_to(server)
         callers = tls.callers(settings.tls_dir, CALLERS)
         server.add_generic_rpc_handlers(
-            (rpc.service_handler(SERVICE, self._service, callers=callers),)
+            (rpc_handlers.service_handler(SERVICE, self._service, callers=callers),)
         )
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 
-from services.common import metrics, process, rpc, tls, tracing
+from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
 from services.common.cpus import usable_cpus
 from services.common.health import Health
 from services.common.telemetry import configure_logging
@@ -84,7 +84,7 @@ async def serve(
     probed = await health.listen(settings.health_address)
     server = rpc.create_server()
     health.add_to(server)
-    handler = rpc.service_handler(
+    handler = rpc_handlers.service_handler(
         SERVICE,
         WorkerService(controller),
         raw=RAW_METHODS,

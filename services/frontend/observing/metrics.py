@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common import errors, rpc, semconv
+from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
@@ -135,7 +135,7 @@ class FrontendMetrics:
             operation = "chat" if is_chat else "text_completion"
             self._note(call, (operation, semconv.PROVIDER, model), error_type)
 
-    def counted(self, observe: rpc.Observe | None) -> rpc.Observe:
+    def counted(self, observe: rpc_handlers.Observe | None) -> rpc_handlers.Observe:
         """What observes gRPC calls, each of which is counted too."""
 
         @contextmanager
@@ -148,7 +148,7 @@ class FrontendMetrics:
                 ending = error
                 raise
             finally:
-                code = rpc.status_of(ending, context)
+                code = rpc_handlers.status_of(ending, context)
                 self._grpc.labels(method.rpartition("/")[2], code.name).inc()
 
         return around
