@@ -39,8 +39,8 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-"""For a channel that waits for its peer to come up: gRPC's own pauses, up to two minutes by
-default, would hide that it is there."""
+"""Options of a channel that waits for its peer to come up. By default gRPC pauses for up to two
+minutes between attempts, which would hide that the peer is there."""
 
 EPOCH_METADATA = "orcinus-epoch"
 
@@ -57,8 +57,8 @@ class Connect(Protocol):
 def connect(
     address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` with the limits of this project, unless options name others;
-    plaintext without credentials."""
+    """Returns a channel to `host:port` with the limits of this project, unless options name others;
+    in plaintext without credentials."""
     all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
@@ -66,8 +66,8 @@ def connect(
 
 
 def create_server(options: Options = ()) -> grpc.aio.Server:
-    """A server with the limits of this project, unless options name others, and nothing on it
-    yet."""
+    """Returns a server with the limits of this project, unless options name others, and with no
+    service on it."""
     return grpc.aio.server(options=list(dict[str, str | int]((*SERVER_OPTIONS, *options)).items()))
 
 
@@ -90,17 +90,17 @@ def bind(
 
 
 def method_path(service: ServiceDescriptor, method: str) -> str:
-    """The name of a method on the wire, for calls that send bytes."""
+    """Returns the name of a method on the wire, for calls that send bytes."""
     return f"/{service.full_name}/{method}"
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Metadata that places a stream in an epoch."""
+    """Returns the metadata that places a stream in an epoch."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 
 def epoch_of(context: Any) -> int:
-    """The epoch that a stream names in its metadata.
+    """Returns the epoch that a stream names in its metadata.
 
     Raises:
         InvalidRequest: there is none, or it is not a number.

@@ -37,7 +37,7 @@ from services.common import errors
 log = logging.getLogger(__name__)
 
 CALLER_NAMES = "peer_dns"
-"""What gRPC calls the DNS names of a caller's verified certificate; not there in plaintext."""
+"""gRPC's key for the DNS names of a caller's verified certificate; absent in plaintext."""
 
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,8 +50,8 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
 }
 
 Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
-"""Called with a method's name, `orcinus.v1.XService/Method`, and a call's context; what it returns
-is put around the call."""
+"""A function of a method's name, `orcinus.v1.XService/Method`, and a call's context. It returns a
+context manager that is put around the call."""
 
 
 def service_handler(
@@ -63,7 +63,7 @@ def service_handler(
     admit: Callable[[Any], object] | None = None,
     observe: Observe | None = None,
 ) -> grpc.GenericRpcHandler:
-    """The handlers of one service; methods in `raw` take and give bytes.
+    """Returns the handlers of one service; methods in `raw` take and give bytes.
 
     `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
     the context of each call and raises what refuses it.
@@ -86,7 +86,7 @@ def service_handler(
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """The status that a call ends with when an error leaves its method, or none does."""
+    """Returns the status that a call ends with when an error leaves its method, or none does."""
     if error is None:
         return grpc.StatusCode.OK
     if isinstance(error, errors.OrcinusError):
@@ -101,7 +101,7 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A servicer's method and who may call it."""
+    """A method of a servicer, and who may call it."""
 
     name: str
     behaviour: Callable[..., Any]
@@ -110,7 +110,7 @@ class _Method:
     observe: Observe | None
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """What is put around a call."""
+        """Returns the observer's context manager for a call, or one that does nothing."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)
@@ -181,8 +181,8 @@ def _stream_request(method: _Method) -> Callable[..., Any]:
 
 @contextlib.asynccontextmanager
 async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
-    """Around each call: callers that may not are refused, and errors become statuses. A bug is
-    logged and tells the caller nothing of our insides."""
+    """Refuses callers that may not call, and turns errors into statuses. A bug is logged, and the
+    caller learns nothing of our insides."""
     try:
         with method.observed(context):
             method.check_caller(context)
@@ -199,8 +199,8 @@ async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
 
 
 async def _read(context: Any, request_class: type[Message]) -> Message:
-    """The one request of a call. On the wire a single request is a stream of one; as a stream it
-    is received when it is asked for, and not before the call may be made at all."""
+    """Reads the one request of a call. On the wire a single request is a stream of one; read as a
+    stream, it is received only when it is asked for, after the caller has been admitted."""
     data = await context.read()
     if data is grpc.aio.EOF:
         name = request_class.DESCRIPTOR.name

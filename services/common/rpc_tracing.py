@@ -27,7 +27,7 @@ SERVER_ERRORS = frozenset(
 
 
 def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """To put around each call of a service: its span, which is current in the call's task."""
+    """Returns an observer of calls: each has a span, which is current in the call's task."""
 
     @contextmanager
     def around(method: str, context: Any) -> Iterator[None]:

@@ -33,10 +33,10 @@ MAX_UNSENT = 4096
 not fill this process's memory."""
 
 ATTEMPT_PAUSE_S = 0.1
-"""Before a request that was refused is sent again to a pipeline that seems to be open."""
+"""Seconds before a refused request is sent again to a pipeline that seems to be open."""
 
 Inbox = asyncio.Queue[Event]
-"""Where the events of a request, or of several that belong together, are put."""
+"""A queue for the events of a request, or of several that belong together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Backoff:
     max_s: float = 1.0
 
     def pause_s(self, n_failures: int) -> float:
-        """The pause after so many failures in a row, at least one."""
+        """Returns the pause, in seconds, after so many failures in a row, at least one."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
         return random.uniform(longest / 2, longest)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
-    """A request until it ends."""
+    """A request from its submission to its end."""
 
     submission: scheduler_pb2.Submission
     inbox: Inbox
@@ -76,14 +76,14 @@ class _Request:
         return self.next_attempt is not None
 
     def take(self) -> None:
-        """It is held no longer."""
+        """Stops holding the request; the next attempt is no longer scheduled."""
         if self.next_attempt is not None:
             self.next_attempt.cancel()
             self.next_attempt = None
 
 
 class SchedulerClient:
-    """Submits requests, now or when that is possible, and delivers what becomes of them.
+    """Submits requests, now or as soon as possible, and delivers their events.
 
     Points in time are those of the event loop's clock.
     """
@@ -107,21 +107,21 @@ class SchedulerClient:
         self._is_stopping = False
         self._changed = asyncio.Event()
         self.n_resubmitted = 0
-        """Times that a request was sent again."""
+        """Number of times that a request was sent again."""
 
     @property
     def n_held(self) -> int:
-        """Requests that wait to be sent."""
+        """Number of requests that wait to be sent."""
         return sum(request.is_held for request in list(self._requests.values()))
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken at once."""
+        """Whether there is a pipeline, so that requests are sent at once."""
         return self._pipeline is not None
 
     @property
     def last_known(self) -> Pipeline:
-        """What is served, or was before the pipeline was lost.
+        """The pipeline that serves, or the last one that did.
 
         Raises:
             Unavailable: no pipeline was ever there, or this client is closed.
@@ -146,7 +146,7 @@ class SchedulerClient:
         return math.inf if self.is_open else self._last_open + hold_s
 
     async def wait_open(self, until: float | None = None) -> Pipeline:
-        """What is served, once there is something.
+        """Waits for a pipeline and returns it.
 
         Raises:
             Unavailable: it did not come in time, or this client is closed.
@@ -177,10 +177,10 @@ class SchedulerClient:
     ) -> None:
         """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
 
-        Until that point in time it is held where it can't be sent, and sent again where it fails
-        as unavailable without tokens. So it may be accepted more than once. One that was held, here
-        or before it came here, is patient with a full pool too: all that were held come at once.
-        The span is told.
+        Until the time `until` the request is held while it can't be sent, and sent again when it
+        fails as unavailable before it has tokens. So it may be accepted more than once. A request
+        that was held, here or before it came here, is also sent again when the pool is full, since
+        all that were held come at once. `span` is told of each of these.
         """
         request = _Request(
             submission=submission,
@@ -194,7 +194,7 @@ class SchedulerClient:
         self._attempt(request)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request if it still runs; nothing of it is delivered any more."""
+        """Ends a request if it still runs; no more of its events are delivered."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -279,7 +279,7 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _attempt(self, request: _Request) -> None:
-        """Sends a request, or holds it."""
+        """Sends a request, or holds it if it can't be sent."""
         request.take()
         if self._is_stopping:
             self._fail(request, errors.Unavailable(STOPPING))
@@ -304,7 +304,7 @@ class SchedulerClient:
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
     ) -> None:
-        """Keeps what failed for another attempt, unless there can be none."""
+        """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if request.has_tokens or now >= request.until:
