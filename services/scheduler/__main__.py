@@ -175,7 +175,7 @@ class SchedulerProcess:
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
-    """Serves until told to stop; the exit status."""
+    """Serves until told to stop; returns the exit status."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
 
@@ -184,7 +184,7 @@ def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
     build: BuildScheduler = build_scheduler,
 ) -> int:
-    """Runs the scheduler's process; benchmarks put another scheduling core in."""
+    """Runs the scheduler's process; benchmarks replace the scheduling core."""
     settings = settings_class.load("scheduler", sys.argv[1:])
     configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:

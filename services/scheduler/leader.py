@@ -1,5 +1,4 @@
-"""What a scheduler does while it leads: it forms a pipeline, serves it to its end, and forms the
-next.
+"""The life of a leading scheduler: it forms a pipeline, serves it to its end, and forms the next.
 
     gather stages → join an epoch → serve → (lost) → gather stages → …
 
@@ -37,7 +36,7 @@ from services.scheduler.settings import SchedulerSettings
 log = logging.getLogger(__name__)
 
 BuildScheduler = Callable[[SchedulerSettings, Pipeline], Scheduler]
-"""Makes the scheduling core for a pipeline."""
+"""A function that makes the scheduling core for a pipeline."""
 
 PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -90,7 +89,7 @@ class Leader:
         build: BuildScheduler | None = None,
     ) -> None:
         self.has_served = asyncio.Event()
-        """Set when the first pipeline serves."""
+        """Set once the first pipeline serves."""
         self._settings = settings
         self._stages = stages
         self._service = service
@@ -101,7 +100,7 @@ class Leader:
         self._build = build or build_scheduler
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
-        """Serves until the event is set and what runs then has finished.
+        """Serves until the event is set and the requests that run then have finished.
 
         Raises:
             Unavailable: there was no pipeline for too long.
@@ -181,7 +180,7 @@ class Leader:
             await engine.close()
 
     async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
-        """Runs the loop; on the way out, what runs has some time to finish."""
+        """Runs the loop; when told to stop, gives running requests some time to finish."""
         serving = asyncio.create_task(loop.run(), name="serving loop")
         try:
             if not await happens_before(serving, stop, cancel=False):
@@ -197,7 +196,7 @@ class Leader:
 
 
 def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
-    """The scheduling core for a pipeline: its memory, its policy, its depth.
+    """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
     Raises:
         Unavailable: there is no memory for a single block.
@@ -214,7 +213,7 @@ def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Schedule
 
 
 def default_depth(n_stages: int) -> int:
-    """Batches in flight at most, where nothing else is set.
+    """Returns the number of batches in flight at most, where nothing else is set.
 
     With one stage the next batch has the same requests, whose tokens stay on the rank, and costs
     nothing. With several, one batch more than stages would hide the way of results and plans, but
@@ -224,7 +223,7 @@ def default_depth(n_stages: int) -> int:
 
 
 def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManager:
-    """The books of the memory that a pipeline has.
+    """Returns the accounts of a pipeline's K/V memory.
 
     Raises:
         Unavailable: there is none for a single block.
@@ -239,7 +238,7 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
-    """The policy that is set; `n_shares` batches in flight share the requests."""
+    """Returns the policy of the settings; `n_shares` batches in flight share the requests."""
     if settings.policy == "orca":
         return OrcaPolicy(max_batch_size=settings.max_batch_size)
     return ChunkedPolicy(
@@ -250,7 +249,7 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
 
 
 def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
-    """What frontends are told of the pipeline."""
+    """Returns the description of the pipeline for frontends."""
     first = pipeline.first
     return scheduler_pb2.PipelineDescription(
         model=first.model,

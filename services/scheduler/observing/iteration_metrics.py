@@ -21,7 +21,7 @@ MAX_UNTIMED = 4096
 
 
 class IterationMetrics:
-    """Iterations of all epochs."""
+    """Histograms of the iterations of all epochs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.time = Histogram(
@@ -68,7 +68,8 @@ class IterationMetrics:
         )
 
     def of_stage(self, index: int, n_stages: int) -> "StageTimes":
-        """The histograms of one stage; the first receives nothing, and the last sends nothing."""
+        """Returns the histograms of one stage; the first receives nothing, and the last sends
+        nothing."""
         stage = str(index)
         return StageTimes(
             compute=self._compute.labels(stage),
@@ -79,7 +80,7 @@ class IterationMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """The histograms of one stage."""
+    """Histograms of one stage: seconds of computing, receiving and sending."""
 
     compute: Histogram
     receive: Histogram | None
@@ -95,17 +96,17 @@ class StageTimes:
 
 @dataclass(slots=True)
 class _Iteration:
-    """An iteration until its result and the timings of all stages are in."""
+    """An iteration until its result and the timings of all stages have come."""
 
     sent_ns: int
     in_pipeline_ns: int | None = None
-    """From when it was sent and there was room for it, to its return."""
+    """Nanoseconds from when the iteration was sent and there was room for it, to its return."""
     compute_ns: int = 0
     n_timings: int = 0
 
 
 class EpochObserver:
-    """One epoch: the iteration observer."""
+    """An iteration observer that keeps the metrics of one epoch."""
 
     def __init__(
         self,

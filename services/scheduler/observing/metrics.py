@@ -26,9 +26,9 @@ class SchedulerMetrics:
         self._leader = Gauge(semconv.LEADER, "1 while this scheduler leads.", registry=registry)
 
     def set_leading(self, is_leading: bool) -> None:
-        """Whether this scheduler leads."""
+        """Notes whether this scheduler leads."""
         self._leader.set(is_leading)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochObserver:
-        """The observer of an epoch that is about to form."""
+        """Returns the observer of an epoch that is about to form."""
         return EpochObserver(pipeline, scheduler, self._pipeline, self._iterations, self._clock_ns)

@@ -14,11 +14,11 @@ from services.scheduler.core.scheduler import Scheduler
 
 
 class PipelineMetrics:
-    """The pipeline, its pool and its K/V memory."""
+    """Metrics of the pipeline, its pool and its K/V memory."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scheduler: Scheduler | None = None
-        """That of the pipeline that serves, if one does."""
+        """The scheduling core of the pipeline that serves; None without one."""
         self.up = Gauge(
             semconv.PIPELINE_UP, "1 while there is a pipeline that serves.", registry=registry
         )
@@ -50,7 +50,7 @@ class PipelineMetrics:
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
 
     def _read(self, read: Callable[[Scheduler], float]) -> float:
-        """Called from the thread that answers Prometheus."""
+        """Returns a gauge's value; called from the thread that answers Prometheus."""
         scheduler = self.scheduler
         return 0 if scheduler is None else read(scheduler)
 

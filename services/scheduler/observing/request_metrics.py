@@ -24,7 +24,7 @@ REJECTIONS = ("invalid", "pool_full", "unavailable")
 
 
 class RequestMetrics:
-    """Requests, one by one: the request observer."""
+    """A request observer that keeps the metrics of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._arrived_at: dict[Request, float] = {}  # of those that have not run
@@ -94,7 +94,7 @@ class RequestMetrics:
         self._prompt_tokens.inc(request.n_prompt_tokens)
 
     def first_token(self, request: Request) -> None:
-        """The frontend measures it, where clients do."""
+        """Notes nothing: the frontend measures it, where clients do."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended[reason].inc()
