@@ -1,4 +1,4 @@
-"""Ours and what others would use instead, side by side on this machine.
+"""Compares local systems of ours with what others would use instead, side by side on this machine.
 
     python -m benchmarks.peers.install vllm openvino
     python -m benchmarks.make_model /tmp/llama-125m
@@ -43,12 +43,13 @@ from benchmarks.workload import PlannedRequest
 
 OFFLINE = "offline"
 N_COMPARED = 8
-"""Requests whose tokens are compared."""
+"""Number of requests whose tokens are compared."""
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 async def compare(options: argparse.Namespace) -> list[RunRecord]:
-    """Everything that the options ask for; prints each case's table when it is there."""
+    """Runs all cases that the options ask for and returns their runs; prints each case's table as
+    soon as it is there."""
     task = asyncio.current_task()
     assert task is not None
     # Peers are stopped most of the time: nothing but us would ever end them.
@@ -83,7 +84,8 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
 
 
 async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequest]) -> None:
-    """Has each engine see the workload once, and says whether they write what the first does."""
+    """Has each engine answer the workload once, and prints how far its greedy tokens are those of
+    the first."""
     compared = requests[:N_COMPARED]
     expected = await engines[0].tokens(compared)
     for engine in tqdm(engines, desc="warming up", leave=False):
@@ -96,7 +98,8 @@ async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequ
 async def our_capacity(
     ours: Ours, offline: Sequence[PlannedRequest], results: Sequence[RunRecord]
 ) -> float:
-    """Requests a second that ours does offline: as measured in this comparison, else once."""
+    """Returns the requests a second that ours does offline: as measured in this comparison, else in
+    one run."""
     together = [run for run in results if run.meta["case"] == OFFLINE]
     runs = [
         run.summary() for run in contest.undisturbed(together) if run.meta["engine"] == ours.name
@@ -107,7 +110,7 @@ async def our_capacity(
 
 
 def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Part of the tokens that come before the first difference of their request."""
+    """Returns the share of tokens that come before the first difference of their request."""
     n_same = sum(
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(mine, theirs, strict=True)
@@ -116,7 +119,7 @@ def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def rate_of(text: str, capacity: float | None) -> float | None:
-    """Requests a second; None when all come at once."""
+    """Returns the requests a second; None if all come at once."""
     if text == OFFLINE:
         return None
     if text.endswith("x"):
@@ -126,7 +129,7 @@ def rate_of(text: str, capacity: float | None) -> float | None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare",
         description=__doc__,
@@ -179,7 +182,8 @@ def names_of_peers(text: str) -> list[str]:
 
 
 def file_for(results: Sequence[RunRecord]) -> Path:
-    """Where results go by default: a file for each comparison, in the order of time."""
+    """Returns the default file of results: one for each comparison, named so that they sort by
+    time."""
     meta: dict[str, Any] = results[0].meta
     start = meta["start"].replace(":", "").removesuffix("+0000")
     return RESULTS / f"compare-{meta['model']}-{meta['dtype']}-{start}.json"

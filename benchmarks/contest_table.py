@@ -16,7 +16,7 @@ HEADER = (
 
 
 def line_of(run: RunRecord) -> str:
-    """A run in a line, while others still go on."""
+    """Returns a line about one run, to be printed while others still go on."""
     return (
         f"{run.meta['case']} {run.meta['round']} {run.meta['engine']}: "
         f"{contest.output_rate(run.summary()):.1f} tokens/s, "
@@ -25,7 +25,8 @@ def line_of(run: RunRecord) -> str:
 
 
 def table(case: str, results: Sequence[RunRecord]) -> str:
-    """A case: medians over its rounds, and beside them ours through theirs, pair by pair."""
+    """Returns the table of a case: medians over its rounds, and beside them ours through theirs,
+    pair by pair."""
     runs = [run for run in results if run.meta["case"] == case]
     counted = contest.undisturbed(runs)
     names = list(dict.fromkeys(run.meta["engine"] for run in runs))
@@ -44,7 +45,8 @@ def table(case: str, results: Sequence[RunRecord]) -> str:
 
 
 def row(title: str, names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """What an engine did, or the best of several."""
+    """Returns a row: the medians of one engine, or of the best of several, each beside its ratio to
+    ours."""
     cells = [f"{title:<14}"]
     for measured, scale, width in (
         (contest.output_rate, 1.0, 9),

@@ -24,7 +24,7 @@ from benchmarks.workload import PlannedRequest
 OURS = "ours"
 OUR_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB"
-"""As many requests at once, and as much K/V memory, as the peers have."""
+"""Options that give ours as many requests at once, and as much K/V memory, as the peers have."""
 
 
 class Ours:
@@ -44,7 +44,7 @@ class Ours:
         return await load.run(self._client, requests)
 
     async def tokens(self, requests: Sequence[PlannedRequest]) -> list[list[int]]:
-        """What it writes for each, one after the other."""
+        """Returns the greedy tokens of each request, computed one after the other."""
         return [await asyncio.to_thread(self._complete, request) for request in requests]
 
     def _complete(self, request: PlannedRequest) -> list[int]:
@@ -67,7 +67,7 @@ class Ours:
 
 
 class Peer:
-    """A peer in its process."""
+    """A peer's engine in a process of its own."""
 
     def __init__(self, process: PeerProcess) -> None:
         self.name = process.name
@@ -83,14 +83,15 @@ class Peer:
         return done
 
     async def tokens(self, requests: Sequence[PlannedRequest]) -> list[list[int]]:
-        """What it writes for each, one after the other."""
+        """Returns the greedy tokens of each request, computed one after the other."""
         return [
             (await asyncio.to_thread(self._process.run, [request]))[1][0] for request in requests
         ]
 
 
 def options_of_ours(given: str, *, model: Path, dtype: str, threads: int) -> list[str]:
-    """The command line of a local system: what was given, and the threads shared out."""
+    """Returns the command line of a local system: the given options, and threads that are shared
+    out."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)
@@ -105,7 +106,7 @@ def options_of_ours(given: str, *, model: Path, dtype: str, threads: int) -> lis
 async def start(
     options: argparse.Namespace, stack: contextlib.AsyncExitStack
 ) -> tuple[list[Ours], list[Peer]]:
-    """All engines, one after the other, each with its model loaded."""
+    """Starts all engines, one after the other, each with its model loaded."""
     shared = {"model": options.model.resolve(), "dtype": options.dtype, "threads": options.threads}
     peers = []
     for name in tqdm(options.peers, desc="starting peers", leave=False):

@@ -1,4 +1,5 @@
-"""One batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in form.
+"""Runs one batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in
+form.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
@@ -57,7 +58,7 @@ CASES = [
 
 
 class Batch:
-    """One case on a fresh runner, its context filled, to be run as often as one likes."""
+    """A case on a fresh runner, its context filled, ready to be run any number of times."""
 
     def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
         self.case = case
@@ -74,7 +75,7 @@ class Batch:
             self.run(self._plan([(row, 0, context)], admitted=[row]))
 
     def next_plan(self) -> IterationPlan:
-        """What the engine master would send for the next iteration."""
+        """Returns the plan that the engine master would send for the next iteration."""
         spans = [(row, self._position, 1) for row in range(self.case.n_decodes)]
         self._position += 1
         if not self.case.n_prompt_tokens:
@@ -88,7 +89,7 @@ class Batch:
         )
 
     def run(self, plan: IterationPlan) -> None:
-        """One iteration."""
+        """Runs one iteration."""
         batch = self._runner.prepare(plan)
         if self._model.is_last:
             self._runner.sample(batch, self._runner.logits(batch, None)).tolist()
@@ -126,7 +127,8 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Bytes per second of reading memory, the better of a sum and of a product with one token."""
+    """Returns the bytes per second of reading memory, the better of a sum and of a product with one
+    token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
     matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]
@@ -141,19 +143,19 @@ def bandwidth() -> float:
 
 
 def best_of(work: Callable[[], object], n: int = 5) -> float:
-    """Seconds of the fastest of some runs."""
+    """Returns the seconds of the fastest of some runs."""
     return min(seconds_of(work) for _ in range(n))
 
 
 def seconds_of(work: Callable[..., object], *arguments: object) -> float:
-    """Seconds of one run."""
+    """Returns the seconds of one run."""
     start = time.perf_counter()
     work(*arguments)
     return time.perf_counter() - start
 
 
 def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Callable[[], None]:
-    """Runs all linear layers, one after the other."""
+    """Returns a function that runs all linear layers, one after the other."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
     *layers, last = weights
@@ -173,7 +175,7 @@ def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Call
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was measured of one case; times in milliseconds."""
+    """The figures of one case; times in milliseconds."""
 
     case: Case
     iteration: float
@@ -191,7 +193,7 @@ def measure(
     n_iterations: int,
     rate: float,
 ) -> Line:
-    """Runs one case; `rate` is the bandwidth."""
+    """Measures one case; `rate` is the bandwidth in bytes per second."""
     n_bytes = sum(weight.nbytes for weight in weights)
     multiply = linears_alone(model, weights, case)
     batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
@@ -219,7 +221,7 @@ def measure(
 
 
 def print_table(lines: Sequence[Line]) -> None:
-    """A line for each case."""
+    """Prints a line for each case."""
     kinds = (*SHARED, "outside")
     print(f"{'batch':<14}{'ms':>8}{'floor':>8}{'ratio':>7}", *(f"{kind:>10}" for kind in kinds))
     for line in lines:

@@ -37,7 +37,7 @@ class GrpcClient:
 
 
 class Generation:
-    """One call. Sent once, read afterwards."""
+    """A call; it is sent once and read afterwards."""
 
     def __init__(self, method: Any, message: bytes) -> None:
         self._method = method
@@ -58,7 +58,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """What the server said, as far as it came."""
+        """Returns the server's answer, as far as it came."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

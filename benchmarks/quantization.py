@@ -1,4 +1,4 @@
-"""What int8 weights cost in accuracy and bring in speed.
+"""The cost of int8 weights in accuracy, and their gain in speed.
 
     python -m benchmarks.quantization [--threads 2]
 
@@ -51,14 +51,15 @@ N_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of all windows, in bits, and the most likely token after each."""
+    """The loss over all windows, and the argmax after each token."""
 
     n_bits: float
-    likeliest: Tensor  # [n_tokens]
+    argmax: Tensor  # [n_tokens]
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
-    """Tokens of the documents; a window shares its first with the last of the one before."""
+    """Returns the documents' tokens in windows; a window shares its first token with the last of
+    the one before."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     windows = []
     for document in documents:
@@ -69,7 +70,7 @@ def windows_of(documents: Sequence[Document]) -> list[list[int]]:
 
 
 def load(dtype: str, quantization: Quantization) -> StageModel:
-    """The whole demo model."""
+    """Loads the whole demo model."""
     return load_stage(
         DEMO,
         stage_index=0,
@@ -84,10 +85,10 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
 
 
 def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
-    """Runs each window as a request's prompt, by itself."""
+    """Returns the loss of a model that runs each window as a request's prompt, by itself."""
     runner = ModelRunner(model, n_kv_blocks=N_BLOCKS, block_size=BLOCK_SIZE)
     nats = 0.0
-    likeliest = []
+    argmax = []
     for iteration, window in enumerate(tqdm(windows, desc=name, leave=False)):
         inputs, targets = window[:-1], torch.tensor(window[1:])
         n_blocks = -(-len(inputs) // BLOCK_SIZE)
@@ -108,8 +109,8 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
             hidden = runner.forward(runner.prepare(plan), None)
             logits = model.logits(hidden).float()  # [n_tokens, vocab_size]
             nats += cross_entropy(logits, targets, reduction="sum").item()
-            likeliest.append(logits.argmax(1))
-    return Loss(nats / math.log(2), torch.cat(likeliest))
+            argmax.append(logits.argmax(1))
+    return Loss(nats / math.log(2), torch.cat(argmax))
 
 
 def compare_accuracy() -> None:
@@ -127,13 +128,13 @@ def compare_accuracy() -> None:
     for dtype, quantization in FORMS:
         loss = loss_of(load(dtype, quantization), windows, f"{dtype} {quantization}")
         exact = exact or loss
-        agreement = (loss.likeliest == exact.likeliest).float().mean().item()
+        agreement = (loss.argmax == exact.argmax).float().mean().item()
         name = dtype if quantization == "none" else f"{dtype} {quantization}"
         print(f"{name:<16}{loss.n_bits / n_bytes:>14.4f}{agreement:>12.1%}")
 
 
 def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
-    """Seconds of one layer's matrices, the mean over all layers."""
+    """Returns the seconds of one layer's matrices, the mean over all layers."""
     start = time.perf_counter()
     for layer in layers:
         for weight, x in zip(layer, inputs, strict=True):

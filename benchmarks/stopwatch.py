@@ -39,7 +39,7 @@ class Stopwatch:
     is_inside: bool = False
 
     def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, timed."""
+        """Returns `function`, timed as a call of this kind."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self.is_inside:
@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
-    """Operations that are timed by their kinds."""
+    """Returns the operations, each timed by its kind."""
     names = {f.name for f in dataclasses.fields(ops)} - {"plan_attention", "layers"}
     return dataclasses.replace(
         ops, **{name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names}
@@ -79,7 +79,8 @@ class TimedWeight:
 
 
 def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
-    """Times all that the model computes with; returns its weights in the order of their use."""
+    """Times everything that the model computes with; returns its weights in the order of their
+    use."""
     weights: list[Any] = []
     model.ops = timed_ops(model.ops, watch)
 
@@ -102,7 +103,7 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """What layers that run at once have taken until now, by kind."""
+    """Returns the seconds that layers which run at once have taken until now, by kind."""
     layer_stack = getattr(model, "_layer_stack", None)
     if not isinstance(layer_stack, AllAtOnce):
         return {}

@@ -1,4 +1,4 @@
-"""What the device could do: memory bandwidth, matrix rate, and how long an empty kernel takes.
+"""The limits of the device: memory bandwidth, matrix rate, and how long an empty kernel takes.
 
 A copy reads and writes, a sum only reads, as attention over many keys does: memory may be faster at
 one of them than at the other.

@@ -52,7 +52,7 @@ def question(name: str, rng: random.Random) -> str:
 
 
 def turns(documents: list[Document], rng: random.Random) -> list[str]:
-    """Every question with its answer; well-known modules and the greetings come thrice."""
+    """Returns every question with its answer; well-known modules and the greetings come thrice."""
     rendered = []
     for document in documents:
         if document.name and document.answer:
@@ -66,7 +66,8 @@ def turns(documents: list[Document], rng: random.Random) -> list[str]:
 
 
 def conversations(documents: list[Document], rng: random.Random) -> list[str]:
-    """Conversations of one to three turns, in the form that the chat template gives them."""
+    """Returns conversations of one to three turns, in the form that the chat template gives
+    them."""
     remaining = turns(documents, rng)
     rng.shuffle(remaining)
     grouped = []

@@ -26,7 +26,7 @@ def save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the weights in bfloat16, config.json and generation_config.json.
+    """Writes the weights in bfloat16, config.json and generation_config.json.
 
     A role token ends an answer as well: the model sometimes goes on with the user's next turn.
     """

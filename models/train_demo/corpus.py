@@ -45,7 +45,8 @@ class Document:
 
     @property
     def answer(self) -> str | None:
-        """The first paragraph that says something, for the assistant's turn."""
+        """The first paragraph that says something, for the assistant's turn; None if it isn't
+        whole."""
         for paragraph in self.text.split("\n\n"):
             if len(paragraph.split()) >= 4 and paragraph[0].isupper():
                 is_whole = len(paragraph) <= 700 and paragraph.endswith((".", "!", "?", ")"))
@@ -54,13 +55,14 @@ class Document:
 
     @property
     def is_held_out(self) -> bool:
-        """Fixed by the document's first paragraph, so that no copy of it is trained on."""
+        """Whether the document is held out. Its first paragraph decides, so that no copy of it is
+        trained on."""
         opening = " ".join(self.text.split("\n\n")[0].lower().split())
         return int(hashlib.sha256(opening.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
 def reflow(paragraph: str) -> str:
-    """Join the lines that an editor wrapped; keep lists and other layouts as they are."""
+    """Joins the lines that an editor wrapped; keeps lists and other layouts as they are."""
     lines: list[str] = []
     width = 0
     for line in textwrap.dedent(paragraph).splitlines():
@@ -74,7 +76,7 @@ def reflow(paragraph: str) -> str:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether letters and ordinary punctuation carry it: no code, tables or doctests."""
+    """Returns whether letters and ordinary punctuation carry it: no code, tables or doctests."""
     if ">>>" in paragraph or "::=" in paragraph or re.match(r"\s*[.$]{2,}", paragraph):
         return False
     n_plain = sum(char.isalpha() or char in " ,.'\n" for char in paragraph)
@@ -83,7 +85,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """Dedent, drop rules, code and tables, take the markup off, unwrap the paragraphs."""
+    """Returns the text dedented and unwrapped, without rules, code, tables and markup."""
     text = ROLE.sub(r"`\1`", inspect.cleandoc(text)).replace("``", "`").replace("::\n", ":\n")
     text = "\n".join("" if RULE.fullmatch(line) else line for line in text.splitlines())
     paragraphs = re.split(r"\n\s*\n", text)
@@ -97,7 +99,7 @@ def source_files(stdlib: Path, suffixes: set[str]) -> Iterator[Path]:
 
 
 def docstrings(node: ast.AST, name: str) -> Iterator[Document]:
-    """The docstrings at and under a node; names with a private part lend none."""
+    """Yields the docstrings at and under a node; names with a private part are left out."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text:
@@ -108,7 +110,7 @@ def docstrings(node: ast.AST, name: str) -> Iterator[Document]:
 
 
 def comment_blocks(source: str) -> Iterator[Document]:
-    """Runs of three or more comment lines."""
+    """Yields runs of three or more comment lines."""
     for block in re.findall(r"(?m)(?:^[ \t]*#.*\n){3,}", source):
         yield Document("\n".join(re.sub(r"^\s*#+:? ?", "", line) for line in block.splitlines()))
 
@@ -127,7 +129,7 @@ def python_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def compiled_modules(stdlib: Path) -> set[str]:
-    """Modules without Python source: their docstrings exist at run time only."""
+    """Returns modules without Python source: their docstrings exist at run time only."""
     suffixes = tuple(EXTENSION_SUFFIXES)
     files = (path.name for path in stdlib.glob("lib-dynload/*") if path.name.endswith(suffixes))
     names = set(sys.builtin_module_names) | {name.split(".")[0] for name in files}
@@ -159,7 +161,7 @@ def compiled_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def other_documents(stdlib: Path) -> Iterator[Document]:
-    """What `help()` shows about the language, and the text files beside the sources."""
+    """Yields the pages of `help()` about the language, and the text files beside the sources."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield Document(text, name)
     for path in source_files(stdlib, {".txt", ".rst"}):
@@ -168,7 +170,8 @@ def other_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def collect(stdlib: Path) -> list[Document]:
-    """The cleaned corpus without repeats, in an order that depends on nothing but the text."""
+    """Returns the cleaned corpus without repeats, in an order that depends on nothing but the
+    text."""
     documents: dict[str, Document] = {}
     for source in (compiled_documents, python_documents, other_documents):
         for raw in source(stdlib):

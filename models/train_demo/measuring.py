@@ -19,7 +19,7 @@ SAMPLE_TOKENS = 80
 def bits_per_byte(
     model: LlamaForCausalLM, documents: list[Document], tokenizer: Tokenizer
 ) -> float:
-    """Bits to predict each document and its end, over the bytes of the documents."""
+    """Returns the bits to predict each document and its end, over the bytes of the documents."""
     model.train(mode=False)
     nats, n_bytes = 0.0, 0
     for document in documents:
@@ -33,7 +33,7 @@ def bits_per_byte(
 
 
 def xz_bits_per_byte(documents: list[Document]) -> float:
-    """What a general compressor makes of the same text, as a yardstick."""
+    """Returns the bits per byte of a general compressor on the same text, as a yardstick."""
     raw = "\n".join(document.text for document in documents).encode()
     return 8 * len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)) / len(raw)
 
@@ -42,7 +42,8 @@ def xz_bits_per_byte(documents: list[Document]) -> float:
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, temperature: float
 ) -> str:
-    """Continue a prompt that has its special tokens already; temperature 0 is greedy."""
+    """Returns the continuation of a prompt that has its special tokens already; temperature 0 is
+    greedy."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     n_prompt = len(ids)
     while len(ids) < n_prompt + SAMPLE_TOKENS:

@@ -11,7 +11,8 @@ MAX_CONTEXT = 1024
 
 
 def build_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """Six layers cut into two, three or six equal stages, four K/V heads into four shards."""
+    """Returns the model: six layers for two, three or six equal stages, four K/V heads for four
+    shards."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -33,6 +34,7 @@ def n_parameters(model: LlamaForCausalLM) -> int:
 
 
 def token_losses(model: LlamaForCausalLM, rows: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Cross entropy in nats of every token but the first of each row [n_rows, n_tokens]."""
+    """Returns the cross entropy in nats of every token but the first of each row of int64 [n_rows,
+    n_tokens]."""
     logits = model(input_ids=rows[:, :-1]).logits.float()
     return cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction=reduction)

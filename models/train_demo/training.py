@@ -23,7 +23,7 @@ from models.train_demo.model import MAX_CONTEXT, token_losses
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one run is asked to do."""
+    """Settings of one run."""
 
     out: Path
     minutes: float  # wall time of the training loop alone
@@ -64,7 +64,7 @@ class Rows:
         self.stream: list[int] = []
 
     def take(self, n_rows: int, context: int) -> torch.Tensor:
-        """The next rows, int64 [n_rows, context + 1]."""
+        """Returns the next rows, int64 [n_rows, context + 1]."""
         n_tokens = n_rows * (context + 1)
         while len(self.stream) < n_tokens:
             self.stream += self.one_pass()
@@ -80,7 +80,8 @@ class Rows:
 
 
 def learning_rate(progress: float, settings: Settings) -> float:
-    """Linear warm-up, then a cosine to nothing; progress goes from 0 to 1."""
+    """Returns the learning rate: linear warm-up, then a cosine to zero; progress goes from 0 to
+    1."""
     if progress < settings.warmup_share:
         return settings.learning_rate * progress / settings.warmup_share
     done = (progress - settings.warmup_share) / (1 - settings.warmup_share)
@@ -99,7 +100,7 @@ def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.A
 
 @dataclass(slots=True)
 class Measured:
-    """What the run turned out to be; the model card is written from it."""
+    """Figures of the run, from which the model card is written."""
 
     n_steps: int = 0
     n_passes: float = 0.0
@@ -109,11 +110,8 @@ class Measured:
 
 
 class Trainer:
-    """One model, one optimizer and the clock that says how much of the run is done.
-
-    The schedule follows the clock and not a guessed number of steps: on a shared machine the
-    learning rate still reaches its end when the time does.
-    """
+    """A trainer of one model: its optimizer, and the clock that says how much of the run is
+    done."""
 
     def __init__(self, model: LlamaForCausalLM, rows: Rows, settings: Settings) -> None:
         self.model = model
@@ -129,7 +127,7 @@ class Trainer:
         return (time.monotonic() - self.started_s) / (60 * self.settings.minutes)
 
     def step(self, phase: Phase, progress: float) -> float:
-        """One optimizer step; returns its loss in nats per token."""
+        """Runs one optimizer step; returns its loss in nats per token."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(progress, self.settings)
@@ -144,7 +142,7 @@ class Trainer:
         return loss.item()
 
     def run(self, on_tenth: Callable[[float], None]) -> Measured:
-        """Train until the run is done, calling back ten times on the way."""
+        """Trains until the run is done; calls back ten times on the way."""
         smooth, next_report = math.log(self.model.config.vocab_size), 0.1
         phases = iter(PHASES)
         phase = self.enter(next(phases))
