@@ -171,7 +171,8 @@ class FakeScheduler:
     ) -> None:
         self.behaviour = behaviour
         self.pipeline = pipeline
-        """What frontends are told on connecting; None tells them nothing."""
+        """Description of the pipeline for frontends that connect; they are told nothing if it is
+        None."""
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0

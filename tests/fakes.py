@@ -54,7 +54,7 @@ class FakeRank:
         self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """What the controller says to it."""
+        """Takes a message of the controller."""
         if kind is MessageKind.JOIN:
             request = worker_pb2.JoinPipelineRequest.FromString(payload)
             self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
@@ -134,7 +134,7 @@ class FakeEngine:
         self._has_batch.set()
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """What has returned since the last call."""
+        """Returns the results since the last call."""
         if self.error is not None:
             raise self.error
         results, self._results = self._results, []

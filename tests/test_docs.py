@@ -1,4 +1,4 @@
-"""What README and docs say exists does exist, and every place is on the map."""
+"""README and docs: what they say exists does exist, and every place is on the map."""
 
 import re
 import subprocess

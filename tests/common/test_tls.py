@@ -58,7 +58,7 @@ class Worker:
 
 
 class Scheduler:
-    """The same for the scheduler, whose frontends send and get streams."""
+    """A servicer of the scheduler, whose frontends send and get streams."""
 
     async def Connect(self, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -114,7 +114,7 @@ async def served(
 
 
 async def describe(connect: rpc.Connect, address: str) -> grpc.StatusCode:
-    """How a first call on a new channel ends."""
+    """Returns the status of a first call on a new channel."""
     async with connect(address) as channel:
         return await status_of(channel.unary_unary(rpc.method_path(WORKER_SERVICE, "Describe")))
 

@@ -29,7 +29,7 @@ FIELDS = {
     "spec.nodeName": "node-1",
     "status.podIP": "10.244.1.7",
 }
-"""What the downward API would say."""
+"""Values of the downward API."""
 
 EXIT_S = {"frontend": 5, "scheduler": 10}
 """Seconds beside drain and lingering that a service needs to end."""
@@ -62,7 +62,8 @@ def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
 def settings(
     manifests: Manifests, component: str, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What the service makes of its container's variables; it refuses names it does not know."""
+    """Returns the settings that the service makes of its container's variables; it refuses names it
+    does not know."""
     with monkeypatch.context() as patch:
         for name, value in environment(manifests, manifests.workload(component)).items():
             patch.setenv(name, value)
