@@ -48,14 +48,6 @@ def measure(bench: Bench) -> None:
 def token_cases(bench: Bench, n: int) -> Iterator[Case]:
     """Yields the operations between a layer's matrix products, over `n` tokens."""
     shape, size = bench.scale.model, bench.dtype.itemsize
-    n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
-
-    def tensors(*sizes: int) -> list[Tensor]:
-        """Returns one tensor for each set of inputs."""
-        n_sets = bench.n_sets(int(np.prod(sizes)) * size)
-        stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
-        return list(stacked)
-
     table = torch.empty(
         (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device
     ).normal_()
@@ -71,7 +63,7 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
     )
 
     (weight,) = torch.ones(1, shape.hidden, dtype=bench.dtype, device=bench.device)
-    rows = tensors(n, shape.hidden)
+    rows = _tensors(bench, n, shape.hidden)
     yield _case(
         bench,
         f"rms_norm, {n} tokens",
@@ -79,15 +71,27 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
         n_bytes=2 * n * shape.hidden * size,
     )
 
-    gate_up = tensors(n, 2 * shape.inner)
+    gate_up = _tensors(bench, n, 2 * shape.inner)
     yield _case(
         bench,
         f"silu_and_mul, {n} tokens",
         lambda ops: [partial(ops.silu_and_mul, x) for x in gate_up],
         n_bytes=3 * n * shape.inner * size,
     )
+    yield from _rotary_cases(bench, n)
 
-    qkv = tensors(n, n_qkv_heads * shape.head_dim)
+
+def _tensors(bench: Bench, *sizes: int) -> list[Tensor]:
+    """Returns a tensor of random numbers for each set of inputs."""
+    n_sets = bench.n_sets(int(np.prod(sizes)) * bench.dtype.itemsize)
+    stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
+    return list(stacked)
+
+
+def _rotary_cases(bench: Bench, n: int) -> Iterator[Case]:
+    shape, size = bench.scale.model, bench.dtype.itemsize
+    n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
+    qkv = _tensors(bench, n, n_qkv_heads * shape.head_dim)
     half = torch.randn(n, 1, shape.head_dim // 2, device=bench.device)
     angles = torch.cat((-half, half), -1)  # as `kernels.rotary` has them
     cos, sin = angles.cos().to(bench.dtype), angles.sin().to(bench.dtype)
@@ -204,7 +208,7 @@ def _sample_calls(
 
 
 def columns_of(bench: Bench, batch: SamplingBatch) -> SamplingColumns:
-    """Returns a batch's sampling options on the device."""
+    """A batch's settings on the device."""
     uploads = uploads_for(bench.device)
     columns = batch.columns(uploads, bench.scale.model.vocab_size)
     uploads.flush()

@@ -78,23 +78,33 @@ class Frontend:
         self.metrics_address: str | None = None
         api_keys = ApiKeys(settings.api_keys_file)
         self._registry.register(FrontendState(self._service, self._scheduler, api_keys.refusals))
+        self._http, self.http_address = self._bind_http(api_keys, traces)
+        self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
+
+    def _bind_http(self, api_keys: ApiKeys, traces: Tracing) -> tuple[HttpServer, str]:
+        """Returns the server of the OpenAI API, and its address."""
+        settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
+        listener = listen(settings.http_address)
+        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
+        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
+        server = HttpServer(CountedApp(traced_app, self._metrics), listener, tls=https)
+        return server, address_of(listener, settings.http_address)
+
+    def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
+        """Returns the server of the gRPC API, and its address."""
+        settings = self._settings
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
         )
-        self._listener = listen(settings.http_address)
-        self.http_address = address_of(self._listener, settings.http_address)
-        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
-        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
-        self._http = HttpServer(CountedApp(traced_app, self._metrics), self._listener, tls=https)
         limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
-        self._grpc = rpc.create_server([limit, *_renewal(settings.linger_s)])
+        server = rpc.create_server([limit, *_renewal(settings.linger_s)])
         servicer = InferenceServicer(
             self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
         )
         spans = server_spans(traces.tracer) if traces.is_on else None
-        add_services(self._grpc, servicer, self._health, observe=self._metrics.counted(spans))
-        self.grpc_address = rpc.bind(self._grpc, settings.grpc_address, credentials)
+        add_services(server, servicer, self._health, observe=self._metrics.counted(spans))
+        return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
         """Listens for health probes and for Prometheus, on ports of their own, where settings name

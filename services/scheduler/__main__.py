@@ -77,6 +77,7 @@ class SchedulerProcess:
                 await process.first_of(self._serve(), self._tell_readiness())
 
     async def _serve(self) -> None:
+        """Leads at once where the stages are given, else finds them among pods, and elects."""
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
@@ -92,6 +93,7 @@ class SchedulerProcess:
             await process.first_of(pods.run(), self._serve_in_turn(client, pods))
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
+        """Leads once this scheduler is elected, for as long as it holds the lease."""
         settings = self._settings
         if settings.lease_name is None:
             await self._lead(pods, Unopposed())
@@ -113,6 +115,7 @@ class SchedulerProcess:
             await elector.release()
 
     async def _lead(self, stages: StageDirectory, term: Term) -> None:
+        """Leads until told to stop; frontends find this scheduler by its health meanwhile."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         leader = Leader(
             self._settings,
@@ -136,11 +139,13 @@ class SchedulerProcess:
             self._service.fail_all("this scheduler no longer leads")
 
     async def _announce(self, leader: Leader) -> None:
+        """Tells the launcher when the first pipeline serves."""
         await leader.has_served.wait()
         self._pipe.report({"ready": True})
 
     async def _tell_readiness(self) -> None:
-        """A leader is ready while it has a pipeline, a standby while it sees the lease."""
+        """Keeps the readiness up to date: a leader is ready while it has a pipeline, a standby
+        while it sees the lease."""
         while True:
             elector = self._elector
             if elector is None or elector.is_leader:
@@ -152,6 +157,7 @@ class SchedulerProcess:
 
     @contextlib.asynccontextmanager
     async def _listening(self, *, metrics_address: str | None) -> AsyncIterator[None]:
+        """Serves frontends and probes inside the `with` block."""
         settings = self._settings
         await self._health.start()
         server = rpc.create_server()

@@ -9,6 +9,7 @@ told when the next one is there. Stages that live on keep their weights.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
@@ -130,6 +131,24 @@ class Leader:
 
     async def _serve(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
         """Forms one epoch and serves it to its end."""
+        epoch = self._assemble(pipeline)
+        loss: str | None = None
+        try:
+            starting = asyncio.create_task(epoch.engine.start())
+            if not await happens_before(starting, stop):
+                return
+            starting.result()
+            self._open(epoch)
+            await self._run_to_the_end(epoch.loop, stop)
+        except PipelineLost as error:
+            loss = error.message
+            raise
+        finally:
+            epoch.observers.closed(loss)
+            await epoch.engine.close()
+
+    def _assemble(self, pipeline: Pipeline) -> "_Epoch":
+        """Puts together what serves an epoch; nothing is started yet."""
         scheduler = self._build(self._settings, pipeline)
         iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
@@ -156,28 +175,20 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
         )
-        loss: str | None = None
-        try:
-            starting = asyncio.create_task(engine.start())
-            if not await happens_before(starting, stop):
-                return
-            starting.result()
-            observers.opened()
-            self._service.open(describe(pipeline, scheduler), loop, iteration_log)
-            self.has_served.set()
-            log.info(
-                "epoch %d: %d stages, %d K/V slots",
-                pipeline.epoch,
-                pipeline.n_stages,
-                scheduler.kv_manager.n_slots,
-            )
-            await self._run_to_the_end(loop, stop)
-        except PipelineLost as error:
-            loss = error.message
-            raise
-        finally:
-            observers.closed(loss)
-            await engine.close()
+        return _Epoch(pipeline, scheduler, engine, loop, observers, iteration_log)
+
+    def _open(self, epoch: "_Epoch") -> None:
+        """Tells observers and frontends that requests may come."""
+        pipeline, scheduler = epoch.pipeline, epoch.scheduler
+        epoch.observers.opened()
+        self._service.open(describe(pipeline, scheduler), epoch.loop, epoch.iteration_log)
+        self.has_served.set()
+        log.info(
+            "epoch %d: %d stages, %d K/V slots",
+            pipeline.epoch,
+            pipeline.n_stages,
+            scheduler.kv_manager.n_slots,
+        )
 
     async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
         """Runs the loop; when told to stop, gives running requests some time to finish."""
@@ -193,6 +204,18 @@ class Leader:
             self._service.fail_all("the scheduler is stopping")
         finally:
             serving.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """The parts that serve one epoch."""
+
+    pipeline: Pipeline
+    scheduler: Scheduler
+    engine: EngineMaster
+    loop: ServingLoop
+    observers: IterationObservers
+    iteration_log: IterationLog
 
 
 def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
