@@ -20,7 +20,7 @@ class GrpcClient:
         self._method: Any = channel.unary_stream(METHOD)  # bytes in, bytes out
 
     def prepare(self, request: PlannedRequest) -> "Generation":
-        """The call for a request."""
+        """Returns the call for a request."""
         message = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(
                 token_ids=inference_pb2.TokenIds(ids=request.prompt_token_ids)

@@ -1,7 +1,7 @@
 """Workloads: how long requests are, when they come, and which tokens they read.
 
-The three are drawn apart, each by a generator of its own, so that one may change and the others
-stay. For a seed `s`, with numpy's default generator:
+The three are sampled separately, each by a generator of its own, so that one may change and the
+others stay. For a seed `s`, with numpy's default generator:
 
     lengths    default_rng(s)       all prompt lengths, then all output lengths
     tokens     default_rng([s, 1])  the prompts one after the other
@@ -115,7 +115,7 @@ def all_at_once(n_requests: int) -> tuple[float, ...]:
 def plan(
     lengths: Sequence[Lengths], arrivals_s: Sequence[float], *, vocab_size: int, seed: int
 ) -> list[PlannedRequest]:
-    """Requests of these lengths and times, their prompts drawn from the whole vocabulary."""
+    """Requests of these lengths and times, their prompts sampled from the whole vocabulary."""
     generator = np.random.default_rng([seed, 1])
     return [
         PlannedRequest(

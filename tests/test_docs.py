@@ -1,4 +1,4 @@
-"""README and docs: what they say exists does exist, and every place is on the map."""
+"""What README and docs say exists does exist, and every place is on the map."""
 
 import re
 import subprocess

@@ -15,7 +15,7 @@ COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
 
 
 def measure(bench: Bench) -> None:
-    """A row for each."""
+    """Measures a row for each limit of the device."""
     scale, device = bench.scale, bench.device
     source = torch.randn(scale.copy_bytes // 4, device=device)
     target = torch.empty_like(source)

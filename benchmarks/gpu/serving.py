@@ -1,6 +1,6 @@
 """A whole workload through the scheduling core and the runner of a rank, in one process.
 
-All requests are there at the start: the paper's mixed lengths, as `benchmarks.workload` draws them.
+All requests are there at the start, with the paper's mixed lengths (`benchmarks.workload`).
 Iteration-level scheduling in chunks, the scheduler, its K/V accounting and the runner are what a
 deployment has; processes, gRPC and text are not there. As in a deployment, the next iteration is
 launched before the last one has come back, with the tokens in between left on the rank.

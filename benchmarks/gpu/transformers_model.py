@@ -26,7 +26,7 @@ N_DECODED = 16
 
 
 def measure(bench: Bench) -> None:
-    """A row for the workload in each way, and for decodes."""
+    """Measures a row for the workload in each way, and rows for decodes."""
     model = llama(bench.scale.model, bench)
     requests = requests_of(bench)
     name = f"{len(requests)} requests, all at once"
@@ -115,7 +115,7 @@ def continuous(
 
 
 def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> Row:
-    """The second of two runs."""
+    """Returns the figures of the second of two runs."""
     _, first_run_s = serve(model, requests)
     n_output, seconds = serve(model, requests)
     return {

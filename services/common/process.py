@@ -38,7 +38,7 @@ class ReadyPipe:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies, however it dies; Linux only."""
+    """Makes the kernel kill this process when its parent dies, however it dies; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -33,8 +33,8 @@ def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[
     def around(method: str, context: Any) -> Iterator[None]:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
-        # For good: the task is this call's, and a stream may be closed in another one, where what
-        # has been attached here could not be detached.
+        # Never detached: the task is this call's, and a stream may be closed in another task, where
+        # what has been attached here could not be detached.
         otel_context.attach(trace.set_span_in_context(span))
         if not span.is_recording():
             yield

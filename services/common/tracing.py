@@ -82,7 +82,7 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     """
     if not _is_wanted():
         return OFF
-    # Here, since it takes a tenth of a second, which who records nothing need not wait for.
+    # Imported here: it takes a tenth of a second, which only who records traces should wait for.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     exporter = OTLPSpanExporter()

@@ -89,7 +89,7 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
 
 
 def complain(reason: str) -> int:
-    """Says why everything stops."""
+    """Prints why everything stops; returns the exit status."""
     sys.stderr.write(f"orcinus: stopping, because {reason}\n")
     return 1
 

@@ -81,7 +81,7 @@ class SchedulerProcess:
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
-        # Here, since it takes half a second, which who names the stages need not wait for.
+        # Imported here: it takes half a second, which only who looks for pods should wait for.
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
         async with KubernetesClient() as client:

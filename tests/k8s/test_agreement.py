@@ -29,7 +29,7 @@ FIELDS = {
     "spec.nodeName": "node-1",
     "status.podIP": "10.244.1.7",
 }
-"""Values of the downward API."""
+"""What the downward API would say."""
 
 EXIT_S = {"frontend": 5, "scheduler": 10}
 """Seconds beside drain and lingering that a service needs to end."""

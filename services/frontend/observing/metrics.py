@@ -254,7 +254,7 @@ class CountedApp:
         try:
             await self._app(scope, receive, send_on)
         finally:
-            # Paths that are none of ours are whatever clients make up.
+            # Clients may make up any path: all without a route count as one.
             route = getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.count_http(route, status)
 

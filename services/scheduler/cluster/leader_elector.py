@@ -136,8 +136,8 @@ class LeaderElector:
             await self._renew()
 
     async def advance(self, beyond: int) -> int:
-        """Moves this leader's term past a number that was seen with those who take orders: after
-        somebody has deleted the lease, its count starts anew. Returns the new term.
+        """Moves this leader's term past a number that the stages have seen, since the count starts
+        anew after somebody has deleted the lease. Returns the new term.
 
         Raises:
             LeadershipLost: as `hold`.

@@ -58,7 +58,7 @@ class _Phase:
         self.name = name
         self.start_ns = start_ns
         self.end_ns = start_ns
-        # The last ones; a span holds no more links.
+        # Only the last ones are kept: a span holds no more links.
         self.iterations: deque[SpanContext] = deque(maxlen=tracing.MAX_LINKS)
 
 

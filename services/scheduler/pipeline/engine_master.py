@@ -181,7 +181,7 @@ class EngineMaster:
                 if now - last > self._silence_limit_s:
                     self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
             iteration, sent_at = next(iter(self._sent_at.items()), (0, now))
-            # It may have waited for the one before it.
+            # An iteration may have waited for the one before it to return.
             if now - max(sent_at, self._returned_at) > self._iteration_limit_s:
                 self._lose(
                     f"iteration {iteration} has not returned in {self._iteration_limit_s:g} s"
