@@ -62,8 +62,7 @@ def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
 def settings(
     manifests: Manifests, component: str, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """Returns the settings that the service makes of its container's variables; it refuses names it
-    does not know."""
+    """What the service makes of its container's variables; it refuses names it does not know."""
     with monkeypatch.context() as patch:
         for name, value in environment(manifests, manifests.workload(component)).items():
             patch.setenv(name, value)
