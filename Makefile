@@ -109,7 +109,7 @@ bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYT
 	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
-	$(BIN)/python models/train_demo.py --out models/demo $(ARGS)
+	$(BIN)/python -m models.train_demo --out models/demo $(ARGS)
 
 ##@ On Kubernetes
 

@@ -26,26 +26,27 @@ class Contestant(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that it is, with its descendants."""
+        """The engine's process; its descendants belong to it."""
 
     async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
         """Serves these requests, each from when it comes."""
 
 
 class WrongAnswer(Exception):
-    """An engine did not do what it was asked: its time means nothing."""
+    """Raised when an engine did not do what it was asked: its time means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One engine's run in one round."""
+    """The run of one engine in one round."""
 
     round_index: int
     contestant: Contestant
 
 
 def turns(contestants: Sequence[Contestant], n_rounds: int) -> Iterator[Turn]:
-    """Everybody once a round, forth in one and back in the next."""
+    """Yields a turn of each contestant in each round, in the reverse order in every second
+    round."""
     for round_index in range(n_rounds):
         for contestant in contestants[:: -1 if round_index % 2 else 1]:
             yield Turn(round_index, contestant)
@@ -59,7 +60,7 @@ async def measure(
     n_repeats: int,
     watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
 ) -> RunRecord:
-    """A run that nothing disturbed; after `n_repeats` more tries, the least disturbed.
+    """Returns a run that nothing disturbed; after `n_repeats` more tries, the least disturbed.
 
     Raises:
         WrongAnswer: an output has another length than was asked for.
@@ -87,7 +88,7 @@ async def measure(
 
 
 def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestRecord]) -> None:
-    """Every request has an output of exactly the length that it asked for.
+    """Checks that every request has an output of exactly the length that it asked for.
 
     Raises:
         WrongAnswer: one has not.
@@ -100,7 +101,7 @@ def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestR
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Something measured in every round: the median, and how far it went."""
+    """The values of something measured in every round: median, lowest and highest."""
 
     median: float
     low: float
@@ -108,7 +109,7 @@ class Range:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of at least one value."""
+        """Returns the range of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
@@ -133,7 +134,8 @@ def p99_latency(summary: Summary) -> float:
 
 
 def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of those rounds in which nothing disturbed anybody; of all, if there is none such.
+    """Returns the runs of the rounds in which nothing disturbed anybody; all runs, if there is no
+    such round.
 
     An engine that was held up makes the others look good, so its whole round tells nothing.
     """
@@ -142,14 +144,14 @@ def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
-    """What an engine did, by the number of the round."""
+    """Returns an engine's figure of each round, by the number of the round."""
     return {
         run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
     }
 
 
 def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
-    """What the best of some engines did, by the number of the round.
+    """Returns the figures of the best of some engines, by the number of the round.
 
     That is the one whose median over all rounds is best, of rates the highest and of latencies the
     lowest. To take the best of each round would count the noise of several as their strength.
@@ -162,6 +164,7 @@ def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -
 def ratio(
     runs: Sequence[RunRecord], engine: str, others: Sequence[str], measured: Measure
 ) -> Range:
-    """The engine's figure through that of the best of the others, round by round."""
+    """Returns the range of the engine's figure through that of the best of the others, round by
+    round."""
     mine, theirs = by_round(runs, engine, measured), best(runs, others, measured)
     return Range.of([mine[index] / theirs[index] for index in mine])

@@ -1,4 +1,4 @@
-"""What a token costs outside the model: processor time of each process of the control plane.
+"""The processor time that a token costs outside the model, for each process of the control plane.
 
     python -m benchmarks.control_cpu
 
@@ -43,14 +43,15 @@ class Plane:
     processes: dict[str, psutil.Process]
 
     def used(self) -> dict[str, "Used"]:
-        """What each process has used so far, and this one."""
+        """Returns the processor time of each process so far, and of this one."""
         processes = {**self.processes, "client": psutil.Process()}
         return {name: Used.by(process) for name, process in processes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor time in seconds, and what of it the kernel took; how often it fell asleep."""
+    """Processor time in seconds, the kernel's part of it, and the number of voluntary context
+    switches."""
 
     cpu_s: float
     kernel_s: float
@@ -58,12 +59,12 @@ class Used:
 
     @classmethod
     def by(cls, process: psutil.Process) -> Self:
-        """Of a process since it started."""
+        """Returns the use of a process since it started."""
         times = process.cpu_times()
         return cls(times.user + times.system, times.system, process.num_ctx_switches().voluntary)
 
     def since(self, before: "Used") -> "Used":
-        """What came after `before`."""
+        """Returns the use after `before`."""
         return Used(
             self.cpu_s - before.cpu_s,
             self.kernel_s - before.kernel_s,
@@ -73,7 +74,7 @@ class Used:
 
 @contextlib.asynccontextmanager
 async def null_plane(options: argparse.Namespace) -> AsyncIterator[Plane]:
-    """A stage whose rank sleeps, a scheduler and a frontend."""
+    """Runs a stage whose rank sleeps, a scheduler and a frontend."""
     os.environ[COMPUTE_MS] = str(options.compute_ms)  # the rank inherits it
     common = ("--log-level=ERROR",)
     children: list[Child] = []

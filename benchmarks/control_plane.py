@@ -1,4 +1,4 @@
-"""What control costs, and what sending it ahead is worth.
+"""The cost of control, and the worth of sending it ahead of the data.
 
     python -m benchmarks.control_plane
 
@@ -51,7 +51,7 @@ SILENCE_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One way of running iterations."""
+    """A way of running iterations."""
 
     n_stages: int
     tp_size: int = 1
@@ -112,9 +112,9 @@ class Times:
     """Milliseconds of iterations in the steady state."""
 
     periods: list[float]
-    """From one that returned to the next."""
+    """Milliseconds from each iteration that returned to the next."""
     computes: dict[int, list[float]]
-    """What each stage computed."""
+    """Milliseconds that each stage computed, by its index."""
 
     @property
     def period(self) -> float:
@@ -126,7 +126,7 @@ class Times:
 
 
 async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
-    """Runs so many iterations."""
+    """Runs so many iterations and returns their times."""
     computes: dict[int, list[float]] = {index: [] for index in range(case.n_stages)}
     async with null_stages(case) as pipeline:
         news = asyncio.Event()
@@ -156,7 +156,7 @@ async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
 
 
 async def budget_table(arguments: argparse.Namespace) -> None:
-    """The control round trip against its budget."""
+    """Prints the control round trip beside its budget."""
     print(f"control round trip, batch {arguments.batch_size}, {arguments.iterations} iterations")
     print(f"{'stages':>7} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'budget ms':>10}")
     for n_stages in arguments.stages:
@@ -172,7 +172,7 @@ async def budget_table(arguments: argparse.Namespace) -> None:
 
 
 async def overlap_table(arguments: argparse.Namespace) -> None:
-    """What control adds to iterations that compute."""
+    """Prints what control adds to iterations that compute."""
     print(
         f"\nms per iteration, mean, batch {arguments.batch_size}; "
         f"compute {arguments.compute_ms} ms per stage"
@@ -206,7 +206,7 @@ async def comparison_table(arguments: argparse.Namespace) -> None:
 async def compare(
     arguments: argparse.Namespace, *, n_stages: int, tp_size: int, depth: int
 ) -> None:
-    """One row: both ways in turn, as often as asked."""
+    """Prints one row: both ways in turn, as often as asked."""
     means: dict[bool, list[float]] = {False: [], True: []}
     rounds = [is_in_band for _ in range(arguments.rounds) for is_in_band in (False, True)]
     for is_in_band in tqdm(rounds, desc=f"{n_stages} stages, tp {tp_size}", leave=False):

@@ -1,4 +1,4 @@
-"""Who used the processors during a measurement.
+"""The use of the processors during a measurement, by the engine and by everybody else.
 
 Two engines can be compared only if nothing else took processor time from one of them: OpenMP's
 threads wait for each other, so a run beside one busy process can take several times as long. So
@@ -20,7 +20,7 @@ class CpuUse:
 
     own_cpus: float = 0.0
     other_cpus: float = 0.0
-    """Of everybody else, with what the hypervisor gave to others."""
+    """Cores that everybody else used, with what the hypervisor gave to others."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -53,7 +53,7 @@ def watch(engine: int | None = None) -> Iterator[CpuUse]:
 
 
 def family(root: psutil.Process) -> set[psutil.Process]:
-    """A process and all that come from it; empty when it has ended."""
+    """Returns a process and all its descendants; nothing when it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return {root, *root.children(recursive=True)}
     return set()

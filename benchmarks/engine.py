@@ -1,4 +1,5 @@
-"""One batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in form.
+"""Runs one batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in
+form.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
@@ -15,34 +16,28 @@ whose layers are the most.
 """
 
 import argparse
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from kernels import Ops
-from kernels.packed_linear import LinearWeight, PlainWeight
+from benchmarks.stopwatch import SHARED, Stopwatch, instrument, seconds_at_once
+from kernels.packed_linear import PlainWeight
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.layer_stack import AllAtOnce
 
 BLOCK_SIZE = 16
 N_WARM_UPS = 3
 BANDWIDTH_BYTES = 1 << 29
 GREEDY = SamplingParams(temperature=0)
-KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
-UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
-SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,88 +56,8 @@ CASES = [
 ]
 
 
-@dataclass(slots=True)
-class Stopwatch:
-    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    is_inside: bool = False
-
-    def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, timed."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self.is_inside:
-                return function(*args, **kwargs)
-            self.is_inside = True
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.is_inside = False
-                spent = time.perf_counter() - start
-                self.seconds[kind] = self.seconds.get(kind, 0.0) + spent
-
-        return timed
-
-
-def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
-    """Operations that are timed by their kinds."""
-    names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
-    timed: dict[str, Any] = {
-        name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
-    }
-    return dataclasses.replace(ops, **timed)
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWeight:
-    """A weight whose products are timed."""
-
-    weight: Any
-    call: Callable[..., Tensor]
-
-    def __call__(self, *args: Any) -> Tensor:
-        return self.call(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.weight, name)
-
-
-def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
-    """Times all that the model computes with; returns its weights in the order of their use."""
-    weights: list[Any] = []
-    model.ops = timed_ops(model.ops, watch)
-
-    def visited(value: Any) -> Any:
-        if isinstance(value, LinearWeight):
-            weights.append(value)
-            return TimedWeight(value, watch.of("linear", value))
-        if isinstance(value, Ops):
-            return model.ops
-        if isinstance(value, (list, tuple)):
-            return type(value)(visited(item) for item in value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for one in dataclasses.fields(value):
-                object.__setattr__(value, one.name, visited(getattr(value, one.name)))
-        return value
-
-    for name in ("_decoder_layers", "_head"):
-        setattr(model, name, visited(getattr(model, name)))
-    return weights
-
-
-def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """What layers that run at once have taken until now, by kind."""
-    layer_stack = getattr(model, "_layer_stack", None)
-    if not isinstance(layer_stack, AllAtOnce):
-        return {}
-    seconds = layer_stack.fused.seconds
-    return {kind: getattr(seconds, kind) for kind in SHARED}
-
-
 class Batch:
-    """One case on a fresh runner, its context filled, to be run as often as one likes."""
+    """A case on a fresh runner, its context filled, ready to be run any number of times."""
 
     def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
         self.case = case
@@ -159,7 +74,7 @@ class Batch:
             self.run(self._plan([(row, 0, context)], admitted=[row]))
 
     def next_plan(self) -> IterationPlan:
-        """What the engine master would send for the next iteration."""
+        """Returns the plan that the engine master would send for the next iteration."""
         spans = [(row, self._position, 1) for row in range(self.case.n_decodes)]
         self._position += 1
         if not self.case.n_prompt_tokens:
@@ -173,7 +88,7 @@ class Batch:
         )
 
     def run(self, plan: IterationPlan) -> None:
-        """One iteration."""
+        """Runs one iteration."""
         batch = self._runner.prepare(plan)
         if self._model.is_last:
             self._runner.sample(batch, self._runner.logits(batch, None)).tolist()
@@ -211,7 +126,8 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Bytes per second of reading memory, the better of a sum and of a product with one token."""
+    """Returns the bytes per second of reading memory, the better of a sum and of a product with one
+    token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
     matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]
@@ -226,19 +142,19 @@ def bandwidth() -> float:
 
 
 def best_of(work: Callable[[], object], n: int = 5) -> float:
-    """Seconds of the fastest of some runs."""
+    """Returns the seconds of the fastest of some runs."""
     return min(seconds_of(work) for _ in range(n))
 
 
 def seconds_of(work: Callable[..., object], *arguments: object) -> float:
-    """Seconds of one run."""
+    """Returns the seconds of one run."""
     start = time.perf_counter()
     work(*arguments)
     return time.perf_counter() - start
 
 
 def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Callable[[], None]:
-    """Runs all linear layers, one after the other."""
+    """Returns a function that runs all linear layers, one after the other."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
     *layers, last = weights
@@ -258,7 +174,7 @@ def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Call
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was measured of one case; times in milliseconds."""
+    """The figures of one case; times in milliseconds."""
 
     case: Case
     iteration: float
@@ -276,7 +192,7 @@ def measure(
     n_iterations: int,
     rate: float,
 ) -> Line:
-    """Runs one case; `rate` is the bandwidth."""
+    """Measures one case; `rate` is the bandwidth in bytes per second."""
     n_bytes = sum(weight.nbytes for weight in weights)
     multiply = linears_alone(model, weights, case)
     batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
@@ -304,7 +220,7 @@ def measure(
 
 
 def print_table(lines: Sequence[Line]) -> None:
-    """A line for each case."""
+    """Prints a line for each case."""
     kinds = (*SHARED, "outside")
     print(f"{'batch':<14}{'ms':>8}{'floor':>8}{'ratio':>7}", *(f"{kind:>10}" for kind in kinds))
     for line in lines:

@@ -20,7 +20,7 @@ class GrpcClient:
         self._method: Any = channel.unary_stream(METHOD)  # bytes in, bytes out
 
     def prepare(self, request: PlannedRequest) -> "Generation":
-        """The call for a request."""
+        """Returns the call for a request."""
         message = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(
                 token_ids=inference_pb2.TokenIds(ids=request.prompt_token_ids)
@@ -36,7 +36,7 @@ class GrpcClient:
 
 
 class Generation:
-    """One call. Sent once, read afterwards."""
+    """A call; it is sent once and read afterwards."""
 
     def __init__(self, method: Any, message: bytes) -> None:
         self._method = method
@@ -57,7 +57,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """What the server said, as far as it came."""
+        """Returns the server's answer, as far as it came."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

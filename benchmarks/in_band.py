@@ -44,7 +44,8 @@ class InBandMember(EpochMember):
 
     @property
     def n_announced(self) -> int:
-        """Every rank but the head waits in `start_next` for whatever comes."""
+        """Number of plans that may be started; 1 for every rank but the head, which waits in
+        `start_next` for the next plan."""
         return len(self._announced) if self._place.world_rank == 0 else 1
 
     def start_next(self) -> None:

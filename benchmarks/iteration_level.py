@@ -65,7 +65,7 @@ LADDER = {
     "overlapped": Variant(("--policy=orca", "--pipeline-depth={one_more}")),
     "chunked": Variant(("--policy=chunked", "--pipeline-depth={one_more}")),
 }
-"""Each has what the one before it has, and one thing more."""
+"""The variants; each has what the one before it has, and one thing more."""
 
 BESIDE = {
     "microbatch": Variant(
@@ -160,7 +160,7 @@ async def measure_variant(
 
 
 def is_unreasonable(runs: Sequence[RunRecord], factor: float) -> bool:
-    """Whether the last run's latency is that many times the first one's."""
+    """Returns whether the last run's latency is that many times the first one's."""
     points = [found for run in runs if (found := point(run)) is not None]
     return len(points) > 1 and points[-1].median_s > factor * points[0].median_s
 
@@ -185,7 +185,7 @@ def model_of(options: argparse.Namespace) -> Iterator[Path]:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """All variants, the tables and the figure."""
+    """Runs all variants; prints the tables and draws the figure."""
     meta = {**machine.describe(), "seed": options.seed, "requests": options.requests}
     runs: dict[str, list[RunRecord]] = {}
     print(f"{'':>14} {COLUMNS}")
@@ -245,7 +245,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def vocab_size_of(model: Path) -> int:
-    """How many tokens a checkpoint knows."""
+    """Returns the number of tokens that a checkpoint knows."""
     return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 

@@ -102,7 +102,7 @@ def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
 
 
 def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: torch.dtype) -> Case:
-    """One batch; the plan, made once for all layers, is not counted."""
+    """Returns a case of one batch; the plan, made once for all layers, is not counted."""
     table = storage.table([start + n for start, n in spans])
     starts, counts = np.array(spans, np.int64).T.copy()
     q = torch.randn(int(counts.sum()), N_HEADS, HEAD_DIM).to(dtype)
@@ -132,7 +132,7 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
 
 
 def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
-    """What works on each of `n` tokens by itself."""
+    """Yields the operations on each of `n` tokens by itself."""
     size = dtype.itemsize
     heads = N_HEADS + 2 * N_KV_HEADS
 
@@ -179,7 +179,7 @@ def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def seconds_per_layer(call: Callable[[int], object]) -> float:
-    """One round over all layers."""
+    """Returns the mean seconds of a layer in one round over all layers."""
     start = time.perf_counter()
     for layer in range(N_LAYERS):
         call(layer)
@@ -196,7 +196,7 @@ def measure(case: Case, versions: Sequence[Ops], budget_s: float) -> list[float]
 
 
 def report(case: Case, native_s: float, torch_s: float) -> None:
-    """One line."""
+    """Prints one line."""
     rates = f"{case.n_bytes / native_s / 1e9:8.1f} GB/s"
     if case.n_operations:
         rates += f" {case.n_operations / native_s / 1e9:7.1f} GFLOP/s"

@@ -1,4 +1,5 @@
-"""What a slow network between nodes costs a deployed pipeline: `python -m benchmarks.link_delay`.
+"""The cost of a slow network between nodes for a deployed pipeline: `python -m
+benchmarks.link_delay`.
 
 Needs a cluster (KUBECONFIG) that serves `tests/cluster/overlays/demo`: two stages on two nodes.
 Clients keep as many requests running as fill all batches, and the scheduler keeps one batch in
@@ -34,7 +35,7 @@ PROMPT = "If the file does not exist,"
 SCHEDULER_PORT = 50052
 PORT_TIMEOUT_S = 30
 LONGEST_PAUSE_S = 1.0
-"""Between two iterations; one that took longer had nothing to run."""
+"""Longest pause between two iterations, in seconds; after a longer one there was nothing to run."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:

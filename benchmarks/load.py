@@ -15,12 +15,13 @@ from benchmarks.records import RequestRecord
 from benchmarks.workload import PlannedRequest
 
 LEAD_S = 0.05
-"""Between the decision to start and the first arrival, so that even that one is not late."""
+"""Seconds between the decision to start and the first arrival, so that even that one is not
+late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """New tokens of an answer, and when they came, by the event loop's clock."""
+    """Tokens of an answer that came together, and when, by the event loop's clock."""
 
     time_s: float
     n_tokens: int
@@ -28,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Everything that came back for a request; counts are the server's, where it says them."""
+    """The whole reply to a request; counts are the server's, where it gives them."""
 
     answers: tuple[Answer, ...]
     n_prompt: int | None = None
@@ -43,14 +44,14 @@ class Call(Protocol):
         """Sends it and waits until it has ended; raises OSError if it does not end well."""
 
     def read(self) -> Reply:
-        """What has come back."""
+        """Returns the reply, as far as it came."""
 
 
 class Client(Protocol):
-    """Something that speaks a server's protocol."""
+    """A client of a server's protocol."""
 
     def prepare(self, request: PlannedRequest) -> Call:
-        """Does beforehand what can be done beforehand."""
+        """Returns a call for a request, with everything done that can be done beforehand."""
 
 
 async def run(
@@ -82,7 +83,7 @@ async def run(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When a call was made and when it was over, and why it was if not for its last token."""
+    """The times at which a call was made and was over, and why it ended early, if it did."""
 
     start_s: float
     end_s: float

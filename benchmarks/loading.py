@@ -1,4 +1,4 @@
-"""What it takes to load a checkpoint: resident memory of a rank, and time against the disk.
+"""The cost of loading a checkpoint: resident memory of a rank, and time against the disk.
 
     python -m benchmarks.loading
 

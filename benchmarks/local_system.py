@@ -16,7 +16,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Where a running system is."""
+    """A running system: its addresses, its model and its process."""
 
     model: str
     http: str

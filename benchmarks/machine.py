@@ -1,4 +1,4 @@
-"""What a measurement was made on, as far as the standard library knows it."""
+"""The machine of a measurement, as far as the standard library knows it."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def describe() -> dict[str, Any]:
-    """What a result must say to be understood later: commit, machine, command, time."""
+    """Returns what a result must say to be understood later: commit, machine, command, time."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
     return {
@@ -32,13 +32,13 @@ def describe() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """All that the system has."""
+    """Returns the bytes of memory that the system has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def commit() -> str | None:
-    """Of the working tree, with `-dirty` behind it if it has changes; None outside a repository,
-    and where there is no git."""
+    """Returns the commit of the working tree, with `-dirty` behind it if it has changes; None
+    outside a repository, and where there is no git."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
     try:
         said = subprocess.run(
@@ -55,7 +55,7 @@ def commit() -> str | None:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as it says itself, or its architecture where it says nothing."""
+    """Returns the processor's name of itself, or its architecture where it has none."""
     with contextlib.suppress(FileNotFoundError):
         for line in cpuinfo.read_text().splitlines():
             key, _, value = line.partition(":")

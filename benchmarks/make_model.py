@@ -106,7 +106,7 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(shape: Shape) -> dict[str, Tensor]:
-    """All tensors: norms are ones, matrices are drawn in the order of `weight_shapes`."""
+    """Returns all tensors: norms are ones, matrices are sampled in the order of `weight_shapes`."""
     generator = torch.Generator().manual_seed(SEED)
     weights = {}
     for name, sizes in tqdm(weight_shapes(shape).items(), desc="weights", leave=False):

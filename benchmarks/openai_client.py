@@ -65,7 +65,7 @@ class OpenAIClient:
 
 
 class Completion:
-    """One call. Sent once, read afterwards."""
+    """A call; it is sent once and read afterwards."""
 
     def __init__(self, url: SplitResult, message: bytes) -> None:
         self._url = url
@@ -93,14 +93,14 @@ class Completion:
             transport.close()
 
     def read(self) -> Reply:
-        """What the server said, as far as it came."""
+        """Returns the server's answer, as far as it came."""
         if self._exchange is None:
             return Reply((), error="never sent")
         return reply_of(self._exchange.status, self._exchange.pieces)
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on a connection, and the parts of its answer with the times of their arrival."""
+    """A request on a connection, and the parts of its answer with the times of their arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0

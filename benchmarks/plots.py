@@ -11,7 +11,7 @@ MARKERS = "os^Dvp*X"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one run has shown."""
+    """The figures of one run."""
 
     requests_per_s: float
     median_s: float

@@ -1,9 +1,9 @@
-"""What int8 weights cost in accuracy and bring in speed.
+"""The cost of int8 weights in accuracy, and their gain in speed.
 
     python -m benchmarks.quantization [--threads 2]
 
 First the bits per byte that the engine needs for documents which the demo model never saw, as
-`models/train_demo.py` counts them, for each element type with and without int8, and the share of
+`models.train_demo` counts them, for each element type with and without int8, and the share of
 tokens whose most likely successor is the one of float32. Then the milliseconds of one layer's
 matrices, those of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
@@ -23,7 +23,9 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from kernels.packed_linear import LinearWeight, Quantization, pack
-from models.train_demo import BOS, EOS, MAX_CONTEXT, Document, collect
+from models.train_demo.chat import BOS, EOS
+from models.train_demo.corpus import Document, collect
+from models.train_demo.model import MAX_CONTEXT
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -48,14 +50,15 @@ N_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of all windows, in bits, and the most likely token after each."""
+    """The loss over all windows, and the argmax after each token."""
 
     n_bits: float
     argmax: Tensor  # [n_tokens]
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
-    """Tokens of the documents; a window shares its first with the last of the one before."""
+    """Returns the documents' tokens in windows; a window shares its first token with the last of
+    the one before."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     windows = []
     for document in documents:
@@ -66,7 +69,7 @@ def windows_of(documents: Sequence[Document]) -> list[list[int]]:
 
 
 def load(dtype: str, quantization: Quantization) -> StageModel:
-    """The whole demo model."""
+    """Loads the whole demo model."""
     return load_stage(
         DEMO,
         stage_index=0,
@@ -81,7 +84,7 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
 
 
 def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
-    """Runs each window as a request's prompt, by itself."""
+    """Returns the loss of a model that runs each window as a request's prompt, by itself."""
     runner = ModelRunner(model, n_kv_blocks=N_BLOCKS, block_size=BLOCK_SIZE)
     nats = 0.0
     argmax = []
@@ -130,7 +133,7 @@ def compare_accuracy() -> None:
 
 
 def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
-    """Seconds of one layer's matrices, the mean over all layers."""
+    """Returns the seconds of one layer's matrices, the mean over all layers."""
     start = time.perf_counter()
     for layer in layers:
         for weight, x in zip(layer, inputs, strict=True):

@@ -1,4 +1,4 @@
-"""What a run was like: when each request came, began to be answered and ended, and what follows.
+"""Records of a run: when each request came, began to be answered and ended, and what follows.
 
 Times are seconds since the run's start. Latency counts from a request's *arrival*, the time at
 which it was to be sent, so a client that falls behind makes a server look worse and not better.
@@ -19,7 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request. `token_times_s` has one time for each output token, where they are known."""
+    """The record of one request. `token_times_s` has one time for each output token, where they are
+    known."""
 
     arrival_s: float
     start_s: float
@@ -32,27 +33,28 @@ class RequestRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has its answer."""
+        """Whether the request has its answer."""
         return self.error is None and self.n_output > 0
 
     @property
     def latency_s(self) -> float:
-        """From its arrival to its last token."""
+        """Seconds from the request's arrival to its last token."""
         return self.end_s - self.arrival_s
 
     @property
     def normalised_latency_s(self) -> float:
-        """Latency for each output token."""
+        """Latency in seconds per output token."""
         return self.latency_s / self.n_output
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From its arrival."""
+        """Seconds from the request's arrival to its first token; None without one."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """From each token to the next. Where only the first and the last are known, their mean."""
+        """Seconds from each token to the next. Where only the first and the last are known, their
+        mean."""
         if self.token_times_s:
             return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
         if self.first_token_s is None or self.n_output < 2:
@@ -63,14 +65,15 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Middle and tail of something measured many times; linear between the two nearest values."""
+    """Median and 99th percentile of something measured many times, interpolated between the two
+    nearest values."""
 
     median: float
     p99: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """None if there are no values."""
+        """Returns the spread of values; None if there are none."""
         array = np.fromiter(values, dtype=np.float64)
         return cls(*np.percentile(array, (50, 99)).tolist()) if array.size else None
 
@@ -85,19 +88,20 @@ class Summary:
     requests_per_s: float
     output_tokens_per_s: float
     tokens_per_s: float
-    """Of prompts and outputs."""
+    """Tokens of prompts and outputs, a second."""
     offered_per_s: float | None
     """Requests a second that came; None if all came at once."""
     normalised_latency_s: Spread | None
     time_to_first_token_s: Spread | None
     gap_s: Spread | None
-    """Time between tokens."""
+    """Seconds between tokens."""
     goodput_per_s: float | None
     """Requests a second whose normalised latency kept the bound; None without a bound."""
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord], *, bound_s: float | None = None) -> Self:
-        """Of at least one request, with a bound on normalised latency in seconds per token."""
+        """Returns the summary of at least one request, with a bound on normalised latency in
+        seconds per token."""
         done = [request for request in requests if request.is_complete]
         arrivals = [request.arrival_s for request in requests]
         duration_s = max(request.end_s for request in requests) - min(arrivals)
@@ -125,18 +129,18 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run: `meta` says where, with what and how it was made."""
+    """The record of one run: `meta` says where, with what and how it was made."""
 
     meta: dict[str, Any]
     requests: tuple[RequestRecord, ...]
 
     def summary(self, *, bound_s: float | None = None) -> Summary:
-        """The run in numbers."""
+        """Returns the run in numbers."""
         return Summary.of(self.requests, bound_s=bound_s)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """As JSON has it; what is not known may be left out."""
+        """Returns the run that JSON describes; fields that are not known may be left out."""
         return cls(values["meta"], tuple(_request(each) for each in values["requests"]))
 
 
@@ -147,7 +151,7 @@ def write(path: Path, runs: Sequence[RunRecord]) -> None:
 
 
 def read(path: Path) -> list[RunRecord]:
-    """The runs of a file that `write` has made."""
+    """Returns the runs of a file that `write` has made."""
     return [RunRecord.from_dict(values) for values in json.loads(path.read_text())]
 
 
@@ -162,7 +166,8 @@ def _given(request: RequestRecord) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Times to the microsecond: no clock here is better, and files are half as large."""
+    """Returns times rounded to the microsecond: no clock here is better, and files are half as
+    large."""
     match value:
         case float():
             return round(value, 6)

@@ -1,4 +1,4 @@
-"""What one scheduling decision costs: `select` and `apply` of a full batch, for pools of growing
+"""The cost of a scheduling decision: `select` and `apply` of a full batch, for pools of growing
 size.
 
     python -m benchmarks.scheduler
@@ -46,7 +46,7 @@ class Bench:
             self.submit()
 
     def submit(self) -> None:
-        """One more request; lengths are staggered so that some end in every iteration."""
+        """Submits one more request; lengths are staggered so that some end in every iteration."""
         self._n_submitted += 1
         self.scheduler.submit(
             Request(
@@ -57,7 +57,7 @@ class Bench:
         )
 
     def iterate(self) -> tuple[float, float]:
-        """One iteration; seconds in `select` and in `apply`."""
+        """Runs one iteration; returns the seconds in `select` and in `apply`."""
         start = time.perf_counter()
         batch = self.scheduler.select()
         selected = time.perf_counter()

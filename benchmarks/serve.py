@@ -54,7 +54,7 @@ async def measure(
     engine: int | None = None,
     title: str = "",
 ) -> RunRecord:
-    """One run. `engine` is the server's process, if it is here."""
+    """Measures one run. `engine` is the server's process, if it is on this machine."""
     with (
         tqdm(total=len(requests), desc=title, unit="request", leave=False) as bar,
         cpu_use.watch(engine) as use,

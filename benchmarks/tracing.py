@@ -1,4 +1,4 @@
-"""What traces cost: tokens per second with them and without.
+"""The cost of traces: tokens per second with them and without.
 
     python -m benchmarks.tracing
 
@@ -110,7 +110,7 @@ async def running(
 
 
 async def tokens_per_second(system: System, arguments: argparse.Namespace) -> float:
-    """What a closed loop of clients gets."""
+    """Returns the output tokens a second that a closed loop of clients gets."""
     prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=range(5, 5 + 32)))
     options = inference_pb2.GenerationOptions(max_tokens=arguments.tokens, ignore_eos=True)
     request = inference_pb2.GenerateRequest(prompt=prompt, options=options)
@@ -131,7 +131,7 @@ async def tokens_per_second(system: System, arguments: argparse.Namespace) -> fl
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """All ways in turn, and the table."""
+    """Measures all ways in turn, and prints the table."""
     collector = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.tracing", "--collect"),
         stdin=asyncio.subprocess.PIPE,

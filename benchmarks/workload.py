@@ -1,7 +1,7 @@
-"""What a server is asked: how long requests are, when they come, and which tokens they read.
+"""Workloads: how long requests are, when they come, and which tokens they read.
 
-The three are drawn apart, each by a generator of its own, so that one may change and the others
-stay. For a seed `s`, with numpy's default generator:
+The three are sampled separately, each by a generator of its own, so that one may change and the
+others stay. For a seed `s`, with numpy's default generator:
 
     lengths    default_rng(s)       all prompt lengths, then all output lengths
     tokens     default_rng([s, 1])  the prompts one after the other
@@ -32,7 +32,7 @@ FORMATS = ("azure", "burstgpt")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long a request is, in tokens."""
+    """The lengths of a request, in tokens."""
 
     n_prompt: int
     n_output: int
@@ -64,7 +64,8 @@ class Trace:
     arrivals_s: tuple[float, ...]
 
     def fitting(self, max_tokens: int) -> "Trace":
-        """Only the requests that a context of so many tokens can hold, from the first of them."""
+        """Returns the trace without the requests that a context of so many tokens can't hold; times
+        count from the first that is left."""
         return _trace(
             (arrival_s, lengths)
             for arrival_s, lengths in zip(self.arrivals_s, self.lengths, strict=True)
@@ -72,7 +73,7 @@ class Trace:
         )
 
     def first(self, n_requests: int) -> "Trace":
-        """The first so many requests."""
+        """Returns the trace of the first so many requests."""
         return Trace(self.lengths[:n_requests], self.arrivals_s[:n_requests])
 
     def at_scale(self, scale: float) -> tuple[float, ...]:
@@ -114,7 +115,7 @@ def all_at_once(n_requests: int) -> tuple[float, ...]:
 def plan(
     lengths: Sequence[Lengths], arrivals_s: Sequence[float], *, vocab_size: int, seed: int
 ) -> list[PlannedRequest]:
-    """Requests of these lengths and times, their prompts drawn from the whole vocabulary."""
+    """Requests of these lengths and times, their prompts sampled from the whole vocabulary."""
     generator = np.random.default_rng([seed, 1])
     return [
         PlannedRequest(
@@ -211,7 +212,7 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 def _trace(requests: Iterable[tuple[float, Lengths]]) -> Trace:
-    """In the order of their times, whose zero is the first."""
+    """Returns the trace of requests, in the order of their times, which count from the first."""
     ordered = sorted(requests, key=lambda request: request[0])
     start = ordered[0][0] if ordered else 0.0
     return Trace(
@@ -221,13 +222,14 @@ def _trace(requests: Iterable[tuple[float, Lengths]]) -> Trace:
 
 
 def _azure_request(row: dict[str, str]) -> tuple[float, Lengths]:
-    """Azure's LLM inference traces of 2023 (Splitwise) and 2024 (DynamoLLM)."""
+    """Returns a request of Azure's LLM inference traces of 2023 (Splitwise) and 2024
+    (DynamoLLM)."""
     time = datetime.datetime.fromisoformat(row["TIMESTAMP"])
     lengths = Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"]))
     return time.replace(tzinfo=time.tzinfo or datetime.UTC).timestamp(), lengths
 
 
 def _burstgpt_request(row: dict[str, str]) -> tuple[float, Lengths]:
-    """BurstGPT, with or without the columns of sessions."""
+    """Returns a request of BurstGPT, with or without the columns of sessions."""
     lengths = Lengths(int(row["Request tokens"]), int(row["Response tokens"]))
     return float(row["Timestamp"]), lengths

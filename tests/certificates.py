@@ -26,7 +26,7 @@ class Pem:
 
     @property
     def serial_number(self) -> int:
-        """What tells it from others for the same names."""
+        """The serial number, which tells a certificate from others for the same names."""
         return x509.load_pem_x509_certificate(self.certificate).serial_number
 
 

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Set-up of all tests."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a service says when Prometheus asks, for tests to look into."""
+"""The metrics that a service exposes to Prometheus, for tests to look into."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +14,7 @@ class Samples:
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> "Samples":
-        """What a registry would say."""
+        """Returns the exposition of a registry."""
         return cls(generate_latest(registry).decode())
 
     @property

@@ -144,7 +144,8 @@ class FakeKubernetes:
         self._news = asyncio.Event()
 
     async def _begin(self, request: web.Request, verb: str) -> web.Response | None:
-        """What every request goes through; an answer is a refusal."""
+        """Notes and checks a request, as every handler does first; returns the refusal, if there is
+        one."""
         self.requests.append(verb)
         if request.transport is not None:
             self._transports.add(request.transport)

@@ -17,7 +17,7 @@ from typing import Any
 import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
-from services.common import errors, rpc
+from services.common import errors, rpc, rpc_handlers
 from services.common.health import Health
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
@@ -171,7 +171,8 @@ class FakeScheduler:
     ) -> None:
         self.behaviour = behaviour
         self.pipeline = pipeline
-        """What frontends are told on connecting; None tells them nothing."""
+        """Description of the pipeline for frontends that connect; they are told nothing if it is
+        None."""
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
@@ -185,7 +186,7 @@ class FakeScheduler:
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listens; returns where."""
         self._server = rpc.create_server()
-        handler = rpc.service_handler(SERVICE, self)
+        handler = rpc_handlers.service_handler(SERVICE, self)
         self._server.add_generic_rpc_handlers((handler,))
         self._health.add_to(self._server)
         bound = rpc.bind(self._server, address)

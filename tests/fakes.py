@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orcinus.v1 import worker_pb2
 
-from services.common import rpc
+from services.common import rpc, rpc_handlers
 from services.common.protocol import PROTOCOL
 from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
@@ -54,7 +54,7 @@ class FakeRank:
         self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """What the controller says to it."""
+        """Takes a message of the controller."""
         if kind is MessageKind.JOIN:
             request = worker_pb2.JoinPipelineRequest.FromString(payload)
             self.controller.on_message(0, MessageKind.JOINED, str(request.epoch).encode())
@@ -98,7 +98,7 @@ async def fake_stage(
     if loads:
         rank.load()
     server = rpc.create_server()
-    handler = rpc.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
+    handler = rpc_handlers.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
     server.add_generic_rpc_handlers((handler,))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
@@ -135,7 +135,7 @@ class FakeEngine:
         self._has_batch.set()
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """What has returned since the last call."""
+        """Returns the results since the last call."""
         if self.error is not None:
             raise self.error
         results, self._results = self._results, []

@@ -24,11 +24,11 @@ class RecordedSpans:
         self.tracer = self.tracing.tracer
 
     def all(self) -> tuple[ReadableSpan, ...]:
-        """Those that have ended, in the order in which they did."""
+        """Returns the spans that have ended, in the order in which they did."""
         return self._exporter.get_finished_spans()
 
     def names(self) -> list[str]:
-        """Their names."""
+        """Returns the names of these spans."""
         return [span.name for span in self.all()]
 
     def one(self, name: str) -> ReadableSpan:

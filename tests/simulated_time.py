@@ -78,7 +78,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.SelectSelector):
-    """Where a loop would wait, time passes."""
+    """A selector that lets the simulated time pass where a loop would wait."""
 
     now = 0.0
 

@@ -26,7 +26,7 @@ async def metrics_of(service: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def documented(service: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The same of the page's tables: name, kind, labels, meaning."""
+    """Returns kind and labels of each metric in the page's tables, by its name."""
     section = PAGE.partition(f"## {service.capitalize()}")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\| \S[^|]* \|$", section, flags=re.M)
     return {

@@ -17,7 +17,7 @@ ERROR = trace_pb2.Status.STATUS_CODE_ERROR
 
 @dataclass(frozen=True)
 class Link:
-    """Where a span points to."""
+    """A link of a span to another one."""
 
     trace_id: str
     span_id: str
@@ -44,13 +44,13 @@ class ReceivedSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the span in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
 @dataclass
 class TraceReceiver:
-    """What has come so far, by whichever process."""
+    """A receiver of spans, with all that have come so far, by whichever process."""
 
     address: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the GPU path costs, beside what the device could do: kernels, iterations, a whole workload.
+"""The cost of the GPU path beside what the device could do: kernels, iterations, a whole workload.
 
     python -m benchmarks.gpu --out DIR                       one GPU, less than eight minutes
     python -m benchmarks.gpu --out DIR --tiny --device cpu   whether it runs; the numbers say little

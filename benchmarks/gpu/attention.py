@@ -25,14 +25,14 @@ FORM = AttentionForm()
 
 
 def measure(bench: Bench) -> None:
-    """A row for each batch and version."""
+    """Measures a row for each batch and version."""
     for case in cases(bench):
         bench.measure(case)
         bench.release()
 
 
 def cases(bench: Bench) -> Iterator[Case]:
-    """One after the other, so that only one has its memory."""
+    """Yields the cases one after the other, so that only one has its memory."""
     scale = bench.scale
     for context in scale.attention_contexts:
         for batch in scale.attention_batches:
@@ -47,7 +47,7 @@ def cases(bench: Bench) -> Iterator[Case]:
 
 
 def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
-    """Of one layer's attention."""
+    """Returns the bytes that one layer's attention reads and writes."""
     n_keys = sum(start + n for start, n in spans)
     n_tokens = sum(n for _, n in spans)
     n_elements = 2 * n_keys * shape.n_kv_heads + 2 * n_tokens * shape.n_heads
@@ -55,7 +55,7 @@ def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
 
 
 def n_pairs_of(spans: Sequence[Span]) -> int:
-    """Queries and keys that see each other."""
+    """Returns the number of pairs of a query and a key that it sees."""
     return sum(n * start + n * (n + 1) // 2 for start, n in spans)
 
 
@@ -68,7 +68,7 @@ class Inputs:
 
 
 class Batch:
-    """One batch over one layer's storage, with several sets of inputs that share no block."""
+    """A batch over one layer's storage, with several sets of inputs that share no block."""
 
     def __init__(self, bench: Bench, spans: Sequence[Span]) -> None:
         shape = bench.scale.model
@@ -96,7 +96,7 @@ class Batch:
         return Inputs(q, table)
 
     def paged(self, ops: Ops, *, has_fixed_shape: bool = False) -> Version:
-        """Our operation. Its plan, made once for all layers, is not counted."""
+        """Returns our operation. Its plan, made once for all layers, is not counted."""
         starts, counts = np.array(self._spans, np.int64).T.copy()
         uploads = uploads_for(self._bench.device)
 
@@ -121,7 +121,8 @@ class Batch:
         )
 
     def in_rows(self) -> Version:
-        """PyTorch's attention of spans that are alike, over keys and values in a row for each."""
+        """Returns PyTorch's attention of spans that are alike, over keys and values in a row for
+        each."""
         start, n = self._spans[0]
         n_spans, shape = len(self._spans), self._shape
         device = self._bench.device
@@ -140,7 +141,8 @@ class Batch:
 
 
 def _sdpa(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Of [n_spans, heads, n_tokens, head_dim]; a single token sees all keys."""
+    """Returns PyTorch's attention over [n_spans, heads, n_tokens, head_dim]; a single token sees
+    all keys."""
     is_causal = q.shape[2] > 1
     attended = F.scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
     return attended.transpose(1, 2)  # [n_spans, n_tokens, n_heads, head_dim]

@@ -1,4 +1,4 @@
-"""What a section works with: a device, operations, sizes, a clock, and where its rows go."""
+"""The surroundings of a section: a device, operations, sizes, a clock, and where its rows go."""
 
 import gc
 import math
@@ -18,8 +18,8 @@ from benchmarks.gpu.timing import Timer
 from kernels import TORCH, Ops, native_ops, ops_for, triton_ops
 
 Row = dict[str, Any]
-"""One thing that was measured: what it was, its seconds, and the bytes and operations that it must
-at least take. Keys as they are written."""
+"""A thing that was measured: its names, its seconds, and the bytes and operations that it must at
+least take. The keys are those of the written rows."""
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -30,20 +30,20 @@ INT8 = f"{OURS}, int8 weights"
 
 
 def progress(text: str) -> None:
-    """Says on standard error how far it is."""
+    """Prints progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ours(device: torch.device) -> Ops:
-    """What a rank runs there; on a CPU, Triton's operations if the environment has them
-    interpreted: slow, but the same calls."""
+    """Returns the operations that a rank runs there; on a CPU, Triton's operations if the
+    environment has them interpreted: slow, but the same calls."""
     if device.type == "cpu" and IS_INTERPRETED:
         return triton_ops() or ops_for(device)
     return ops_for(device)
 
 
 def name_of(ops: Ops) -> str:
-    """Which operations these are, for people."""
+    """Returns the name of the operations, for people."""
     if ops is TORCH:
         return "torch"
     if ops is native_ops():
@@ -58,19 +58,21 @@ class Version:
     calls: Sequence[Callable[[], Tensor]]
     is_capturable: bool = True
     check: Callable[[], Tensor] | None = None
-    """The result to compare, if calls change what they are given; else it is the first call's."""
+    """Returns the result to compare, if calls change what they are given; without it the first
+    call's result is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something that several implementations compute, and what each must at least do."""
+    """A computation that several implementations do, and the least work of each."""
 
     name: str
     n_bytes: int
     n_flops: int
     versions: Mapping[str, Callable[[], Version]]  # made when its turn comes
     max_different_share: float = 0.0
-    """Of rows that may have another token: a draw between two of them may be rounded to either."""
+    """Share of rows that may have another token: a sample between two of them may be rounded to
+    either."""
 
 
 class Bench:
@@ -98,39 +100,40 @@ class Bench:
 
     @property
     def is_over(self) -> bool:
-        """Whether the section's time is up; what is left is then not measured."""
+        """Whether the section's time is up; the rest is then not measured."""
         return time.monotonic() > self._ends_at
 
     @property
     def cache_bytes(self) -> int:
-        """Of the device's last cache, 0 on a CPU, where cold caches are not tried for."""
+        """Bytes of the device's last cache; 0 on a CPU, where cold caches are not tried for."""
         if self.device.type != "cuda":
             return 0
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def n_sets(self, n_bytes: int, limit: int = 24) -> int:
-        """Sets of inputs of `n_bytes` each that together outgrow the cache, at most `limit`."""
+        """Returns how many sets of inputs of `n_bytes` each outgrow the cache together, at most
+        `limit`."""
         return max(1, min(limit, -(-2 * self.cache_bytes // max(n_bytes, 1))))
 
     def free_bytes(self) -> int:
-        """Of the device's memory."""
+        """Returns the free bytes of the device's memory."""
         self.release()
         if self.device.type != "cuda":
             return 1 << 30
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def release(self) -> None:
-        """Gives back what nobody uses any more."""
+        """Frees the memory that nobody uses any more."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def emit(self, row: Row) -> None:
-        """Keeps a row, and says so."""
+        """Keeps a row, and reports it."""
         self._emit(row)
 
     def skip(self, case: str, why: str) -> None:
-        """Keeps that something was not measured."""
+        """Keeps a row that says that something was not measured."""
         self.emit({"case": case, "skipped": why})
 
     def attempt(self, case: str, version: str, work: Callable[[], Row]) -> None:
@@ -174,7 +177,8 @@ class Bench:
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
-    """Norm of the difference by the norm; what is no number is as far away as can be."""
+    """Returns the norm of the difference through the norm of `expected`; infinity for what is no
+    number."""
     expected = expected.reshape(-1).float()
     distance = float((result.reshape(-1).float() - expected).norm() / expected.norm())
     return distance if math.isfinite(distance) else math.inf

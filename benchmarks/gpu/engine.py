@@ -38,7 +38,7 @@ from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels.packed_linear import can_compute
 
 N_COMPARED = 4
-"""Iterations whose tokens are compared."""
+"""Number of iterations whose tokens are compared."""
 N_WARM_UPS = 3
 MAX_STEPS = 24
 STEP_BUDGET_S = 0.4
@@ -51,12 +51,12 @@ N_KERNELS = 12
 NO_MEMORY: Row = {"skipped": "not enough memory for keys and values"}
 
 Tokens = dict[tuple[int, int], list[list[int]]]
-"""Of the first iterations, by batch and context."""
+"""The tokens of the first iterations, by batch and context."""
 
 
 @torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
-    """A row for each decode and each prompt."""
+    """Measures a row for each decode and each prompt."""
     scale = bench.scale
     model = random_model(bench)
     largest = max(scale.step_batches) * (max(scale.step_contexts) + N_MORE)
@@ -165,7 +165,7 @@ def _prefill(bench: Bench, steps: Steps, n_tokens: int) -> Row:
 
 
 def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
-    """Iterations one after the other, each waited for."""
+    """Returns the times of iterations that are run one after the other, each waited for."""
     for _ in range(N_WARM_UPS):
         launch().wait()
     times: list[StepTimes] = []
@@ -176,7 +176,7 @@ def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
 
 
 def _queued(launch: Callable[[], Launched]) -> float:
-    """Seconds of an iteration when the next one is launched before it is waited for."""
+    """Returns the seconds of an iteration when the next one is launched before it is waited for."""
     start = time.perf_counter()
     ahead = launch()
     for _ in range(N_QUEUED - 1):
@@ -197,8 +197,8 @@ def _row(times: list[StepTimes]) -> Row:
 
 
 def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Row:
-    """Where the time of some more iterations goes, by kernel; `step_s` is that of one without the
-    profiler, which slows down the host and not the kernels."""
+    """Returns where the time of some more iterations goes, by kernel. `step_s` is an iteration's
+    time without the profiler, which slows down the host and not the kernels."""
     if bench.device.type != "cuda":
         return {}
     try:
@@ -213,7 +213,7 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
 
 
 def profile_of(events: Sequence[Any], step_s: float) -> Row:
-    """What kernels say together; nothing where the driver lets nobody count them."""
+    """Returns the kernels' times in sum; none where the driver lets nobody count them."""
     if not events:
         return {"not_profiled": "no kernel was seen"}
     spans: list[tuple[float, float]] = []
@@ -240,7 +240,7 @@ def profile_of(events: Sequence[Any], step_s: float) -> Row:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Length of what intervals cover together."""
+    """Returns the length that intervals cover together."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))

@@ -1,4 +1,4 @@
-"""What was measured, drawn."""
+"""Figures of the measurements."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from benchmarks.gpu.section import Outcome
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 MAX_CASES = 40
-"""In one figure of bars, the first of them."""
+"""Cases in one figure of bars; the first of them are shown."""
 
 
 def draw(path: Path, outcomes: Mapping[str, Outcome], meta: Mapping[str, Any]) -> None:
-    """One picture: kernels against their floors, decodes against theirs, the workload."""
+    """Draws one picture: kernels against their floors, decodes against theirs, the workload."""
     figure = Figure(figsize=(14, 15), layout="constrained")
     axes = figure.subplots(2, 2, height_ratios=(2, 1))
     figure.suptitle(f"{meta['device']['name']}, operations: {meta['operations']}")

@@ -59,7 +59,8 @@ def _version(bench: Bench, x: Tensor, n_rows: int, form: Pack) -> Version:
 
 
 def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
-    """How a matrix becomes int8 here, and how two that are gated do."""
+    """Returns two functions that make int8 weights for this device: of one matrix, and of two that
+    are gated; None where it computes none."""
     if IS_INTERPRETED and bench.device.type == "cpu" and bench.ops is triton_ops():
         # A CPU does not pack like a GPU by itself; and without Triton there is nothing to import.
         from kernels.triton.linear_int8 import TritonInt8GatedWeight, TritonInt8Weight

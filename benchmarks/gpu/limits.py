@@ -1,4 +1,4 @@
-"""What the device could do: memory bandwidth, matrix rate, and how long an empty kernel takes.
+"""The limits of the device: memory bandwidth, matrix rate, and how long an empty kernel takes.
 
 A copy reads and writes, a sum only reads, as attention over many keys does: memory may be faster at
 one of them than at the other.
@@ -15,7 +15,7 @@ COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
 
 
 def measure(bench: Bench) -> None:
-    """A row for each."""
+    """Measures a row for each limit of the device."""
     scale, device = bench.scale, bench.device
     source = torch.randn(scale.copy_bytes // 4, device=device)
     target = torch.empty_like(source)

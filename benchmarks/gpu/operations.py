@@ -1,5 +1,5 @@
-"""What works on each token by itself: embedding, norms, rotary embedding with K/V, gates, sampling,
-experts.
+"""The operations on each token by itself: embedding, norms, rotary embedding with K/V, gates,
+sampling, experts.
 
 Bytes are what must be read and written once: of a sampled row its logits, of experts the matrices
 of those that some token chose.
@@ -26,11 +26,11 @@ from services.worker.engine.sampler import SAMPLING_COLUMNS, SamplingBatch, colu
 EPS = 1e-5
 
 N_RANKS = 4
-"""That share the table of tokens of which one looks its rows up."""
+"""Number of ranks that share the table of tokens; one of them looks its rows up."""
 
 
 def measure(bench: Bench) -> None:
-    """A row for each operation, number of tokens and version."""
+    """Measures a row for each operation, number of tokens and version."""
     scale = bench.scale
     for n in scale.token_counts:
         for case in token_cases(bench, n):
@@ -47,16 +47,8 @@ def measure(bench: Bench) -> None:
 
 
 def token_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """The operations between a layer's matrix products, over `n` tokens."""
+    """Yields the operations between a layer's matrix products, over `n` tokens."""
     shape, size = bench.scale.model, bench.dtype.itemsize
-    n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
-
-    def tensors(*sizes: int) -> list[Tensor]:
-        """One for each set of inputs."""
-        n_sets = bench.n_sets(int(np.prod(sizes)) * size)
-        stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
-        return list(stacked)
-
     table = torch.empty(
         (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device
     ).normal_()
@@ -72,7 +64,7 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
     )
 
     (weight,) = torch.ones(1, shape.hidden, dtype=bench.dtype, device=bench.device)
-    rows = tensors(n, shape.hidden)
+    rows = _tensors(bench, n, shape.hidden)
     yield _case(
         bench,
         f"rms_norm, {n} tokens",
@@ -80,15 +72,27 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
         n_bytes=2 * n * shape.hidden * size,
     )
 
-    gate_up = tensors(n, 2 * shape.inner)
+    gate_up = _tensors(bench, n, 2 * shape.inner)
     yield _case(
         bench,
         f"silu_and_mul, {n} tokens",
         lambda ops: [partial(ops.silu_and_mul, x) for x in gate_up],
         n_bytes=3 * n * shape.inner * size,
     )
+    yield from _rotary_cases(bench, n)
 
-    qkv = tensors(n, n_qkv_heads * shape.head_dim)
+
+def _tensors(bench: Bench, *sizes: int) -> list[Tensor]:
+    """Returns a tensor of random numbers for each set of inputs."""
+    n_sets = bench.n_sets(int(np.prod(sizes)) * bench.dtype.itemsize)
+    stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
+    return list(stacked)
+
+
+def _rotary_cases(bench: Bench, n: int) -> Iterator[Case]:
+    shape, size = bench.scale.model, bench.dtype.itemsize
+    n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
+    qkv = _tensors(bench, n, n_qkv_heads * shape.head_dim)
     half = torch.randn(n, 1, shape.head_dim // 2, device=bench.device)
     angles = torch.cat((-half, half), -1)  # as `kernels.rotary` has them
     cos, sin = angles.cos().to(bench.dtype), angles.sin().to(bench.dtype)
@@ -120,7 +124,8 @@ def _rotary_calls(
 
 
 def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: Ops) -> Tensor:
-    """All that is made of copies of qkv, keys and values: queries turn where they are."""
+    """Returns everything that is made of copies of qkv, keys and values: queries are rotated in
+    place."""
     qkv, keys, values = [each.clone() for each in inputs]
     cos, sin, _, _, slots, n_heads, norms = others
     q = ops.rotary_write_kv(qkv, cos, sin, keys, values, slots, n_heads, norms)
@@ -128,7 +133,7 @@ def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: O
 
 
 def expert_case(bench: Bench, n: int) -> Case:
-    """The experts of one layer over `n` tokens, each of which chooses at random."""
+    """Returns the experts of one layer over `n` tokens, each of which chooses at random."""
     mixture, size, device = bench.scale.mixture, bench.dtype.itemsize, bench.device
     hidden, inner, n_chosen = mixture.hidden, mixture.inner, mixture.n_chosen
     generator = torch.Generator().manual_seed(n)
@@ -154,7 +159,7 @@ def expert_case(bench: Bench, n: int) -> Case:
 
 
 def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """The choice of tokens for `n` rows of logits."""
+    """Yields the choices of tokens for `n` rows of logits."""
     vocab_size, size = bench.scale.model.vocab_size, bench.dtype.itemsize
     n_bytes = n * vocab_size * size
     n_sets = bench.n_sets(n_bytes)
@@ -218,7 +223,7 @@ def _case(
     check: Callable[[Ops], Tensor] | None = None,
     max_different_share: float = 0.0,
 ) -> Case:
-    """What our operations and PyTorch's make of the same inputs."""
+    """Returns a case of our operations and PyTorch's over the same inputs."""
 
     def version(ops: Ops) -> Version:
         return Version(

@@ -1,4 +1,4 @@
-"""What rows say: how far each is from its floor, as JSON and as a table."""
+"""The report: how far each row is from its floor, as JSON and as a table."""
 
 import hashlib
 import json
@@ -24,17 +24,17 @@ WITH_HOST = "with launches from the host"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device could do, as it was measured."""
+    """The limits of the device, as they were measured."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
     flops_per_s: float
     launch_s: float
-    """Of the smallest kernel, one after the other in a graph."""
+    """Seconds of the smallest kernel, one after the other in a graph."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Limits | None":
-        """Of the section `limits`; None where a row is missing."""
+        """Returns the limits that the section `limits` found; None where a row is missing."""
         rows = {row["case"]: row for row in outcome.rows if "seconds" in row}
         if not {limits.COPY, limits.READ, limits.MATRIX, limits.LAUNCH} <= set(rows):
             return None
@@ -52,13 +52,14 @@ class Limits:
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def floor_s(self, row: Row) -> float:
-        """The larger of moving a row's bytes and doing its operations."""
+        """Returns the larger of the times to move a row's bytes and to do its operations, in
+        seconds."""
         n_bytes, n_flops = float(row["n_bytes"]), float(row["n_flops"])
         return max(n_bytes / self.bytes_per_s, n_flops / self.flops_per_s)
 
 
 def finish(outcome: Outcome, found: Limits | None) -> None:
-    """Adds to each row its floor, and how much of its time that is."""
+    """Adds to each row its floor, and the share of its time that this is."""
     for row in outcome.rows:
         if found is not None and "seconds" in row and "n_bytes" in row:
             row["floor_s"] = found.floor_s(row)
@@ -66,7 +67,7 @@ def finish(outcome: Outcome, found: Limits | None) -> None:
 
 
 def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
-    """Where, with what and how it was measured."""
+    """Returns where, with what and how it was measured."""
     return {
         **machine.describe(),
         "sources": sources_digest(),
@@ -78,7 +79,7 @@ def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """What the device says it is."""
+    """Returns the device's description of itself."""
     if device.type != "cuda":
         return {"name": machine.cpu_name(), "n_threads": torch.get_num_threads()}
     facts = torch.cuda.get_device_properties(device)
@@ -93,7 +94,8 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def sources_digest() -> str:
-    """Of what is measured and of what measures, where there is no repository to ask."""
+    """Returns a digest of the measured and the measuring sources, for where there is no repository
+    to ask."""
     digest = hashlib.sha256()
     for directory in ("kernels", "services", "benchmarks"):
         for path in sorted((machine.ROOT / directory).rglob("*.py")):
@@ -104,7 +106,7 @@ def sources_digest() -> str:
 def write(
     path: Path, meta: Mapping[str, Any], found: Limits | None, outcomes: Mapping[str, Outcome]
 ) -> None:
-    """All there is so far."""
+    """Writes everything that has been measured so far."""
     contents = {
         "meta": meta,
         "limits": None if found is None else asdict(found),
@@ -114,7 +116,7 @@ def write(
 
 
 def table(found: Limits | None, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
-    """Lines for people."""
+    """Yields lines for people."""
     if found is not None:
         yield (
             f"memory {found.copy_bytes_per_s / 1e9:.0f} GB/s copied, "

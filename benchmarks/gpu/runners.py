@@ -24,23 +24,23 @@ from services.worker.models import StageModel, random_stage
 GREEDY = SamplingParams(temperature=0)
 MAX_GRAPH_BATCH_SIZE = 256
 SPARE_BYTES = 6 << 30
-"""Left for activations, logits and graphs beside the weights, keys and values."""
+"""Bytes left for activations, logits and graphs beside the weights, keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one iteration, in seconds."""
+    """The times of one iteration, in seconds."""
 
     prepare_s: float
-    """Plan to batch, on the host."""
+    """Seconds from the plan to the batch, on the host."""
     launch_s: float
-    """Until all kernels of the iteration are queued."""
+    """Seconds from the batch until all kernels of the iteration are queued."""
     wait_s: float
-    """From then on, or from when it was asked for, until the tokens have come."""
+    """Seconds from then on, or from when the tokens were asked for, until they have come."""
 
     @property
     def total_s(self) -> float:
-        """All of it, where nothing overlaps."""
+        """Seconds of the whole iteration, where nothing overlaps."""
         return self.prepare_s + self.launch_s + self.wait_s
 
 
@@ -64,7 +64,7 @@ class Launched:
         self._launch_s = time.perf_counter() - prepared
 
     def wait(self) -> tuple[list[int], StepTimes]:
-        """The tokens that were sampled, and how long everything took."""
+        """Waits for the tokens that were sampled; returns them and the iteration's times."""
         start = time.perf_counter()
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -74,13 +74,13 @@ class Launched:
 
 
 def random_model(bench: Bench, quantization: Quantization = "none") -> StageModel:
-    """The model in one stage."""
+    """Returns the model in one stage, with random weights."""
     config = bench.scale.model.llama_config()
     return random_stage(config, dtype=bench.dtype, device=bench.device, quantization=quantization)
 
 
 def n_kv_blocks(bench: Bench, limit: int) -> int:
-    """Blocks that there is room for beside what is there already, at most `limit`."""
+    """Returns how many blocks there is room for beside what is stored already, at most `limit`."""
     shape = bench.scale.model
     block_bytes = shape.n_kv_elements * bench.dtype.itemsize * BLOCK_SIZE
     room = bench.scale.kv_bytes or bench.free_bytes() - SPARE_BYTES
@@ -88,7 +88,7 @@ def n_kv_blocks(bench: Bench, limit: int) -> int:
 
 
 def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRunner:
-    """A runner whose storage holds random numbers, always the same; graphs are for GPUs."""
+    """Returns a runner whose storage holds random numbers, always the same; graphs are for GPUs."""
     runner = ModelRunner(
         model,
         n_kv_blocks=n_blocks,
@@ -104,7 +104,7 @@ def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRun
 
 
 def versions_of(bench: Bench) -> tuple[str, ...]:
-    """The ways in which a runner can run there."""
+    """Returns the ways in which a runner can run there."""
     return (GRAPHS, EAGER) if bench.device.type == "cuda" else (EAGER,)
 
 

@@ -1,4 +1,4 @@
-"""One section at a time, where its failure and its delays harm no other.
+"""Runs one section at a time, where its failure and its delays harm no other.
 
 On a GPU a section has a process of its own: after an illegal access nothing works any more in the
 process that made it, and a kernel that hangs can only be ended with its process. A section writes
@@ -25,10 +25,10 @@ from benchmarks.gpu.bench import OURS, Bench, Row, progress
 from benchmarks.gpu.shapes import FULL, TINY
 
 MARGIN_S = 8.0
-"""Before its limit a section begins nothing new."""
+"""Seconds before its limit from which a section begins nothing new."""
 
 MAX_DIFFERENCE = 0.03
-"""Of a version's result from the first one's, beyond what bfloat16 rounds."""
+"""Largest difference of a version's result from the first one's, beyond what bfloat16 rounds."""
 
 FAILURE = "failure"
 """Key of a last line that says why there are no more."""
@@ -36,12 +36,12 @@ FAILURE = "failure"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where it is, and for how long it may run."""
+    """A section's module, and how long it may run."""
 
     module: str
     limit_s: float
     needs: str | None = None
-    """A package without which there is nothing to measure."""
+    """Package without which there is nothing to measure."""
 
 
 SECTIONS = {
@@ -56,10 +56,10 @@ SECTIONS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a section."""
+    """The result of a section."""
 
     status: str = "ok"
-    """ok, failed, incomplete (its time was up) or skipped."""
+    """One of ok, failed, incomplete (its time was up) or skipped."""
     error: str | None = None
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
@@ -90,7 +90,7 @@ def run(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> Outcom
 
 
 def outcome_of(rows: list[Row], error: str | None) -> Outcome:
-    """What rows, and the end of the process that made them, say together."""
+    """Returns the result that the rows and the end of the process that made them amount to."""
     failures = [row[FAILURE] for row in rows if FAILURE in row]
     rows = [row for row in rows if FAILURE not in row]
     ours = [row for row in rows if "error" in row and row["version"].startswith(OURS)]
@@ -107,7 +107,7 @@ def outcome_of(rows: list[Row], error: str | None) -> Outcome:
 
 
 def is_far(row: Row) -> bool:
-    """Whether a version's result is not what another's is."""
+    """Returns whether a version's result differs from another's by more than rounding."""
     return (
         row.get("difference", 0) > MAX_DIFFERENCE
         or row.get("n_different", 0) > row.get("max_different", 0)
@@ -138,8 +138,8 @@ def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit
 
 
 def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> str | None:
-    """The same in a process of its own, which is ended at the section's limit; returns what was
-    wrong with how it ended."""
+    """Measures a section in a process of its own, which is ended at the section's limit; returns
+    why that process ended badly, if it did."""
     limit_s = SECTIONS[name].limit_s
     command = [sys.executable, "-m", "benchmarks.gpu.section", name, f"--rows={rows}"]
     command += [f"--device={device}", f"--limit-s={limit_s}", *(["--tiny"] if is_tiny else [])]
@@ -151,7 +151,7 @@ def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) ->
 
 
 def read(rows: Path) -> list[Row]:
-    """What a section has written so far."""
+    """Returns the rows that a section has written so far."""
     if not rows.exists():
         return []
     # The last line is incomplete if its writer was ended.
@@ -161,7 +161,7 @@ def read(rows: Path) -> list[Row]:
 
 
 def untimed(row: Row) -> str:
-    """What a row says that has no time."""
+    """Returns the text of a row that has no time."""
     if "tokens_equal" in row:
         return "equal" if row["tokens_equal"] else "not equal"
     return str(row.get("error") or row.get("skipped") or "done")

@@ -1,6 +1,6 @@
 """A whole workload through the scheduling core and the runner of a rank, in one process.
 
-All requests are there at the start: the paper's mixed lengths, as `benchmarks.workload` draws them.
+All requests are there at the start, with the paper's mixed lengths (`benchmarks.workload`).
 Iteration-level scheduling in chunks, the scheduler, its K/V accounting and the runner are what a
 deployment has; processes, gRPC and text are not there. As in a deployment, the next iteration is
 launched before the last one has come back, with the tokens in between left on the rank.
@@ -42,7 +42,8 @@ PIPELINE_DEPTH = 2
 
 @torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
-    """A row for the workload, the second time that a runner has it: graphs are recorded by then."""
+    """Measures a row for the workload, the second time that a runner has it: graphs are recorded by
+    then."""
     requests = requests_of(bench)
     n_tokens = sum(request.n_prompt + request.n_output for request in requests)
     model = random_model(bench)
@@ -81,7 +82,7 @@ def measure(bench: Bench) -> None:
 
 
 def requests_of(bench: Bench) -> list[PlannedRequest]:
-    """What is asked, the same for everybody."""
+    """Returns the requests of the workload, the same for every version."""
     scale = bench.scale
     lengths = workload.mixed_lengths(
         scale.n_requests, seed=0, prompts=scale.prompt_tokens, outputs=scale.output_tokens
@@ -92,7 +93,7 @@ def requests_of(bench: Bench) -> list[PlannedRequest]:
 
 @dataclass(slots=True)
 class Run:
-    """What a workload took."""
+    """The time and the iterations of a workload."""
 
     seconds: float = 0.0
     n_output: int = 0
@@ -100,7 +101,7 @@ class Run:
 
 
 def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
-    """As a deployment has it."""
+    """Returns a scheduler as a deployment has it."""
     return Scheduler(
         RequestPool(max_requests=max_requests),
         KVManager(n_blocks=n_blocks, block_size=BLOCK_SIZE),
@@ -113,7 +114,8 @@ def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
 def serve(
     scheduler: Scheduler, runner: ModelRunner, requests: Sequence[PlannedRequest], *, name: str
 ) -> Run:
-    """select → run → apply, until nothing is left; `name` tells this run's requests from others."""
+    """Selects, runs and applies until nothing is left; `name` tells this run's requests from
+    others."""
     for index, request in enumerate(requests):
         scheduler.submit(
             Request(
@@ -139,7 +141,7 @@ def serve(
 
 
 def plan_of(batch: Batch) -> IterationPlan:
-    """What a rank is told of a batch, without a wire in between."""
+    """Returns a batch's plan for the rank, without a wire in between."""
     spans = batch.spans
     rows = [_row_of(span.request) for span in spans]
     return IterationPlan(

@@ -1,4 +1,4 @@
-"""How large what is measured is: models, and the batches that are tried with them."""
+"""Sizes of what is measured: models, and the batches that are tried with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,42 +25,48 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_tokens: int
-    """Longest sequence."""
+    """Tokens of the longest sequence."""
 
     @property
     def n_layer_weights(self) -> int:
-        """Elements of the matrices of all layers."""
+        """Number of elements of the matrices of all layers."""
         n_attention = (2 * self.n_heads + 2 * self.n_kv_heads) * self.head_dim * self.hidden
         return self.n_layers * (n_attention + 3 * self.hidden * self.inner)
 
     @property
     def n_head_weights(self) -> int:
-        """Elements of the matrix that makes logits."""
+        """Number of elements of the matrix that makes logits."""
         return self.vocab_size * self.hidden
 
     @property
     def n_kv_elements(self) -> int:
-        """Elements of one token's keys and values in all layers."""
+        """Number of elements of one token's keys and values in all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
     def iteration_bytes(
         self, n_keys: int, itemsize: int, *, layer_itemsize: int | None = None
     ) -> int:
-        """That an iteration must read: all matrices once, and the keys and values of `n_keys`
-        tokens, all requests together. What it writes is small beside it. `layer_itemsize` is that
-        of the layers' matrices, if it is another."""
+        """Returns the bytes that an iteration must read: all matrices once, and the keys and values
+        of `n_keys` tokens, all requests together.
+
+        What it writes is small beside that. `layer_itemsize` is the bytes of an element of the
+        layers' matrices, if they have another type.
+        """
         n_elements = self.n_head_weights + n_keys * self.n_kv_elements
         return n_elements * itemsize + self.n_layer_weights * (layer_itemsize or itemsize)
 
     def iteration_flops(self, n_tokens: int, n_sampled: int, n_pairs: int) -> int:
-        """Of an iteration's products, a multiplication and an addition for each weight and token;
-        `n_pairs` are the queries and keys that see each other, all requests together."""
+        """Returns the operations of an iteration's products: a multiplication and an addition for
+        each weight and token.
+
+        `n_pairs` is the number of pairs of a query and a key that it sees, all requests together.
+        """
         n_attention = 4 * self.n_layers * self.n_heads * self.head_dim * n_pairs
         n_products = n_tokens * self.n_layer_weights + n_sampled * self.n_head_weights
         return 2 * n_products + n_attention
 
     def llama_config(self) -> LlamaConfig:
-        """As the engine has it."""
+        """Returns the configuration for the engine."""
         return LlamaConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden,
@@ -88,8 +94,8 @@ class MixtureShape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is tried. Batches and contexts are in the order in which they are measured, so that what
-    matters most is there when time runs out."""
+    """The sizes of one run. Batches and contexts are in the order in which they are measured, so
+    that the most important are there when time runs out."""
 
     model: ModelShape
     mixture: MixtureShape
@@ -100,11 +106,11 @@ class Scale:
     prompts: tuple[int, ...]
     """Lengths of single prompts, for attention and for iterations."""
     chunks: tuple[tuple[int, int], ...]
-    """Tokens that are stored, and tokens of the next part of the prompt."""
+    """Pairs: tokens that are stored, and tokens of the next part of the prompt."""
     mixed_batches: Mapping[str, tuple[tuple[int, int], ...]]
     """Spans of batches: tokens stored before, tokens in the batch."""
     token_counts: tuple[int, ...]
-    """Of batches for what works on each token by itself."""
+    """Numbers of tokens for operations on each token by itself."""
     sampled_rows: tuple[int, ...]
     expert_tokens: tuple[int, ...]
     step_batches: tuple[int, ...]
@@ -116,12 +122,12 @@ class Scale:
     profiled_steps: tuple[tuple[int, int], ...]
     """Batch and context of decodes whose kernels are counted one by one."""
     static_batches: tuple[tuple[int, int], ...]
-    """Batch and context of what transformers decodes."""
+    """Batch and context of the decodes in transformers."""
     n_requests: int
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     kv_bytes: int | None
-    """For keys and values; None: what the device has left."""
+    """Bytes for keys and values; None for all that the device has left."""
 
 
 LLAMA_8B = ModelShape(

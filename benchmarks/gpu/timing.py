@@ -1,4 +1,4 @@
-"""How long calls take on the device, without what the host needs to launch them, and with it.
+"""Timing of calls on the device, without what the host needs to launch them, and with it.
 
 On a GPU calls are recorded into a CUDA graph, whose replays are timed by events: a launch from
 Python costs more than many a kernel takes. What waits for the device cannot be recorded and is
@@ -20,20 +20,20 @@ import torch
 Call = Callable[[], object]
 
 N_CALLS = 24
-"""Calls in a graph, at least."""
+"""Least number of calls in a graph."""
 MIN_TIMED_S = 2e-3
-"""Of replays between two events: to launch the first one, while the device has nothing to do, takes
-a hundredth of it or less."""
+"""Least seconds of replays between two events: to launch the first one, while the device has
+nothing to do, takes a hundredth of it or less."""
 MAX_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one call, medians in seconds."""
+    """The times of one call, medians in seconds."""
 
     device_s: float
     call_s: float
-    """With its launch from Python, many in a row."""
+    """Seconds with the launch from Python, many calls in a row."""
     is_graph: bool
 
 
@@ -46,7 +46,7 @@ class Timer:
         self._min_rounds = 3 if device.type == "cuda" else 1
 
     def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
-        """The median of one of `calls`, which are run in turn."""
+        """Returns the median times of one of `calls`, which are run in turn."""
         calls[0]()  # compiles what is to be compiled
         self.synchronize()
         if self.device.type != "cuda":
@@ -63,7 +63,7 @@ class Timer:
         return Timing(device_s, call_s, is_graph=True)
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that was queued."""
+        """Waits until the device has done everything that was queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -89,7 +89,8 @@ class Timer:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
-    """A graph of all calls; None if one of them waits for the device, which cannot be recorded."""
+    """Returns a graph of all calls; None if one of them waits for the device, which cannot be
+    recorded."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -103,7 +104,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
 
 
 def device_event() -> torch.cuda.Event:
-    """Something that can be recorded in what is queued, with its time."""
+    """Returns an event that can be queued, and that keeps its time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,5 @@
-"""The same model in `transformers`: padded batches, continuous batching, and single decodes.
+"""The model of the other sections in `transformers`: padded batches, continuous batching, and
+single decodes.
 
 `generate` computes a batch until its longest answer is complete; only tokens that were asked for
 count. `continuous batching` is transformers' own, with its settings as they come. Random weights.
@@ -25,7 +26,7 @@ N_DECODED = 16
 
 
 def measure(bench: Bench) -> None:
-    """A row for the workload in each way, and for decodes."""
+    """Measures a row for the workload in each way, and rows for decodes."""
     model = llama(bench.scale.model, bench)
     requests = requests_of(bench)
     name = f"{len(requests)} requests, all at once"
@@ -64,11 +65,11 @@ def llama(shape: ModelShape, bench: Bench) -> Any:
 
 
 Serve = Callable[[Any, Sequence[PlannedRequest]], tuple[int, float]]
-"""From model and requests to the tokens that came, and the seconds that they took."""
+"""A function from model and requests to the tokens that came, and the seconds that they took."""
 
 
 def static(model: Any, requests: Sequence[PlannedRequest]) -> tuple[int, float]:
-    """All in one batch, padded to the longest, until the longest is done."""
+    """Serves all requests in one batch, padded to the longest, until the longest is done."""
     start = time.perf_counter()
     width = max(request.n_prompt for request in requests)
     rows, mask = torch.zeros((2, len(requests), width), dtype=torch.int64)
@@ -114,7 +115,7 @@ def continuous(
 
 
 def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> Row:
-    """The second of two runs."""
+    """Returns the figures of the second of two runs."""
     _, first_run_s = serve(model, requests)
     n_output, seconds = serve(model, requests)
     return {

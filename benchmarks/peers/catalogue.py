@@ -9,7 +9,7 @@ DEFAULT_VENVS = Path.home() / ".cache" / "orcinus-peers"
 
 @dataclass(frozen=True)
 class Peer:
-    """One engine to be compared with."""
+    """An engine to be compared with."""
 
     name: str
     module: str

@@ -22,7 +22,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def commands(peer: Peer, venvs: Path, torch_index: str) -> list[list[str]]:
-    """What makes the peer's environment, or brings it to the pinned versions."""
+    """Returns the commands that make the peer's environment, or bring it to the pinned versions."""
     python = peer.python(venvs)
     pip = [str(python), "-m", "pip"]
     found = [[sys.executable, "-m", "venv", str(peer.venv(venvs))]]

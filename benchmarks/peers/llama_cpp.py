@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Columns:
-    """What one call of llama.cpp computes, a row for each token."""
+    """The input of one call of llama.cpp, a row for each token."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -212,7 +212,7 @@ def head_dim(config: dict[str, Any]) -> int:
 
 
 def rope_theta(config: dict[str, Any]) -> float:
-    """As old and as new versions of transformers write it."""
+    """Returns the base of the rotary embedding, as old or new versions of transformers write it."""
     parameters = config.get("rope_parameters") or config
     return float(parameters["rope_theta"])
 
@@ -226,7 +226,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, n_tokens: int) -> None:
 
 
 def read_tensors(model: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
-    """All weights, as float32."""
+    """Yields all weights, as float32."""
     for path in sorted(model.glob("*.safetensors")):
         with path.open("rb") as file:
             (n_header,) = struct.unpack("<Q", file.read(8))

@@ -161,7 +161,7 @@ def start(
 
 
 def find_library(peer: Peer, venvs: Path, name: str) -> Path:
-    """Where a library to preload is: in the peer's environment, else on the machine.
+    """Returns the path of a library to preload: in the peer's environment, else on the machine.
 
     Raises:
         PeerFailed: nowhere.
@@ -174,7 +174,8 @@ def find_library(peer: Peer, venvs: Path, name: str) -> Path:
 
 
 def converted_folder(venvs: Path, model: Path, peer: Peer) -> Path:
-    """Where a peer keeps the model in its own format: one folder for each state of a checkpoint."""
+    """Returns the folder of the model in a peer's own format: one for each state of a
+    checkpoint."""
     digest = hashlib.sha256()
     for path in sorted(model.resolve().glob("*.safetensors")):
         status = path.stat()

@@ -1,4 +1,4 @@
-"""What an adapter and the benchmark say to each other: a line of JSON each, on a pipe.
+"""The protocol between an adapter and the benchmark: a line of JSON each, on a pipe.
 
     adapter    {"ready": {"versions": {...}, "settings": {...}}}          once it has its model
     benchmark  {"requests": [{"arrival_s", "prompt_token_ids", "n_output"}, ...]}
@@ -30,15 +30,15 @@ class Engine(Protocol):
     """A loaded model that generates greedily, whatever the tokens that end a text."""
 
     versions: dict[str, str]
-    """Of the packages that matter."""
+    """Versions of the packages that matter."""
     settings: dict[str, Any]
-    """How the engine was set up."""
+    """Settings of the engine."""
 
     def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
-        """Takes a request, which `step` calls by its index."""
+        """Takes a request; `step` returns its tokens by this index."""
 
     def step(self) -> dict[int, TokenIds]:
-        """Computes for as long as it takes until there may be tokens; the new ones by request."""
+        """Computes until there may be tokens; returns the new ones by request."""
 
 
 def adapter_options(

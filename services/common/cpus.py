@@ -1,4 +1,4 @@
-"""How much of this machine's processors a process may really use.
+"""The number of this machine's processors that a process may really use.
 
 In a container that is often less than there are: its scheduler affinity says which, and the
 cgroup's quota how much time on them. A compute thread for each core of the node would then be
@@ -13,7 +13,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroups: Path = CGROUPS) -> int:
-    """CPUs of this process's affinity, or fewer if its cgroup's quota is worth fewer; at least 1.
+    """Returns the CPUs in this process's affinity, or fewer if its cgroup's quota is worth fewer;
+    at least 1.
 
     A quota that is no whole number is rounded up. `cgroups` is where cgroups are mounted: in a
     container, its own.
@@ -24,7 +25,7 @@ def usable_cpus(cgroups: Path = CGROUPS) -> int:
 
 
 def _quota(cgroups: Path) -> float | None:
-    """CPUs' worth of time that the cgroup may use; None without a limit."""
+    """Returns the CPU time that the cgroup may use, in CPUs; None without a limit."""
     unified = cgroups / "cpu.max"  # version 2: "max 100000" or "150000 100000", in microseconds
     if unified.is_file():
         quota, period = unified.read_text().split()

@@ -1,4 +1,4 @@
-"""What a process says of its health, under the names that probes ask for.
+"""The health of a process, under the names that probes ask for.
 
 | name | true while |
 |---|---|
@@ -22,7 +22,7 @@ READINESS = "readiness"
 
 
 class Health:
-    """The standard health service of one process. It starts alive, and neither started nor
+    """The standard gRPC health service of one process. It starts alive, and neither started nor
     ready."""
 
     def __init__(self, api: str) -> None:
@@ -35,27 +35,27 @@ class Health:
         await self._set(False, STARTUP, READINESS, "", self._api)
 
     async def set_started(self) -> None:
-        """Startup is over."""
+        """Notes that startup is over."""
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
-        """Whether this process makes progress; if not, it is restarted."""
+        """Notes whether this process makes progress; if not, Kubernetes restarts it."""
         await self._set(is_alive, LIVENESS)
 
     async def set_ready(self, is_ready: bool) -> None:
-        """Whether this process could take work."""
+        """Notes whether this process could take work."""
         await self._set(is_ready, READINESS)
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Whether calls of the API are taken."""
+        """Notes whether calls of the API are taken."""
         await self._set(is_serving, "", self._api)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Puts the health service on a server."""
+        """Adds the health service to a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
-        """A server for probes with nothing else on it, if an address is given."""
+        """Starts a server for probes with nothing else on it, if an address is given."""
         if address is None:
             return None
         server = rpc.create_server()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
-    """Why the service is not healthy; None if it is."""
+    """Returns why the service is not healthy; None if it is."""
     with grpc.insecure_channel(address) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(

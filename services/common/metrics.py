@@ -1,4 +1,4 @@
-"""What all services' metrics have in common: a registry that is handed around, the port on which
+"""Metrics code that all services share: a registry that is passed on explicitly, the port on which
 Prometheus asks, and the trace that an observation belongs to.
 
 There is no global registry: each service makes one, and what it counts is registered there.
@@ -19,14 +19,17 @@ from prometheus_client import (
 )
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-"""Buckets for what takes a client's patience, in seconds."""
+"""Buckets for durations that a client waits for, in seconds."""
 
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """Buckets for parts of an iteration, in seconds."""
 
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+"""Buckets for numbers of tokens."""
+
 
 def new_registry() -> CollectorRegistry:
-    """A registry that knows of the process, and of nothing else yet."""
+    """Returns a registry with the metrics of the process and of nothing else."""
     disable_created_metrics()  # a second series for each, that nobody asks for
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -62,7 +65,7 @@ def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str 
 
 
 def exemplar() -> dict[str, str] | None:
-    """The trace that is being recorded here and now, for a histogram to point to."""
+    """Returns the current recorded trace, for a histogram to point to; None if there is none."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Mounted(Generic[Content, Value]):
-    """What files say, kept up to date. Any thread may ask.
+    """The content of files, kept up to date. Any thread may ask.
 
     `read` gives what can be compared, `parse` makes the value of it. Both raise ValueError for what
     is broken and stays so, OSError for what may pass; the message names the file.
@@ -25,7 +25,7 @@ class Mounted(Generic[Content, Value]):
     def __init__(
         self, name: object, read: Callable[[], Content], parse: Callable[[Content], Value]
     ) -> None:
-        """Reads for the first time.
+        """Reads the files for the first time.
 
         Raises:
             OSError, ValueError: there is nothing to begin with.
@@ -40,7 +40,7 @@ class Mounted(Generic[Content, Value]):
         self._value = parse(self._content)
 
     def latest(self) -> Value:
-        """What the files say, or have said last; the same object as long as nothing changes."""
+        """Returns the newest good content; the same object as long as nothing changes."""
         with self._lock:
             try:
                 self._refresh()

@@ -38,13 +38,13 @@ class ReadyPipe:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies, however it dies; Linux only."""
+    """Makes the kernel kill this process when its parent dies, however it dies; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop_event() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets, instead of ending the process on the spot."""
+    """Returns an event that SIGTERM or SIGINT sets, instead of ending the process on the spot."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,7 +55,8 @@ def stop_event() -> asyncio.Event:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Whether a task finished before an event was set; if not, it is cancelled on request.
+    """Returns whether a task finished before an event was set; if not, the task is cancelled on
+    request.
 
     A caller that is cancelled takes the task along.
     """
@@ -75,7 +76,7 @@ async def happens_before(
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Runs several things until the first ends; the others are cancelled, its error is raised."""
+    """Runs several coroutines until the first ends; cancels the others and raises its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,41 +1,16 @@
-"""gRPC as all services use it: one set of limits, handlers made from descriptors, one error
-boundary.
+"""gRPC connections as all services make them: channels, servers and one set of limits.
 
-Handlers are built from the service's descriptor instead of the generated registration function,
-for two reasons. A request that cannot be parsed becomes INVALID_ARGUMENT instead of INTERNAL. And
-a method may be declared raw: it then moves bytes without decoding them, which is how controllers
-pass plans on.
-
-A servicer's methods are named as in the proto. Those with a single request are `(request,
-context)`, coroutines or async generators; those with a stream of requests are coroutines
-`(context)` that read and write through the context.
-
-A service may say who calls what: roles, which callers prove by their certificates (`tls.py`). That
-is looked at once per call, before the method starts. It may have a hook too, `admit`, which looks
-at each call's metadata. Both come before a single request is received: gRPC leaves what nobody
-reads with the sender, so a caller who is refused costs no memory. And it may have each call
-observed, whatever kind of method it is: by a context manager that sees errors as they are, before
-they become statuses.
+Servicers get their methods from `rpc_handlers`.
 """
 
-import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.protobuf.descriptor import ServiceDescriptor
 
 from services.common import errors
-
-log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest message either side takes. What a client may send is limited, much lower, by its
@@ -64,32 +39,13 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-"""For a channel that waits for its peer to come up: gRPC's own pauses, up to two minutes by
-default, would hide that it is there."""
+"""Options of a channel that waits for its peer to come up. By default gRPC pauses for up to two
+minutes between attempts, which would hide that the peer is there."""
 
 EPOCH_METADATA = "orcinus-epoch"
 
-CALLER_NAMES = "peer_dns"
-"""What gRPC calls the DNS names of a caller's verified certificate; not there in plaintext."""
-
-_CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.StaleEpoch: grpc.StatusCode.ABORTED,
-    errors.RequestCancelled: grpc.StatusCode.CANCELLED,
-}
-
-
 Options = Sequence[tuple[str, str | int]]
 """Channel options of gRPC, by their names."""
-
-
-Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
-"""Called with a method's name, `orcinus.v1.XService/Method`, and a call's context; what it returns
-is put around the call."""
 
 
 class Connect(Protocol):
@@ -101,8 +57,8 @@ class Connect(Protocol):
 def connect(
     address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` with the limits of this project, unless options name others;
-    plaintext without credentials."""
+    """Returns a channel to `host:port` with the limits of this project, unless options name others;
+    in plaintext without credentials."""
     all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
@@ -110,8 +66,8 @@ def connect(
 
 
 def create_server(options: Options = ()) -> grpc.aio.Server:
-    """A server with the limits of this project, unless options name others, and nothing on it
-    yet."""
+    """Returns a server with the limits of this project, unless options name others, and with no
+    service on it."""
     return grpc.aio.server(options=list(dict[str, str | int]((*SERVER_OPTIONS, *options)).items()))
 
 
@@ -133,63 +89,18 @@ def bind(
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def service_handler(
-    service: ServiceDescriptor,
-    servicer: object,
-    *,
-    raw: Collection[str] = (),
-    callers: Mapping[str, Collection[str]] | None = None,
-    admit: Callable[[Any], object] | None = None,
-    observe: Observe | None = None,
-) -> grpc.GenericRpcHandler:
-    """The handlers of one service; methods in `raw` take and give bytes.
-
-    `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
-    the context of each call and raises what refuses it.
-    """
-    handlers = {
-        descriptor.name: _method_handler(
-            descriptor,
-            _Method(
-                f"{service.full_name}/{descriptor.name}",
-                getattr(servicer, descriptor.name),
-                None if callers is None else frozenset(callers[descriptor.name]),
-                admit,
-                observe,
-            ),
-            is_raw=descriptor.name in raw,
-        )
-        for descriptor in service.methods
-    }
-    return grpc.method_handlers_generic_handler(service.full_name, handlers)
-
-
-def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """The status that a call ends with when an error leaves its method, or none does."""
-    if error is None:
-        return grpc.StatusCode.OK
-    if isinstance(error, errors.OrcinusError):
-        return _CODES[type(error)]
-    if isinstance(error, Exception):
-        return grpc.StatusCode.INTERNAL
-    time_left = context.time_remaining()  # its task was cancelled, or its stream closed
-    if time_left is not None and time_left <= 0:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-    return grpc.StatusCode.CANCELLED
-
-
 def method_path(service: ServiceDescriptor, method: str) -> str:
-    """The name of a method on the wire, for calls that send bytes."""
+    """Returns the name of a method on the wire, for calls that send bytes."""
     return f"/{service.full_name}/{method}"
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Metadata that places a stream in an epoch."""
+    """Returns the metadata that places a stream in an epoch."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 
 def epoch_of(context: Any) -> int:
-    """The epoch that a stream names in its metadata.
+    """Returns the epoch that a stream names in its metadata.
 
     Raises:
         InvalidRequest: there is none, or it is not a number.
@@ -198,144 +109,3 @@ def epoch_of(context: Any) -> int:
         if key == EPOCH_METADATA and str(value).isdecimal():
             return int(value)
     raise errors.InvalidRequest(EPOCH_METADATA, "metadata must name an epoch")
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """A servicer's method and who may call it."""
-
-    name: str
-    behaviour: Callable[..., Any]
-    callers: frozenset[str] | None
-    admit: Callable[[Any], object] | None
-    observe: Observe | None
-
-    def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """What is put around a call."""
-        if self.observe is None:
-            return contextlib.nullcontext()
-        return self.observe(self.name, context)
-
-    def check_caller(self, context: Any) -> None:
-        """Raises PermissionDenied unless the caller's certificate has one of the roles."""
-        if self.callers is None:
-            return
-        names = [name.decode() for name in context.auth_context().get(CALLER_NAMES, ())]
-        if self.callers.isdisjoint(names):
-            caller = ", ".join(names) or "a caller without a certificate"
-            raise errors.PermissionDenied(
-                f"{self.name} is for {', '.join(sorted(self.callers))}, not for {caller}"
-            )
-
-
-def _method_handler(
-    descriptor: MethodDescriptor, method: _Method, *, is_raw: bool
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    request_class, response_class = (
-        GetMessageClass(descriptor.input_type),
-        GetMessageClass(descriptor.output_type),
-    )
-    serialise = None if is_raw else response_class.SerializeToString
-    if descriptor.client_streaming:
-        deserialise = None if is_raw else request_class.FromString
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if descriptor.server_streaming
-            else grpc.stream_unary_rpc_method_handler
-        )
-        return make(_stream_request(method), deserialise, serialise)
-    if descriptor.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(
-            _unary_stream(method, request_class), None, serialise
-        )
-    return grpc.stream_unary_rpc_method_handler(
-        _unary_unary(method, request_class), None, serialise
-    )
-
-
-def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
-    async def handle(_requests: object, context: Any) -> Any:
-        async with _error_boundary(method, context):
-            return await method.behaviour(await _read(context, request_class), context)
-
-    return handle
-
-
-def _unary_stream(
-    method: _Method, request_class: type[Message]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def handle(_requests: object, context: Any) -> AsyncIterator[Any]:
-        async with _error_boundary(method, context):
-            async for response in method.behaviour(await _read(context, request_class), context):
-                yield response
-
-    return handle
-
-
-def _stream_request(method: _Method) -> Callable[..., Any]:
-    async def handle(_requests: object, context: Any) -> Any:
-        async with _error_boundary(method, context):
-            return await method.behaviour(context)
-
-    return handle
-
-
-@contextlib.asynccontextmanager
-async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
-    """Around each call: callers that may not are refused, and errors become statuses. A bug is
-    logged and tells the caller nothing of our insides."""
-    try:
-        with method.observed(context):
-            method.check_caller(context)
-            if method.admit is not None:
-                method.admit(context)
-            yield
-    except errors.OrcinusError as error:
-        await _abort(context, error)
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        log.exception("bug in %s", method.behaviour.__qualname__)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-
-
-async def _read(context: Any, request_class: type[Message]) -> Message:
-    """The one request of a call. On the wire a single request is a stream of one; as a stream it
-    is received when it is asked for, and not before the call may be made at all."""
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        name = request_class.DESCRIPTOR.name
-        raise errors.InvalidRequest("request", f"the call has no {name}")
-    return _parse(data, request_class)
-
-
-def _parse(data: bytes, request_class: type[Message]) -> Message:
-    try:
-        return request_class.FromString(data)
-    except DecodeError:
-        name = request_class.DESCRIPTOR.name
-        raise errors.InvalidRequest(
-            "request", f"not a valid {name}; its strings must be UTF-8"
-        ) from None
-
-
-async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
-    code = _CODES[type(error)]
-    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message)
-    if isinstance(error, errors.InvalidRequest):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
-        )
-        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, errors.PoolFull):
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        status.details.add().Pack(retry)
-    try:
-        await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError:
-        raise
-    except grpc.aio.BaseError as gone:
-        # The call is over already, by its deadline or its caller: there is nobody to tell.
-        raise asyncio.CancelledError from gone
-    raise AssertionError("abort returned")

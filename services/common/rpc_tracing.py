@@ -12,7 +12,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
-from services.common import rpc, semconv, tracing
+from services.common import rpc_handlers, semconv, tracing
 
 SERVER_ERRORS = frozenset(
     {
@@ -27,14 +27,14 @@ SERVER_ERRORS = frozenset(
 
 
 def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """To put around each call of a service: its span, which is current in the call's task."""
+    """Returns an observer of calls: each has a span, which is current in the call's task."""
 
     @contextmanager
     def around(method: str, context: Any) -> Iterator[None]:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
-        # For good: the task is this call's, and a stream may be closed in another one, where what
-        # has been attached here could not be detached.
+        # Never detached: the task is this call's, and a stream may be closed in another task, where
+        # what has been attached here could not be detached.
         otel_context.attach(trace.set_span_in_context(span))
         if not span.is_recording():
             yield
@@ -44,7 +44,7 @@ def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[
         try:
             yield
         except BaseException as error:
-            code = rpc.status_of(error, context)
+            code = rpc_handlers.status_of(error, context)
             raise
         finally:
             span.set_attribute(semconv.RPC_STATUS, code.name)

@@ -1,4 +1,4 @@
-"""Every name that traces and metrics of the project have.
+"""The names of all traces and metrics of the project.
 
 Where conventions name something, it is called that: OpenTelemetry's for generative AI (`gen_ai.*`,
 in development; those of November 2026), and what the Gateway API's inference extension reads.

@@ -1,5 +1,5 @@
-"""The base of every service's settings: frozen, strict, from `ORCINUS_*` variables or the command
-line.
+"""The base of every service's settings: frozen, strict, read from `ORCINUS_*` variables or the
+command line.
 
 pydantic-settings ignores a misspelt environment variable even with `extra="forbid"`; here it is
 an error, since a setting that is silently not applied is worse than a start that fails. (In
@@ -59,15 +59,15 @@ class ServiceSettings(BaseSettings):
 
 
 class ServerSettings(ServiceSettings):
-    """What every service that listens can be told."""
+    """Settings of every service that listens."""
 
     health_address: str | None = None
     """Where probes ask for health, host:port, always without TLS; the service's own port answers
     too."""
 
     metrics_address: str | None = None
-    """Where Prometheus asks for `/metrics`, host:port, always without TLS; nobody is answered
-    without it."""
+    """Where Prometheus asks for `/metrics`, host:port, always without TLS; when not set, nothing
+    listens."""
 
     tls_dir: Path | None = None
     """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, as a Secret
@@ -86,7 +86,8 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """What is wrong with each setting; of one that may be several things, why it is none."""
+    """Returns what is wrong with each setting; for one of several types, why the value is none of
+    them."""
     reasons: dict[str, list[str]] = {}
     for item in error.errors():
         reasons.setdefault(_name(item["loc"]), []).append(item["msg"])
@@ -94,6 +95,6 @@ def _explain(error: ValidationError) -> str:
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    """Without the types that a value may have, which pydantic counts as parts of its place."""
+    """Returns the path of a setting, without the types that pydantic counts as parts of it."""
     names = takewhile(lambda part: "[" not in str(part), place)
     return ".".join(map(str, names))

@@ -10,7 +10,7 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 
 TraceIds = Callable[[], tuple[str, str] | None]
-"""Trace and span that are current, if there are any."""
+"""A function that returns the current trace and span ids, or None."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -22,7 +22,7 @@ class JsonFormatter(logging.Formatter):
         self._trace_ids = trace_ids
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Returns the record as one line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

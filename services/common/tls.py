@@ -4,7 +4,7 @@ Certificates say what a process is, not where: each role has a DNS name, which a
 that role carries among its alternative names (SAN). Whoever calls checks that the answering side
 has the role it looks for, whatever its address is, since pods have addresses of the moment. Whoever
 is called takes only certificates of the same authority, and looks up the caller's role in its table
-(`rpc.service_handler`). Between services TLS is always mutual; clients of the public API show none.
+(`rpc_handlers`). Between services TLS is always mutual; clients of the public API show none.
 
 A directory has the files of a Kubernetes TLS Secret. Renewed files are for new connections; those
 that exist go on. Tensors between ranks do not come this way, and are not encrypted.
@@ -28,12 +28,13 @@ WORKER = "orcinus-worker"
 
 CHAIN, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 CURRENT = "..data"
-"""Where kubelet points to what a mounted volume contains now; it replaces this link, not files."""
+"""The link through which kubelet points to the present content of a mounted volume; it replaces
+this link and not the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What a directory contains, in PEM; compared to see whether it has changed."""
+    """The PEM files of a directory; compared to see whether they have changed."""
 
     directory: Path
     chain: bytes
@@ -43,7 +44,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """Files that belong together, and a context of Python's ssl that has loaded them."""
+    """Files that belong together, and an `ssl` context of Python that has loaded them."""
 
     files: _Files
     context: ssl.SSLContext
@@ -63,7 +64,8 @@ Certificates = Mounted[_Files, _Identity]
 
 
 def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
-    """What opens channels to peers of one role; plaintext without a directory.
+    """Returns a function that opens channels to peers of one role; in plaintext without a
+    directory.
 
     A channel keeps the certificate that it was made with.
 
@@ -87,7 +89,8 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
 def server_credentials(
     tls_dir: Path | None, *, require_client_certificate: bool = True
 ) -> grpc.ServerCredentials | None:
-    """What a gRPC server shows to new connections; None without a directory.
+    """Returns the credentials that a gRPC server shows to new connections; None without a
+    directory.
 
     Raises:
         OSError: the files are missing or broken.
@@ -104,7 +107,7 @@ def server_credentials(
 
 
 def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
-    """What an HTTP server shows to new connections; None without a directory.
+    """Returns the context that an HTTP server uses for new connections; None without a directory.
 
     Raises:
         OSError: the files are missing or broken.
@@ -125,14 +128,16 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
 def callers(
     tls_dir: Path | None, table: Mapping[str, Collection[str]]
 ) -> Mapping[str, Collection[str]] | None:
-    """The table of who may call what; None without a directory: then nobody can say who he is."""
+    """Returns the table of who may call what; None without a directory, since nobody can then prove
+    who he is."""
     return None if tls_dir is None else table
 
 
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """What gRPC asks before each handshake, in threads of its own: None if nothing is new."""
+    """Returns the function that gRPC calls before each handshake, in its own threads; its result is
+    None if nothing has changed."""
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal current
@@ -165,7 +170,7 @@ def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
 
 
 def _load(files: _Files) -> _Identity:
-    """Checks that the files are what they should be, before gRPC fails over them without a word."""
+    """Loads the files and checks them, before gRPC fails over them without a word."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     directory = files.directory
     try:

@@ -1,4 +1,4 @@
-"""Traces: set up from OpenTelemetry's own variables, or not there at all.
+"""Traces: set up from OpenTelemetry's own variables, or absent.
 
 Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) nothing is made: no
 exporter, no thread, no error, and whoever asks for a tracer gets one that does nothing. With one,
@@ -30,11 +30,11 @@ from services.common import semconv
 log = logging.getLogger(__name__)
 
 FLUSH_S = 3.0
-"""Seconds that the last spans of a process get."""
+"""Seconds that the last spans of a process get to be sent."""
 
 MAX_LINKS = 1024
-"""Links of a span at most, unless `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise: a batch, or the
-recorded iterations of a long answer."""
+"""Links of a span at most, unless `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise: enough for a batch,
+or for the recorded iterations of a long answer."""
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -55,7 +55,8 @@ class Tracing:
         return self._provider is not None
 
     def close(self) -> None:
-        """Sends what is left, if the collector takes it in time; the loop should be over."""
+        """Sends the remaining spans, if the collector takes them in time; the event loop should be
+        over."""
         if self._provider is None or self._exporter is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
@@ -69,11 +70,11 @@ class Tracing:
 
 
 OFF = Tracing(None, None)
-"""No traces."""
+"""Tracing that is switched off."""
 
 
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
-    """Traces of this process as the environment wants them.
+    """Returns the traces of this process as the environment wants them.
 
     `service_name` is what it is called unless the environment has a name. A process that `decides`
     records all that it begins, since it begins only what it has chosen; others ask the sampler of
@@ -81,7 +82,7 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     """
     if not _is_wanted():
         return OFF
-    # Here, since it takes a tenth of a second, which who records nothing need not wait for.
+    # Imported here: it takes a tenth of a second, which only who records traces should wait for.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     exporter = OTLPSpanExporter()
@@ -97,7 +98,8 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
 
 @contextlib.contextmanager
 def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> Iterator[Tracing]:
-    """The same for a block, at the end of which the last spans are sent."""
+    """Starts traces for a `with` block, at the end of which the last spans are sent; arguments as
+    for `start`."""
     tracing = start(service_name, decides=decides, max_links=max_links)
     try:
         yield tracing
@@ -106,26 +108,26 @@ def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> 
 
 
 def parent_in(carrier: Mapping[str, str]) -> Context:
-    """What a client says of its trace in metadata or headers, whose names are in lower case; a new
-    trace begins if it says nothing, whatever is current."""
+    """Returns the context that a client names in metadata or headers, whose names are in lower
+    case; an empty one, which begins a new trace, if it names none."""
     return propagate.extract(carrier, Context())
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
-    """A recorded span as it goes into a message."""
+    """Returns the context of a recorded span as it travels in a message."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return trace_pb2.TraceContext(**carrier)
 
 
 def from_message(message: trace_pb2.TraceContext) -> Context:
-    """The parent that a message names."""
+    """Returns the parent context that a message names."""
     carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     return _W3C.extract(carrier, Context())
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Trace and span that are current, in hexadecimal; for logs."""
+    """Returns the current trace and span ids in hexadecimal, for logs; None without a span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None

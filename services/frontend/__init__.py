@@ -1,4 +1,5 @@
-"""The frontend: what clients talk to, over gRPC and over the OpenAI HTTP API, with one meaning.
+"""The frontend: the clients' side of Orcinus, over gRPC and over the OpenAI HTTP API, with one
+meaning.
 
 It owns the client contract: checking requests, text to tokens and back, stop strings, templates,
 errors in each protocol's own shape. It holds one stream to the scheduler and nothing else: no

@@ -38,7 +38,7 @@ from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.generation_request import GenerationRequest
 
 KEY_PREFIX = "orc-"
-"""Lets a scanner of repositories recognise a key."""
+"""The beginning of every key, so that a scanner of repositories recognises one."""
 
 KEY_BYTES = 32
 
@@ -48,11 +48,11 @@ REREAD_S = 1.0
 MINUTE_S = 60.0
 
 UNKNOWN, RATE, IN_FLIGHT = REFUSALS = ("unknown", "rate", "in_flight")
-"""Why a call may be refused: nobody has its key, or the key's limits are reached."""
+"""Reasons to refuse a call: nobody has its key, or a limit of the key is reached."""
 
 
 class ApiKey(BaseModel):
-    """What the file says of one key."""
+    """One key's entry in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -61,11 +61,11 @@ class ApiKey(BaseModel):
     requests_per_minute: PositiveInt | None = None
     """Calls of any method, on average; after a quiet minute they may all come at once."""
     max_in_flight: PositiveInt | None = None
-    """Answers in the making at most; a call for three answers counts as three."""
+    """Answers in flight at most; a call for three answers counts as three."""
 
 
 class ApiKeyFile(BaseModel):
-    """The file."""
+    """The content of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -84,7 +84,7 @@ class ApiKeyFile(BaseModel):
 
 
 class TokenBucket:
-    """Allows so many calls a minute."""
+    """A limit of calls per minute; what is not used adds up to one minute's calls."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
         self.per_minute = per_minute
@@ -92,7 +92,7 @@ class TokenBucket:
         self._filled_at = now
 
     def take(self, now: float) -> float:
-        """Takes one call and returns 0, or the seconds until there is one to take."""
+        """Takes one call and returns 0, or returns the seconds until there is one to take."""
         gained = (now - self._filled_at) * self.per_minute / MINUTE_S
         self._level = min(float(self.per_minute), self._level + gained)
         self._filled_at = now
@@ -103,7 +103,7 @@ class TokenBucket:
 
 
 class Account:
-    """Somebody who calls, and what he has in use. Without a key there are no limits."""
+    """A caller, and what he has in use. Without a key there are no limits."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Account:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Limits from now on; what is in use stays so."""
+        """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
         per_minute = key.requests_per_minute
         if per_minute is None:
@@ -129,7 +129,7 @@ class Account:
             self._bucket = TokenBucket(per_minute, now=now)
 
     def count_call(self, now: float) -> None:
-        """Counts a call.
+        """Counts a call against the limit per minute.
 
         Raises:
             PoolFull: there were too many.
@@ -143,7 +143,7 @@ class Account:
             )
 
     def in_flight(self, request: GenerationRequest) -> ExitStack:
-        """Counts a request's answers as in flight until what is returned is closed; closing it
+        """Counts a request's answers as in flight until the returned context is closed; closing it
         twice does no harm.
 
         Raises:
@@ -174,7 +174,7 @@ class Account:
 
 
 class ApiKeys:
-    """Finds out who calls. Without a file anybody may."""
+    """All keys; finds out who calls. Without a file anybody may call."""
 
     def __init__(self, path: Path | None, *, now: Callable[[], float] = time.monotonic) -> None:
         """Reads the file.
@@ -184,7 +184,7 @@ class ApiKeys:
             ValueError: it is not what it should be; the message says where.
         """
         self.refusals = Counter(dict.fromkeys(REFUSALS, 0))
-        """Calls refused so far, by reason."""
+        """Number of calls refused so far, by reason."""
         self._now = now
         self._anybody = Account()
         self._accounts: dict[str, Account] = {}
@@ -197,7 +197,8 @@ class ApiKeys:
             self._set_accounts()
 
     def admit(self, authorization: str | None) -> Account:
-        """Whose key it is, by the value of `authorization` in headers or metadata; counts a call.
+        """Returns the account of a caller, by the value of `authorization` in headers or metadata,
+        and counts a call.
 
         Raises:
             Unauthenticated: there is no key, or nobody has it.
@@ -208,7 +209,7 @@ class ApiKeys:
         return account
 
     def account_of(self, authorization: str | None) -> Account:
-        """Whose key it is, without counting a call.
+        """Returns the account of a caller without counting a call.
 
         Raises:
             Unauthenticated: there is no key, or nobody has it.
@@ -243,7 +244,7 @@ class ApiKeys:
 
 
 def hash_of(key: str) -> str:
-    """What the file says instead of the key."""
+    """Returns the hash of a key, which the file has in its place."""
     return hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
 
 

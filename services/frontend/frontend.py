@@ -36,7 +36,7 @@ from services.frontend.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 FINISH_S = 1.0
-"""Seconds for handing out the last errors, after draining."""
+"""Seconds for sending the last errors, after draining."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
@@ -53,7 +53,7 @@ async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> in
 
 
 class Frontend:
-    """The parts of a frontend, put together; its addresses are bound."""
+    """The parts of a frontend, put together, with their addresses bound."""
 
     def __init__(self, settings: FrontendSettings, traces: Tracing = tracing.OFF) -> None:
         self._settings = settings
@@ -78,26 +78,36 @@ class Frontend:
         self.metrics_address: str | None = None
         api_keys = ApiKeys(settings.api_keys_file)
         self._registry.register(FrontendState(self._service, self._scheduler, api_keys.refusals))
+        self._http, self.http_address = self._bind_http(api_keys, traces)
+        self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
+
+    def _bind_http(self, api_keys: ApiKeys, traces: Tracing) -> tuple[HttpServer, str]:
+        """Returns the server of the OpenAI API, and its address."""
+        settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
+        listener = listen(settings.http_address)
+        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
+        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
+        server = HttpServer(CountedApp(traced_app, self._metrics), listener, tls=https)
+        return server, address_of(listener, settings.http_address)
+
+    def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
+        """Returns the server of the gRPC API, and its address."""
+        settings = self._settings
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
         )
-        self._listener = listen(settings.http_address)
-        self.http_address = address_of(self._listener, settings.http_address)
-        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
-        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
-        self._http = HttpServer(CountedApp(traced_app, self._metrics), self._listener, tls=https)
         limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
-        self._grpc = rpc.create_server([limit, *_renewal(settings.linger_s)])
+        server = rpc.create_server([limit, *_renewal(settings.linger_s)])
         servicer = InferenceServicer(
             self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
         )
         spans = server_spans(traces.tracer) if traces.is_on else None
-        add_services(self._grpc, servicer, self._health, observe=self._metrics.counted(spans))
-        self.grpc_address = rpc.bind(self._grpc, settings.grpc_address, credentials)
+        add_services(server, servicer, self._health, observe=self._metrics.counted(spans))
+        return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
-        """Says on ports of their own how this process is and what it counts, where settings name
+        """Listens for health probes and for Prometheus, on ports of their own, where settings name
         them.
 
         Raises:
@@ -108,11 +118,12 @@ class Frontend:
         self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until the event is set, then lingers and drains; a second time ends it at once."""
+        """Serves until the event is set, then lingers and drains; ends at once when it is set
+        again."""
         await self._health.start()
         async with asyncio.TaskGroup() as tasks:
             until_stopped = (
-                tasks.create_task(self._follow()),
+                tasks.create_task(self._follow_readiness()),
                 tasks.create_task(self._announce()),
             )
             conversing = tasks.create_task(self._scheduler.run())
@@ -136,7 +147,7 @@ class Frontend:
         await self._scheduler.wait_open()
 
     async def _announce(self) -> None:
-        """Tells the launcher the addresses once they are of use."""
+        """Tells the launcher the addresses, once requests can be answered."""
         await self.wait_ready()
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
         addresses = {
@@ -146,27 +157,29 @@ class Frontend:
         }
         ReadyPipe(self._settings.ready_fd).report(addresses)
 
-    async def _follow(self) -> None:
-        """Keeps what is said of this process's health true, until cancelled."""
+    async def _follow_readiness(self) -> None:
+        """Keeps the health service up to date with the readiness, until cancelled."""
         while True:
             await self._service.wait_readiness(True)
-            await self._say_ready(True)
+            await self._set_ready(True)
             await self._service.wait_readiness(False)
-            await self._say_ready(False)
+            await self._set_ready(False)
 
-    async def _say_ready(self, is_ready: bool) -> None:
+    async def _set_ready(self, is_ready: bool) -> None:
         await self._health.set_ready(is_ready)
         await self._health.set_serving(is_ready)
 
     async def _linger(self, stop: asyncio.Event) -> None:
-        """Has clients and load balancers turn elsewhere, and takes what still comes."""
+        """Tells clients and load balancers to turn elsewhere, and still takes the requests that
+        come."""
         log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
         self._service.leave()
         self._http.leave()
-        await self._say_ready(False)
+        await self._set_ready(False)
         await first_of(stop.wait(), asyncio.sleep(self._settings.linger_s))
 
     async def _drain(self, stop: asyncio.Event) -> None:
+        """Refuses new requests, lets those that run finish in time, then ends the servers."""
         drain_s = self._settings.drain_s
         log.info("draining; running requests have %g s", drain_s)
         self._service.refuse_new()
@@ -181,9 +194,12 @@ class Frontend:
 
 
 def _renewal(linger_s: float) -> list[tuple[str, int]]:
-    """gRPC clients keep one connection for ever, and `stop` fails calls that cross its goodbye on
-    the way. A connection that has come of age ends without such losses, so each comes of age within
-    the time to linger, with room for one that was made before load balancers had heard."""
+    """Returns the gRPC server options by which connections are renewed within the time to linger.
+
+    gRPC clients keep one connection for ever, and `stop` fails calls that cross its goodbye on the
+    way. A connection that reaches its maximum age ends without such losses. The age leaves room for
+    a connection that was made before load balancers had heard that this frontend stops.
+    """
     if linger_s == 0:
         return []
     return [("grpc.max_connection_age_ms", max(1, int(linger_s * 1000 / 2)))]

@@ -1,2 +1,2 @@
-"""Everything on this machine: the stages, the scheduler and a frontend, as child processes on
-loopback."""
+"""The local launcher: runs stages, the scheduler and a frontend on this machine, as child processes
+on loopback."""

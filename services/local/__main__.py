@@ -18,18 +18,19 @@ from services.local.settings import LocalSettings
 
 EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
 LAST_WORDS_S = 1.5
-"""What a pipeline that has lost a member gets to tell its clients, before everything is stopped."""
+"""Seconds that a pipeline which has lost a member gets to tell its clients, before everything is
+stopped."""
 
 
 class LoadingBar:
-    """Bytes of all stages on one progress bar, on standard error."""
+    """A progress bar on standard error with the bytes that all stages have loaded."""
 
     def __init__(self) -> None:
         self._bar = tqdm(desc="loading weights", unit="B", unit_scale=True, total=0, leave=False)
         self._stages: dict[int, tuple[int, int]] = {}
 
     def update(self, stage_index: int, n_done: int, n_total: int) -> None:
-        """A stage has loaded some more."""
+        """Adds the progress of a stage."""
         self._stages[stage_index] = (n_done, n_total)
         done, total = (sum(column) for column in zip(*self._stages.values(), strict=True))
         self._bar.total = total
@@ -41,7 +42,7 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
-    """Prints where clients go, and a command that works."""
+    """Prints the addresses for clients, and a command that works."""
     name = settings.model.resolve().name
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
@@ -55,7 +56,7 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves until told to stop (0) or until a service dies (1)."""
+    """Serves until told to stop or until a service dies; returns the exit status, 0 or 1."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(launch(settings, launcher_class))
     try:
@@ -88,7 +89,7 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
 
 
 def complain(reason: str) -> int:
-    """Says why everything stops."""
+    """Prints why everything stops; returns the exit status."""
     sys.stderr.write(f"orcinus: stopping, because {reason}\n")
     return 1
 

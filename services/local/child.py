@@ -1,4 +1,4 @@
-"""A service as a child process that says on a pipe where it listens, how far it is, and that it
+"""A service as a child process. It reports on a pipe where it listens, how far it is, and that it
 is ready."""
 
 import asyncio
@@ -16,7 +16,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class ChildDied(Exception):
-    """A service ended that should not have."""
+    """Raised when a service has ended that should not have."""
 
 
 class Child:
@@ -27,13 +27,14 @@ class Child:
     ) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
-        """Everything so far that was read of it."""
+        """All messages that were read from the service so far."""
         self._process = process
         self._lines = lines
 
     @classmethod
     async def start(cls, name: str, module: str, arguments: Sequence[str]) -> "Child":
-        """Starts `python -m module`, in a session of its own so that Ctrl-C reaches only us."""
+        """Starts `python -m module` in a session of its own, so that Ctrl-C reaches only the
+        launcher."""
         read_fd, write_fd = os.pipe()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -54,7 +55,7 @@ class Child:
         return cls(name, process, lines)
 
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
-        """What the service says.
+        """Yields the messages of the service.
 
         Raises:
             ChildDied: it ended.
@@ -66,7 +67,7 @@ class Child:
         raise ChildDied(self.name)
 
     async def wait_for(self, key: str) -> Any:
-        """The value of the first message that has `key`.
+        """Returns the value of the first message that has `key`.
 
         Raises:
             ChildDied: it ended before.
@@ -77,14 +78,14 @@ class Child:
         raise AssertionError("messages() ends by an error")
 
     async def obituary(self) -> str:
-        """How the service ended, when it has."""
+        """Returns how the service ended, once it has."""
         status = await self._process.wait()
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
         return f"{self.name} exited with status {status}"
 
     async def stop(self) -> None:
-        """Ends the service: politely, and after a time by force."""
+        """Ends the service: by SIGTERM, and after a timeout by SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:

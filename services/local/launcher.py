@@ -1,4 +1,4 @@
-"""Starts the services in the order in which they need each other, and ends them in the other order.
+"""Starts the services in the order in which they need each other, and ends them in reverse.
 
 All start at once as far as addresses allow: a service says where it listens before it is ready,
 and each waits for those it needs.
@@ -16,30 +16,31 @@ from services.local.settings import LocalSettings
 
 HOST = "127.0.0.1"
 DRAIN_S = 5
-"""Seconds that running requests get when all is told to stop; less than `Child.stop` waits."""
+"""Seconds that running requests get when everything is told to stop; less than `Child.stop` waits.
+"""
 OnProgress = Callable[[int, int, int], None]
-"""Called with stage index, bytes loaded, bytes in all."""
+"""A function of the stage index, the bytes loaded and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the frontend and the metrics are, as host:port."""
+    """The addresses of the frontend and of the metrics, host:port."""
 
     http: str
     grpc: str
     metrics: dict[str, str]
-    """Where services tell their metrics, by their names, if they do."""
+    """Addresses of the services' metrics by the services' names; empty without metrics."""
 
 
 class Launcher:
-    """The process tree of one pipeline on this machine. Leaves none of it behind."""
+    """The process tree of one pipeline on this machine. It leaves no process behind."""
 
     worker_module = "services.worker"  # benchmarks put others in the place of these two
     scheduler_module = "services.scheduler"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, when a service has ended that should not have."""
+        """Done, with the reason as its result, when a service has ended that should not have."""
         self._settings = settings
         self._waves: list[list[Child]] = []  # children that start, and stop, together
         self._watches: list[asyncio.Task[None]] = []
@@ -123,7 +124,7 @@ class Launcher:
         return await self._start(1, "scheduler", self.scheduler_module, options)
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """What the scheduler is told, by option; `stages` are the addresses of the workers."""
+        """Returns the scheduler's settings, by option; `stages` are the workers' addresses."""
         settings = self._settings
         return {
             "address": f"{HOST}:0",
@@ -157,7 +158,7 @@ class Launcher:
 def share_cpus(
     settings: LocalSettings, n_usable: int, cpus: Sequence[int]
 ) -> tuple[int, list[list[int]]]:
-    """Compute threads of each rank, and the CPUs of each stage's threads.
+    """Returns the number of compute threads of each rank, and the CPUs of each stage's threads.
 
     Threads get a CPU each only where they use all of them: otherwise another pipeline on this
     machine would choose the same ones. `n_usable` may be fewer than `cpus`, by a quota.

@@ -9,7 +9,7 @@ from services.common.settings import ServiceSettings
 
 
 class LocalSettings(ServiceSettings):
-    """Everything that can be set, from `ORCINUS_*` variables or the command line."""
+    """Settings of the local launcher, from `ORCINUS_*` variables or the command line."""
 
     model: Path
     """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
@@ -34,7 +34,8 @@ class LocalSettings(ServiceSettings):
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
     quantization: Literal["none", "int8"] = "none"
-    """Of the matrices of layers; `int8` is for CPUs with VNNI, see the worker's setting."""
+    """How the matrices of layers are quantized; `int8` is for CPUs with VNNI, see the worker's
+    setting."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most."""
@@ -56,8 +57,8 @@ class LocalSettings(ServiceSettings):
     it has left."""
 
     iteration_limit_s: float = Field(default=900.0, gt=0)
-    """Seconds after which a stage that has not finished an iteration counts as lost; a long prompt
-    runs in one iteration. A stage that dies is noticed at once."""
+    """Seconds after which a stage that has not finished an iteration counts as lost; must exceed
+    the longest one. A stage that dies is noticed at once."""
 
     threads: int = Field(default=0, ge=0)
     """Compute threads of each rank; 0 divides the CPUs that may be used among all ranks."""

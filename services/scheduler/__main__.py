@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common import metrics, process, rpc, tls, tracing
+from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
 from services.common.errors import Unavailable
 from services.common.health import Health
 from services.common.telemetry import configure_logging
@@ -77,10 +77,11 @@ class SchedulerProcess:
                 await process.first_of(self._serve(), self._tell_readiness())
 
     async def _serve(self) -> None:
+        """Leads at once where the stages are given, else finds them among pods, and elects."""
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
-        # Here, since it takes half a second, which who names the stages need not wait for.
+        # Imported here: it takes half a second, which only who looks for pods should wait for.
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
         async with KubernetesClient() as client:
@@ -92,6 +93,7 @@ class SchedulerProcess:
             await process.first_of(pods.run(), self._serve_in_turn(client, pods))
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
+        """Leads once this scheduler is elected, for as long as it holds the lease."""
         settings = self._settings
         if settings.lease_name is None:
             await self._lead(pods, Unopposed())
@@ -113,6 +115,7 @@ class SchedulerProcess:
             await elector.release()
 
     async def _lead(self, stages: StageDirectory, term: Term) -> None:
+        """Leads until told to stop; frontends find this scheduler by its health meanwhile."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         leader = Leader(
             self._settings,
@@ -136,11 +139,13 @@ class SchedulerProcess:
             self._service.fail_all("this scheduler no longer leads")
 
     async def _announce(self, leader: Leader) -> None:
+        """Tells the launcher when the first pipeline serves."""
         await leader.has_served.wait()
         self._pipe.report({"ready": True})
 
     async def _tell_readiness(self) -> None:
-        """A leader is ready while it has a pipeline, a standby while it sees the lease."""
+        """Keeps the readiness up to date: a leader is ready while it has a pipeline, a standby
+        while it sees the lease."""
         while True:
             elector = self._elector
             if elector is None or elector.is_leader:
@@ -152,13 +157,14 @@ class SchedulerProcess:
 
     @contextlib.asynccontextmanager
     async def _listening(self, *, metrics_address: str | None) -> AsyncIterator[None]:
+        """Serves frontends and probes inside the `with` block."""
         settings = self._settings
         await self._health.start()
         server = rpc.create_server()
         self._health.add_to(server)
         callers = tls.callers(settings.tls_dir, CALLERS)
         server.add_generic_rpc_handlers(
-            (rpc.service_handler(SERVICE, self._service, callers=callers),)
+            (rpc_handlers.service_handler(SERVICE, self._service, callers=callers),)
         )
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()
@@ -175,7 +181,7 @@ class SchedulerProcess:
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
-    """Serves until told to stop; the exit status."""
+    """Serves until told to stop; returns the exit status."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
 
@@ -184,7 +190,7 @@ def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
     build: BuildScheduler = build_scheduler,
 ) -> int:
-    """Runs the scheduler's process; benchmarks put another scheduling core in."""
+    """Runs the scheduler's process; benchmarks replace the scheduling core."""
     settings = settings_class.load("scheduler", sys.argv[1:])
     configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:

@@ -1,5 +1,4 @@
-"""What a scheduler does while it leads: it forms a pipeline, serves it to its end, and forms the
-next.
+"""The life of a leading scheduler: it forms a pipeline, serves it to its end, and forms the next.
 
     gather stages → join an epoch → serve → (lost) → gather stages → …
 
@@ -10,6 +9,7 @@ told when the next one is there. Stages that live on keep their weights.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
@@ -37,7 +37,7 @@ from services.scheduler.settings import SchedulerSettings
 log = logging.getLogger(__name__)
 
 BuildScheduler = Callable[[SchedulerSettings, Pipeline], Scheduler]
-"""Makes the scheduling core for a pipeline."""
+"""A function that makes the scheduling core for a pipeline."""
 
 PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -93,7 +93,7 @@ class Leader:
         build: BuildScheduler | None = None,
     ) -> None:
         self.has_served = asyncio.Event()
-        """Set when the first pipeline serves."""
+        """Set once the first pipeline serves."""
         self._settings = settings
         self._stages = stages
         self._service = service
@@ -104,7 +104,7 @@ class Leader:
         self._build = build or build_scheduler
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
-        """Serves until the event is set and what runs then has finished.
+        """Serves until the event is set and the requests that run then have finished.
 
         Raises:
             Unavailable: there was no pipeline for too long.
@@ -134,6 +134,24 @@ class Leader:
 
     async def _serve(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
         """Forms one epoch and serves it to its end."""
+        epoch = self._assemble(pipeline)
+        loss: str | None = None
+        try:
+            starting = asyncio.create_task(epoch.engine.start())
+            if not await happens_before(starting, stop):
+                return
+            starting.result()
+            self._open(epoch)
+            await self._run_to_the_end(epoch.loop, stop)
+        except PipelineLost as error:
+            loss = error.message
+            raise
+        finally:
+            epoch.observers.closed(loss)
+            await epoch.engine.close()
+
+    def _assemble(self, pipeline: Pipeline) -> "_Epoch":
+        """Puts together what serves an epoch; nothing is started yet."""
         scheduler = self._build(self._settings, pipeline)
         iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
@@ -160,31 +178,23 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
         )
-        loss: str | None = None
-        try:
-            starting = asyncio.create_task(engine.start())
-            if not await happens_before(starting, stop):
-                return
-            starting.result()
-            observers.opened()
-            self._service.open(describe(pipeline, scheduler), loop, iteration_log)
-            self.has_served.set()
-            log.info(
-                "epoch %d: %d stages, %d K/V slots",
-                pipeline.epoch,
-                pipeline.n_stages,
-                scheduler.kv_manager.n_slots,
-            )
-            await self._run_to_the_end(loop, stop)
-        except PipelineLost as error:
-            loss = error.message
-            raise
-        finally:
-            observers.closed(loss)
-            await engine.close()
+        return _Epoch(pipeline, scheduler, engine, loop, observers, iteration_log)
+
+    def _open(self, epoch: "_Epoch") -> None:
+        """Tells observers and frontends that requests may come."""
+        pipeline, scheduler = epoch.pipeline, epoch.scheduler
+        epoch.observers.opened()
+        self._service.open(describe(pipeline, scheduler), epoch.loop, epoch.iteration_log)
+        self.has_served.set()
+        log.info(
+            "epoch %d: %d stages, %d K/V slots",
+            pipeline.epoch,
+            pipeline.n_stages,
+            scheduler.kv_manager.n_slots,
+        )
 
     async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
-        """Runs the loop; on the way out, what runs has some time to finish."""
+        """Runs the loop; when told to stop, gives running requests some time to finish."""
         serving = asyncio.create_task(loop.run(), name="serving loop")
         try:
             if not await happens_before(serving, stop, cancel=False):
@@ -199,8 +209,20 @@ class Leader:
             serving.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """The parts that serve one epoch."""
+
+    pipeline: Pipeline
+    scheduler: Scheduler
+    engine: EngineMaster
+    loop: ServingLoop
+    observers: IterationObservers
+    iteration_log: IterationLog
+
+
 def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
-    """The scheduling core for a pipeline: its memory, its policy, its depth.
+    """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
     Raises:
         Unavailable: there is no memory for a single block.
@@ -217,7 +239,7 @@ def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Schedule
 
 
 def default_depth(n_stages: int) -> int:
-    """Batches in flight at most, where nothing else is set.
+    """Returns the number of batches in flight at most, where nothing else is set.
 
     With one stage the next batch has the same requests, whose tokens stay on the rank, and costs
     nothing. With several, one batch more than stages would hide the way of results and plans, but
@@ -227,7 +249,7 @@ def default_depth(n_stages: int) -> int:
 
 
 def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManager:
-    """The books of the memory that a pipeline has.
+    """Returns the accounts of a pipeline's K/V memory.
 
     Raises:
         Unavailable: there is none for a single block.
@@ -242,7 +264,7 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
-    """The policy that is set; `n_shares` batches in flight share the requests."""
+    """Returns the policy of the settings; `n_shares` batches in flight share the requests."""
     if settings.policy == "orca":
         return OrcaPolicy(max_batch_size=settings.max_batch_size)
     return ChunkedPolicy(
@@ -253,7 +275,7 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
 
 
 def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
-    """What frontends are told of the pipeline."""
+    """Returns the description of the pipeline for frontends."""
     first = pipeline.first
     return scheduler_pb2.PipelineDescription(
         model=first.model,

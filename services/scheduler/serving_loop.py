@@ -19,17 +19,17 @@ from services.scheduler.observing.request_observer import RequestObserver
 
 
 class Engine(Protocol):
-    """What the loop needs of an engine master."""
+    """The part of an engine master that the loop needs."""
 
     async def run(self, batch: Batch) -> None:
         """Sends a batch into the pipeline."""
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """Results since the last call; raises when the pipeline is lost."""
+        """Returns the results since the last call; raises when the pipeline is lost."""
 
 
 class ServingLoop:
-    """Runs one epoch of one pipeline."""
+    """The serving loop of one epoch."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ServingLoop:
         self._is_draining = False
 
     def submit(self, request: Request) -> None:
-        """Puts a request into the pool; it may ride the next iteration. Raises as
+        """Puts a request into the pool, from where it may ride the next iteration. Raises as
         `Scheduler.submit`."""
         self._scheduler.submit(request)
         self._has_news.set()
@@ -61,7 +61,7 @@ class ServingLoop:
         self._has_news.set()
 
     def drain(self) -> None:
-        """Has `run` return as soon as no request is left, and no batch in flight."""
+        """Makes `run` return as soon as no request is left, and no batch in flight."""
         self._is_draining = True
         self._has_news.set()
 

@@ -8,7 +8,7 @@ from services.common.settings import ServerSettings
 
 
 class SchedulerSettings(ServerSettings):
-    """Everything that can be set, from `ORCINUS_*` variables or the command line."""
+    """All settings of the scheduler, from `ORCINUS_*` variables or the command line."""
 
     address: str = "0.0.0.0:50052"
     """Where to listen for frontends, host:port; port 0 takes a free one."""
@@ -53,8 +53,8 @@ class SchedulerSettings(ServerSettings):
     """Name of the pipeline, in every message of it."""
 
     policy: Literal["orca", "chunked"] = "chunked"
-    """Who rides the next iteration: `orca` is Algorithm 1 of the paper, `chunked` the same with
-    `max_batch_tokens`, so that a long prompt does not hold up those that generate."""
+    """How batches are filled: `orca` is Algorithm 1 of the paper, `chunked` the same with
+    `max_batch_tokens`, so that a long prompt does not hold up the requests that generate."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""

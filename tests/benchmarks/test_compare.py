@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import compare, machine, records
+from benchmarks import compare, contest_table, contestants, machine, records
 from benchmarks.records import RunRecord
 from tests.benchmarks.test_contest import records_of
 
@@ -42,7 +42,7 @@ def test_tokens_agree_up_to_the_first_that_differs(
     [("", "2"), ("--stages 2", "1"), ("--stages=2 --tp=2", "1"), ("--stages 2 --threads 5", "5")],
 )
 def test_ours_gets_as_many_threads_as_a_peer(given_options: str, threads: str) -> None:
-    options = compare.options_of_ours(given_options, model=DEMO, dtype="bf16", threads=2)
+    options = contestants.options_of_ours(given_options, model=DEMO, dtype="bf16", threads=2)
 
     found = re.findall(r"--threads[= ](\d+)", shlex.join(options))
     assert found == [threads]
@@ -87,7 +87,7 @@ def test_the_table_compares_pair_by_pair_and_with_the_best() -> None:
     runs += [run_of("vllm", 2, 2.0)]
     runs += [run_of("openvino", index, duration) for index, duration in enumerate((1.0, 9.0, 1.4))]
 
-    title, header, *rows = compare.table("offline", runs).splitlines()
+    title, header, *rows = contest_table.table("offline", runs).splitlines()
 
     assert title == "offline: median of 2 of 3 rounds"
     assert header.split()[0] == "tokens/s"

@@ -67,12 +67,12 @@ def run(out: Path, *options: str, **environment: str) -> subprocess.CompletedPro
 
 
 def results(out: Path) -> Any:
-    """What a run has written."""
+    """Returns the results that a run has written."""
     return json.loads((out / "gpu.json").read_text())
 
 
 def workload_lengths() -> tuple[Lengths, ...]:
-    """What the requests are like."""
+    """Returns the lengths of the workload's requests."""
     return mixed_lengths(
         TINY.n_requests, seed=0, prompts=TINY.prompt_tokens, outputs=TINY.output_tokens
     )

@@ -1,4 +1,4 @@
-"""What a result says about where it was made."""
+"""The description of the machine in a result."""
 
 from pathlib import Path
 

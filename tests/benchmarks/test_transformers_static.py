@@ -25,7 +25,7 @@ def engine_of(model: Path, **options: int | None) -> StaticEngine:
 
 
 def alone(model: Path) -> dict[int, TokenIds]:
-    """What each request gets when nobody else is there."""
+    """Returns the tokens of each request when it is served by itself."""
     engine = engine_of(model)
     found: dict[int, TokenIds] = {}
     for index, (prompt, n_output) in enumerate(REQUESTS):

@@ -91,7 +91,7 @@ class Cluster:
         return self.kubectl("-n", NAMESPACE, *arguments, **options)
 
     def get(self, *what: str) -> Any:
-        """What there is in the namespace, or of the cluster; None where nothing is."""
+        """Returns objects of the namespace, or of the cluster; None where there are none."""
         found = self.insist(
             lambda: self.in_namespace("get", *what, "--ignore-not-found", "-o", "json")
         )
@@ -233,7 +233,8 @@ class Cluster:
             time.sleep(PAUSE_S)
 
     def insist(self, action: Callable[[], T], *, unless: Callable[[T], bool] | None = None) -> T:
-        """What an action returns when it does not fail, `unless` it is to be done again."""
+        """Repeats an action until it does not fail, and `unless` is not true of its result; returns
+        the result."""
         results: list[T] = []
 
         def is_done() -> bool:
@@ -247,7 +248,7 @@ class Cluster:
         return results[0]
 
     def report(self) -> str:
-        """What a person would look at first; whatever can't be had is left out."""
+        """Returns what a person would look at first; whatever can't be had is left out."""
         logs = [
             (
                 "logs",
@@ -279,7 +280,8 @@ class Cluster:
         return self.insist(lambda: self.ask_once(command, **order))
 
     def ask_once(self, command: str, **order: Any) -> Any:
-        """The same, or it fails: whether something was done before is not known then.
+        """Has the client's pod do something, without trying again: after a failure it is not known
+        whether it was done.
 
         Raises:
             NotYet: the client's pod was not there, or its answer was lost.
@@ -335,7 +337,7 @@ class Load:
 
     @property
     def errors(self) -> str:
-        """What went wrong with them, in words."""
+        """The errors of the clients, in words."""
         return _content(self._errors)
 
     def finish(self) -> list[dict[str, Any]]:
@@ -345,7 +347,7 @@ class Load:
         return self.outcomes()
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """What became of every request, when the clients are through."""
+        """Returns the outcome of every request, once the clients are through."""
         status = self._process.wait(PATIENCE_S)
         assert status == 0, self.errors
         outcomes: list[dict[str, Any]] = json.loads(_content(self._output).splitlines()[-1])

@@ -40,7 +40,7 @@ def deployed_demo(cluster: Cluster, figures: "Figures") -> Iterator[Cluster]:
 
 @pytest.fixture
 def demo(deployed_demo: Cluster) -> Cluster:
-    """The same, serving, whatever the test before has left."""
+    """The demo overlay, serving again, whatever the test before has left."""
     deployed_demo.wait_serving()
     return deployed_demo
 
@@ -89,7 +89,7 @@ class Figures:
 
 @pytest.fixture(scope="session")
 def figures(pytestconfig: pytest.Config) -> Figures:
-    """Where durations are noted."""
+    """The notebook of durations."""
     return Figures(pytestconfig.stash.setdefault(FIGURES, []))
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LEASE_S = 15
 UNREADY_S = 10
 SLACK = 2
-"""What is promised may take so many times as long on a machine that others use, too."""
+"""Factor by which promised times may be longer on a machine that others use, too."""
 
 PROMPT = "If the file does not exist,"
 LOAD = {
@@ -40,7 +40,7 @@ def failures(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    """What a run on this machine answers; before the cluster needs its processors."""
+    """The answer of a run on this machine, made before the cluster needs its processors."""
     with serving(ROOT / "models" / "demo", stages=2) as local:
         return local.complete(PROMPT, max_tokens=20, temperature=0)
 

@@ -21,7 +21,7 @@ ROLES = ("orcinus-frontend", "orcinus-scheduler", "orcinus-worker")
 OURS, STRANGER = "ours", "a stranger"
 PROMPT = "If the file does not exist,"
 REFUSED = re.compile(r"BadStatusLine|RemoteDisconnected|ConnectionReset")
-"""What somebody who is there does to a client that he does not understand."""
+"""Errors of a client that a server is there for, but does not understand."""
 
 
 @cache
@@ -31,7 +31,7 @@ def authority(name: str) -> Authority:
 
 
 def ours() -> str:
-    """What a client of ours trusts."""
+    """Returns the certificate of the authority that a client of ours trusts, in PEM."""
     return authority(OURS).certificate.decode()
 
 
@@ -50,7 +50,7 @@ def secret(name: str, **files: bytes) -> dict[str, Any]:
 
 
 def secrets() -> list[dict[str, Any]]:
-    """What an administrator makes before the component is applied."""
+    """Returns the Secrets that an administrator makes before the component is applied."""
     made = []
     for role in ROLES:
         pem = authority(OURS).issue(role)
@@ -121,7 +121,7 @@ def code_of(cluster: Cluster, ask: Callable[[], Any], expected: str) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a caller shows of himself, and whether he speaks TLS at all."""
+    """The certificate that a caller shows, and whether he uses TLS at all."""
 
     role: str = ""
     authority: str = OURS

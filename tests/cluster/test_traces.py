@@ -34,7 +34,8 @@ def deployed(cluster: Cluster, figures: Figures) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def traced(deployed: Cluster) -> Cluster:
-    """The same on different nodes, when spans have come from every pod that requests go through."""
+    """The demo with traces on different nodes, after spans have come from every pod that requests
+    go through."""
     assert spread(deployed)
     deployed.until(lambda: are_heard(deployed), what="spans of every pod")
     return deployed

@@ -1,4 +1,4 @@
-"""What counts as a CPU that may be used, by the files that the kernel has."""
+"""The CPUs that a process may use, by the files that the kernel has."""
 
 import os
 from pathlib import Path

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2
 
-from services.common import errors, rpc
+from services.common import errors, rpc, rpc_handlers
 from tests.frontend.scheduler_process import hurried, scheduler_process
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -59,7 +59,7 @@ async def served(
     servicer: Servicer, options: rpc.Options = (), **handler: Any
 ) -> AsyncIterator[grpc.aio.Channel]:
     server = rpc.create_server(options)
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, servicer, **handler),))
+    server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, servicer, **handler),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.connect(address) as channel:
@@ -89,7 +89,7 @@ async def test_each_error_has_its_status_on_unary_calls_and_streams(
 
 
 def test_every_error_of_the_tree_has_a_status() -> None:
-    assert set(rpc._CODES) == set(errors.OrcinusError.__subclasses__())
+    assert set(rpc_handlers._CODES) == set(errors.OrcinusError.__subclasses__())
 
 
 async def test_details_name_the_field_and_the_delay() -> None:

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
-from services.common import errors, rpc, semconv
+from services.common import errors, rpc, rpc_handlers, semconv
 from services.common.rpc_tracing import server_spans
 from services.common.tracing import current_ids
 from tests.common.test_rpc import SERVICE, TREE, Servicer
@@ -36,7 +36,7 @@ async def served(
     servicer: object, spans: RecordedSpans, service: Any = SERVICE
 ) -> AsyncIterator[grpc.aio.Channel]:
     server = rpc.create_server()
-    handler = rpc.service_handler(service, servicer, observe=server_spans(spans.tracer))
+    handler = rpc_handlers.service_handler(service, servicer, observe=server_spans(spans.tracer))
     server.add_generic_rpc_handlers((handler,))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import scheduler_pb2, worker_pb2
 
-from services.common import rpc, tls
+from services.common import rpc, rpc_handlers, tls
 from services.common.health import LIVENESS, Health
 from services.scheduler import service as scheduler_service
 from services.worker.controller import service as worker_service
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Scheduler:
-    """The same for the scheduler, whose frontends send and get streams."""
+    """A servicer of the scheduler, whose frontends send and get streams."""
 
     async def Connect(self, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -88,7 +88,7 @@ def worker_dir(authority: Authority, tmp_path: Path) -> Path:
 async def serving(tls_dir: Path | None, worker: Worker | None = None) -> AsyncIterator[str]:
     """A worker's port, as a worker makes it."""
     async with served(
-        rpc.service_handler(
+        rpc_handlers.service_handler(
             WORKER_SERVICE,
             worker or Worker(),
             raw=worker_service.RAW_METHODS,
@@ -114,7 +114,7 @@ async def served(
 
 
 async def describe(connect: rpc.Connect, address: str) -> grpc.StatusCode:
-    """How a first call on a new channel ends."""
+    """Returns the status of a first call on a new channel."""
     async with connect(address) as channel:
         return await status_of(channel.unary_unary(rpc.method_path(WORKER_SERVICE, "Describe")))
 
@@ -269,7 +269,9 @@ async def test_each_role_may_call_what_its_table_says_and_nothing_else(
     }[called]
     own = directory_of(authority, tmp_path / "own", caller)
     theirs = directory_of(authority, tmp_path / "theirs", called)
-    handler = rpc.service_handler(descriptor, servicer, raw=raw, callers=tls.callers(theirs, table))
+    handler = rpc_handlers.service_handler(
+        descriptor, servicer, raw=raw, callers=tls.callers(theirs, table)
+    )
     async with (
         served(handler, tls.server_credentials(theirs)) as address,
         tls.connector(own, role=called)(address) as channel,
@@ -299,7 +301,7 @@ async def test_a_refusal_names_the_method_and_the_caller(
 
 
 async def test_a_table_is_kept_even_if_the_port_has_no_tls() -> None:
-    handler = rpc.service_handler(
+    handler = rpc_handlers.service_handler(
         WORKER_SERVICE,
         Worker(),
         raw=worker_service.RAW_METHODS,
@@ -311,7 +313,9 @@ async def test_a_table_is_kept_even_if_the_port_has_no_tls() -> None:
 
 def test_a_table_must_have_every_method() -> None:
     with pytest.raises(KeyError, match="JoinPipeline"):
-        rpc.service_handler(WORKER_SERVICE, Worker(), callers={"Describe": {tls.SCHEDULER}})
+        rpc_handlers.service_handler(
+            WORKER_SERVICE, Worker(), callers={"Describe": {tls.SCHEDULER}}
+        )
 
 
 async def test_the_port_for_probes_stays_without_tls(worker_dir: Path) -> None:
@@ -447,7 +451,7 @@ async def test_a_public_port_shows_its_certificate_and_asks_for_none(
     public = tmp_path / "public"
     pem = authority.issue("api.example.org")
     mount(public, {"tls.crt": pem.certificate, "tls.key": pem.key})
-    handler = rpc.service_handler(WORKER_SERVICE, Worker(), raw=worker_service.RAW_METHODS)
+    handler = rpc_handlers.service_handler(WORKER_SERVICE, Worker(), raw=worker_service.RAW_METHODS)
     credentials = tls.server_credentials(public, require_client_certificate=False)
     async with served(handler, credentials) as address:
         assert await shown_by(address) == pem.serial_number

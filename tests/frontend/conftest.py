@@ -25,7 +25,7 @@ from tests.fake_scheduler import FakeScheduler, echo
 from tests.frontend import checkpoints
 
 PATIENCE_S = 10.0
-"""How long anything may take before a test fails; nothing waits for it to pass."""
+"""Timeout of everything that a test waits for, in seconds; nothing waits for it to pass."""
 
 EAGER = Backoff(first_s=0.01, max_s=0.05)
 
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 async def soon(waiting: Awaitable[Result]) -> Result:
-    """What is waited for, if it comes in time."""
+    """Returns the result of what is waited for; fails if it does not come in time."""
     async with asyncio.timeout(PATIENCE_S):
         return await waiting
 

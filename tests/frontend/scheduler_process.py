@@ -49,6 +49,6 @@ async def scheduler_process() -> AsyncIterator[tuple[asyncio.subprocess.Process,
 
 
 def hurried(options: rpc.Options) -> list[tuple[str, str | int]]:
-    """The same options, twenty times as impatient with a peer that does not answer."""
+    """Returns the options with a twentieth of the times to wait for a peer that does not answer."""
     times = ("keepalive_time_ms", "keepalive_timeout_ms", "ping_timeout_ms")
     return [(name, int(value) // 20 if name.endswith(times) else value) for name, value in options]

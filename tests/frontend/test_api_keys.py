@@ -1,4 +1,4 @@
-"""Who calls, and what he may: the file of keys, the limits, the program that makes keys."""
+"""API keys: the file of keys, the limits, the program that makes keys."""
 
 import json
 import logging

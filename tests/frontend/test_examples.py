@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 
 async def said(program: str, address: str) -> str:
-    """What an example prints; it must succeed."""
+    """Runs an example, which must succeed; returns what it prints."""
     example = await asyncio.create_subprocess_exec(
         sys.executable,
         program,

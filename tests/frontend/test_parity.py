@@ -1,4 +1,4 @@
-"""The same request means the same over both protocols."""
+"""Parity of the protocols: one request means the same over both."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ CODES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client learns, whichever protocol it speaks."""
+    """The outcome of a call as a client sees it, over either protocol."""
 
     choices: tuple[tuple[int, str, tuple[int, ...], str], ...] = ()
     usage: tuple[int, int] | None = None

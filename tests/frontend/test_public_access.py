@@ -52,7 +52,7 @@ async def locked(tmp_path: Path, **limits: Any) -> AsyncIterator[Site]:
 
 
 async def call_each(channel: Any, **call: Any) -> dict[str, grpc.StatusCode]:
-    """How a call of each public method ends."""
+    """Returns the status of a call of each public method."""
     statuses = {}
     for method in SERVICE.methods:
         make = channel.unary_stream if method.server_streaming else channel.unary_unary

@@ -17,7 +17,7 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def all_of(self, name: str) -> list[str]:
-        """What follows each instruction of that name, in order."""
+        """Returns the text behind each instruction of that name, in order."""
         return [rest for instruction, rest in self.instructions if instruction == name]
 
 
@@ -48,7 +48,7 @@ def lineage(stages: dict[str, Stage], name: str) -> Stage:
 
 
 def assignments(texts: list[str]) -> dict[str, str]:
-    """What ENV, ARG and LABEL lines assign; the last one counts."""
+    """Returns the values that ENV, ARG and LABEL lines assign; the last one counts."""
     pairs = re.findall(r'(\S+?)=("[^"]*"|\S*)', " ".join(texts))
     return {name: value.strip('"') for name, value in pairs}
 

@@ -1,4 +1,4 @@
-"""What every image promises, read from the Dockerfile; building them is for a cluster's tests."""
+"""Promises of every image, read from the Dockerfile; building them is for a cluster's tests."""
 
 import ast
 import importlib.metadata
@@ -31,7 +31,7 @@ def image(name: str) -> Stage:
 
 
 def copied_packages(service: str) -> list[str]:
-    """Of the context, the directories of Python that the service's image gets."""
+    """Returns the directories of Python in the context that the service's image gets."""
     sources = [text.split()[0] for text in image(f"{service}-code").all_of("COPY")]
     return sorted(source for source in sources if (ROOT / source).is_dir())
 

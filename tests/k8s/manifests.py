@@ -67,7 +67,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
 
 
 class Manifests:
-    """What one composition renders to."""
+    """The objects that one composition renders to."""
 
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
@@ -103,7 +103,7 @@ class Manifests:
         ]
 
     def services(self) -> "list[Workload]":
-        """Those of our own processes."""
+        """Returns the workloads of our own processes."""
         return [found for found in self.workloads() if found.labels[NAME] == "orcinus"]
 
     def workload(self, component: str) -> "Workload":
@@ -123,7 +123,7 @@ class Workload:
 
     @property
     def n_stages(self) -> int:
-        """How many pods there are, or in the group."""
+        """Number of pods, or of pods in the group."""
         spec = self.item["spec"]
         if self.item["kind"] == "LeaderWorkerSet":
             size: int = spec["leaderWorkerTemplate"]["size"]
@@ -161,7 +161,7 @@ def rendered(name: str) -> Manifests:
 
 
 def render(composition: Composition) -> str:
-    """What `kubectl kustomize` prints.
+    """Returns the output of `kubectl kustomize`.
 
     Raises:
         AssertionError: kubectl is missing, fails or warns.

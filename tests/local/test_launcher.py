@@ -1,4 +1,4 @@
-"""How the launcher divides a machine among the ranks that it starts."""
+"""The division of a machine among the ranks that the launcher starts."""
 
 from pathlib import Path
 from typing import Any

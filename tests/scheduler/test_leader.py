@@ -12,7 +12,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from services.common import rpc
+from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
@@ -117,7 +117,7 @@ async def scene(n_stages: int, **settings: float) -> AsyncIterator[Scene]:
     options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
     leader = Leader(options, stages, service, requests=requests, observe=[metrics.observe])
     server = rpc.create_server()
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
+    server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     leading = asyncio.create_task(leader.lead(Unopposed(), stop))
@@ -136,7 +136,7 @@ async def scene(n_stages: int, **settings: float) -> AsyncIterator[Scene]:
 async def test_a_scheduler_that_does_not_lead_sends_frontends_away() -> None:
     server = rpc.create_server()
     server.add_generic_rpc_handlers(
-        (rpc.service_handler(SERVICE, SchedulerService(RequestObservers())),)
+        (rpc_handlers.service_handler(SERVICE, SchedulerService(RequestObservers())),)
     )
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()

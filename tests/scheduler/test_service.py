@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
-from services.common import rpc
+from services.common import rpc, rpc_handlers
 from services.common.sampling import SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.scheduler import Scheduler
@@ -65,7 +65,7 @@ async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator
     service.lead()
     service.open(description, loop, log)
     server = rpc.create_server()
-    server.add_generic_rpc_handlers((rpc.service_handler(SERVICE, service),))
+    server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     serving = asyncio.create_task(loop.run())
@@ -142,7 +142,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_nobody_watches_iterations_before_there_is_a_pipeline() -> None:
     server = rpc.create_server()
     server.add_generic_rpc_handlers(
-        (rpc.service_handler(SERVICE, SchedulerService(RequestObservers())),)
+        (rpc_handlers.service_handler(SERVICE, SchedulerService(RequestObservers())),)
     )
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()

@@ -58,13 +58,13 @@ class Stack:
         return status
 
     def metrics(self, service: str) -> Samples:
-        """What a service counts, in a stack with `metrics=True`: `stage 0`, `scheduler`,
+        """Returns the metrics of a service, in a stack with `metrics=True`: `stage 0`, `scheduler`,
         `frontend`."""
         return Samples(httpx.get(self.metrics_urls[service]).text)
 
     @property
     def metrics_urls(self) -> dict[str, str]:
-        """Where services tell their metrics."""
+        """The URLs of the services' metrics, by the services' names."""
         return {match[1]: match[2] for line in self.output if (match := METRICS.match(line))}
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -118,7 +118,7 @@ class Stack:
             call.cancel()
 
     def stage_addresses(self) -> list[str]:
-        """Where the stages' controllers listen, in their order."""
+        """Addresses of the stages' controllers, in their order."""
         return self._option("--stages=").split(",")
 
     def _scheduler_address(self) -> str:

@@ -20,7 +20,7 @@ DEMO = ROOT / "models" / "demo"
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Stack]:
-    """What `make run` serves, on two stages, with room for few requests."""
+    """A stack as `make run` serves it, on two stages, with room for few requests."""
     with serving(DEMO, stages=2, max_requests=3) as stack:
         yield stack
 
@@ -91,7 +91,7 @@ def test_penalties_change_what_is_written_over_both_protocols(
     demo: Stack, client: openai.OpenAI
 ) -> None:
     def most_repeated(**options: Any) -> tuple[int, str]:
-        """How often its most frequent token occurs in a greedy answer."""
+        """Returns how often the most frequent token of a greedy answer occurs."""
         text = client.completions.create(
             model="demo",
             prompt="the file the file the file",

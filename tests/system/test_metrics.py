@@ -1,4 +1,4 @@
-"""What services count against what their clients saw, to the last token."""
+"""The metrics of services against what their clients saw, to the last token."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Clients:
         self.n_generated = 0
 
     async def complete(self, **body: Any) -> None:
-        """A call that its client waits for."""
+        """Makes a call that its client waits for."""
         response = await self._http.post("/v1/completions", json=body)
         self.statuses[str(response.status_code)] += 1
         if response.status_code == 200:
@@ -54,7 +54,7 @@ class Clients:
             self._take(answer["choices"], answer["usage"])
 
     async def stream(self, **body: Any) -> None:
-        """The same as a stream."""
+        """Makes a call whose answer is a stream."""
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             self.statuses[str(response.status_code)] += 1
@@ -99,7 +99,7 @@ async def _chunks(response: httpx.Response) -> Any:
 
 
 async def at_rest(stack: Stack) -> Samples:
-    """What the scheduler counts once nothing runs and all timings are in."""
+    """Returns the scheduler's metrics once nothing runs and all timings have come."""
     for _ in range(200):
         samples = stack.metrics("scheduler")
         n_iterations = samples.sum("orcinus_iteration_seconds_count")

@@ -31,7 +31,7 @@ def rules(tmp_path: Path) -> Path:
 
 
 def promtool(*arguments: str) -> str:
-    """What promtool prints; it must be content."""
+    """Returns the output of promtool, which must find no fault."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -140,7 +140,7 @@ def prometheus(stack: Stack, directory: Path) -> Iterator[httpx.Client]:
 
 
 def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
-    """What an instant query finds, once it finds something."""
+    """Returns the result of an instant query, once it finds something."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
@@ -153,7 +153,7 @@ def query(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
 
 
 def panels() -> list[str]:
-    """What the dashboard asks for of our own metrics."""
+    """Returns the dashboard's queries of our own metrics."""
     dashboard = json.loads((RULES.parent / "dashboard.json").read_text(encoding="utf-8"))
     expressions = (target["expr"] for it in dashboard["panels"] for target in it["targets"])
     own = (it for it in expressions if "kube_" not in it)

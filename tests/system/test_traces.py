@@ -58,7 +58,7 @@ def traced(model: Path) -> Iterator[Traced]:
 
 @pytest.fixture
 def quiet(traced: Traced) -> Traced:
-    """The same, with nothing received yet."""
+    """The traced stack, with nothing received yet."""
     traced.receiver.settle(0.3)
     traced.receiver.clear()
     return traced
@@ -348,7 +348,7 @@ def test_compute_and_waits_make_up_the_iteration(tmp_path: Path) -> None:
 
 
 class Spent:
-    """What spans took in all, and how."""
+    """The time that spans took in all, and on what."""
 
     PARTS = (semconv.QUEUE_WAIT, semconv.RECEIVE_WAIT, semconv.COMPUTE, semconv.SEND_WAIT)
 

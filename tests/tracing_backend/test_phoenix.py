@@ -39,7 +39,8 @@ STOP_TIMEOUT_S = 20
 ARRIVAL_TIMEOUT_S = 20
 PAGE = 1000
 PHOENIX_TOTAL = "llm.token_count.total"
-"""Its own, that it makes of what the conventions for generative AI name."""
+"""An attribute of Phoenix's own, which it makes of those that the conventions for generative AI
+name."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -48,11 +49,11 @@ class Phoenix:
     """A running Phoenix."""
 
     address: str
-    """Where it takes spans, over OTLP and gRPC."""
+    """Address at which Phoenix takes spans, over OTLP and gRPC."""
     api: httpx.Client
 
     def spans(self, **filters: str) -> list[ReceivedSpan]:
-        """What a query finds."""
+        """Returns the spans that a query finds."""
         response = self.api.get("/v1/projects/default/spans", params={"limit": PAGE, **filters})
         if response.status_code == 404:  # nobody has sent anything yet
             return []

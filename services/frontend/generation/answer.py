@@ -14,7 +14,8 @@ from services.frontend.text.tokenizer import IncrementalText
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an answer grew by; the last one says why it ended."""
+    """A part of an answer: the tokens and the text that are new. The last one says why the answer
+    ended."""
 
     index: int
     text: str = ""
@@ -23,7 +24,7 @@ class Piece:
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
-        """All pieces of an answer, at least one, as one."""
+        """Returns all pieces of an answer, at least one, as one piece."""
         return cls(
             pieces[-1].index,
             "".join(piece.text for piece in pieces),
@@ -57,7 +58,8 @@ class Answer:
         self._min_tokens = min_tokens
 
     def add(self, token_ids: Iterable[int]) -> Piece:
-        """Takes new tokens; those after the one that completes a stop string are left out."""
+        """Takes new tokens and returns their piece; tokens after the one that completes a stop
+        string are left out."""
         text: list[str] = []
         taken: list[int] = []
         for token_id in token_ids:
@@ -70,7 +72,7 @@ class Answer:
         return Piece(self.index, "".join(text), tuple(taken))
 
     def finish(self, reason: FinishReason) -> Piece:
-        """Ends the answer; what was held back is delivered."""
+        """Ends the answer and returns its last piece, with the text that was held back."""
         text = self._cut(self._text.flush()) + self._stops.flush()
         return self._end(text, (), FinishReason.STOP if self._stops.is_met else reason)
 

@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt in tokens, and what an answer to it may be."""
+    """A prompt in tokens, and the limits of an answer to it."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
@@ -45,7 +45,8 @@ class EncodedPrompt:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the answer's text continues: a conversation's next turn stands for itself."""
+        """Tokens that the answer's text continues; none for a conversation, whose next turn stands
+        alone."""
         return () if isinstance(self.prompt, Conversation) else self.token_ids
 
 
@@ -87,18 +88,18 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Tokens read and written so far."""
         return Usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(answer.n_tokens for answer in self._answers.values()),
         )
 
     def prompt_of(self, index: int) -> EncodedPrompt:
-        """The prompt that an answer belongs to."""
+        """Returns the prompt that an answer belongs to."""
         return self.prompts[index // self.options.n]
 
     def prompt_text(self, index: int) -> str:
-        """The text of an answer's prompt."""
+        """Returns the text of an answer's prompt."""
         prompt = self.prompt_of(index)
         if isinstance(prompt.prompt, str):
             return prompt.prompt
@@ -126,7 +127,7 @@ class Generation:
             self._early.append(event)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answers, as they grow; empty pieces are left out.
+        """Yields the pieces of all answers as they come; empty pieces are left out.
 
         Raises:
             Unavailable: the pipeline was lost before all answers had ended.
@@ -140,14 +141,14 @@ class Generation:
                 yield piece
 
     async def complete(self) -> list[Piece]:
-        """The answers when they are finished, in order; raises as `pieces` does."""
+        """Returns the finished answers, each as one piece, in order; raises as `pieces` does."""
         pieces: list[list[Piece]] = [[] for _ in self._answers]
         async for piece in self.pieces():
             pieces[piece.index].append(piece)
         return [Piece.joined(of_one) for of_one in pieces]
 
     def close(self) -> None:
-        """Cancels what still runs; nothing happens the second time."""
+        """Cancels the answers that still run; does nothing the second time."""
         for request_id in self._running:
             self._scheduler.cancel(request_id)
         self._running.clear()

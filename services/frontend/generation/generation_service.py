@@ -37,14 +37,15 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 8192
-"""Longer texts become tokens in a thread: others may wait a millisecond for one text, not more."""
+"""Characters of the longest text that is made into tokens on the event loop, which takes about a
+millisecond; longer ones go to a thread."""
 
 TOKEN_BYTES = 40
-"""What a token of a prompt takes: a number, and its place in a tuple."""
+"""Bytes that a token of a prompt takes in memory: a number, and its place in a tuple."""
 
 
 class GenerationService:
-    """Answers requests, as long as it is not told to stop."""
+    """Answers requests until it is told to stop."""
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class GenerationService:
         self._max_in_flight_bytes = max_in_flight_bytes
         self._hold_s = hold_s
         self.n_in_flight = 0
-        """Answers in the making."""
+        """Answers that are admitted and not yet over."""
         self.n_waiting = 0
-        """Answers among them that wait for a pipeline."""
+        """Answers of these that wait for a pipeline."""
         self._n_in_flight_bytes = 0
         self._is_leaving = False
         self._is_stopping = False
@@ -83,11 +84,12 @@ class GenerationService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests should be sent here: they would be answered, or held with good hope."""
+        """Whether requests should be sent here: there is a pipeline, or one is likely to come while
+        they are held."""
         return not self._is_leaving and _now() < self._scheduler.hold_deadline(self._hold_s)
 
     async def wait_readiness(self, is_ready: bool) -> None:
-        """Waits until `is_ready` is that; does not hear of `leave`."""
+        """Waits until `is_ready` has that value; does not notice `leave`."""
         while self.is_ready is not is_ready:
             deadline = self._scheduler.hold_deadline(self._hold_s)
             with suppress(TimeoutError):
@@ -95,11 +97,12 @@ class GenerationService:
                     await self._scheduler.wait_change()
 
     def describe(self) -> Pipeline:
-        """What is served, or was a moment ago; raises Unavailable before anything ever was."""
+        """Returns the pipeline that serves, or the last one that did; raises Unavailable before the
+        first."""
         return self._scheduler.last_known
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens that a generation would start with.
+        """Returns the tokens that a generation would start with.
 
         Raises:
             InvalidRequest: tokens are not in the vocabulary, or a conversation can't be written
@@ -112,7 +115,8 @@ class GenerationService:
 
     @asynccontextmanager
     async def open(self, request: GenerationRequest) -> AsyncIterator[Generation]:
-        """A generation whose answers are all in the pool; what still runs at the end is cancelled.
+        """Opens a generation whose answers are all in the pool; answers that still run at the end
+        are cancelled.
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -136,7 +140,7 @@ class GenerationService:
                     generation.close()
 
     def leave(self) -> None:
-        """Requests should be sent elsewhere; those that come all the same are taken."""
+        """Becomes unready, so that requests are sent elsewhere; those that still come are taken."""
         self._is_leaving = True
 
     def refuse_new(self) -> None:
@@ -231,7 +235,7 @@ class GenerationService:
 
 
 def _n_bytes(request: GenerationRequest) -> int:
-    """Memory that a request takes, about."""
+    """Returns about how many bytes of memory a request takes."""
     n_bytes = getsizeof(request.model)
     for prompt in request.prompts:
         if isinstance(prompt, Conversation):

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from orcinus.v1 import inference_pb2
 
-from services.common import errors, rpc
+from services.common import errors, rpc_handlers
 from services.common.health import Health
 from services.common.sampling_proto import from_proto
 from services.frontend.api_keys import ApiKeys
@@ -142,10 +142,10 @@ def add_services(
     servicer: InferenceServicer,
     health: Health,
     *,
-    observe: rpc.Observe | None = None,
+    observe: rpc_handlers.Observe | None = None,
 ) -> None:
     """Puts the API on a server."""
-    handler = rpc.service_handler(SERVICE, servicer, admit=servicer.admit, observe=observe)
+    handler = rpc_handlers.service_handler(SERVICE, servicer, admit=servicer.admit, observe=observe)
     server.add_generic_rpc_handlers((handler,))
     health.add_to(server)
     names = (SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)

@@ -1,4 +1,5 @@
-"""What HTTP needs around a long answer: a bounded body, a watch on the client, server-sent events.
+"""HTTP around a long answer: a bounded body, a watch on the client's connection, server-sent
+events.
 
 A client that goes away ends the work for it at once, wherever the work is; nothing else does the
 cancelling.
@@ -18,7 +19,7 @@ from services.common import errors
 Result = TypeVar("Result")
 
 Event = bytes
-"""The data of one server-sent event, a line."""
+"""The data of one server-sent event, one line."""
 
 END = b"data: [DONE]\n\n"
 
@@ -27,11 +28,11 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-"""Proxies are asked to pass events on as they come."""
+"""Headers of a stream; they ask proxies to pass events on as they come."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body, if it is not too large; what is too large is not kept.
+    """Returns the body; what exceeds the limit is not kept.
 
     Raises:
         InvalidRequest: it is too large, or says that it will be.
@@ -52,7 +53,8 @@ def _too_large(max_bytes: int) -> errors.InvalidRequest:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Does the work, unless the client goes away meanwhile; its body must have been read.
+    """Awaits the work and returns its result, unless the client goes away meanwhile; its body must
+    have been read.
 
     Raises:
         RequestCancelled: the client went away; the work has been cancelled and has ended.
@@ -77,7 +79,7 @@ async def _wait_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, as long as somebody listens.
+    """A response of server-sent events, for as long as the client listens.
 
     An error before the first event is raised, and so becomes an answer with its own status; a
     later one becomes the last event. `explain` writes it down.

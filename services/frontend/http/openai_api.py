@@ -30,7 +30,7 @@ from services.frontend.http.openai_response import (
 
 
 def create_app(service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys) -> FastAPI:
-    """The API in front of a generation service."""
+    """Returns the API in front of a generation service."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
@@ -55,12 +55,12 @@ class OpenAIApi:
         self._api_keys = api_keys
 
     async def list_models(self, request: Request) -> Json:
-        """The one model."""
+        """Answers with the one model."""
         self._admit(request)
         return model_list(self._service.describe())
 
     async def retrieve_model(self, request: Request, model: str) -> Response:
-        """The one model, if it is this."""
+        """Answers with the one model, if its name is asked for."""
         self._admit(request)
         pipeline = self._service.describe()
         if model != pipeline.model:
@@ -68,11 +68,11 @@ class OpenAIApi:
         return JSONResponse(model_object(pipeline))
 
     async def health(self) -> Response:
-        """The process is up."""
+        """Answers that the process is up."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self) -> Response:
-        """Requests would be taken."""
+        """Answers whether requests would be taken."""
         is_ready = self._service.is_ready
         status = {"status": "ready" if is_ready else "not ready"}
         return JSONResponse(status, 200 if is_ready else 503)
@@ -90,8 +90,8 @@ class OpenAIApi:
         return await self._respond(request, body, account)
 
     def _admit(self, request: Request) -> Account:
-        """Finds out who calls; each method of the API begins with it, before the body is read. As
-        a dependency of FastAPI it would cost twenty times as much."""
+        """Finds out who calls. Each method of the API begins with it, before the body is read. As a
+        dependency of FastAPI it would cost twenty times as much."""
         return self._api_keys.admit(request.headers.get("authorization"))
 
     async def _read(self, request: Request, kind: type[Body]) -> Body:

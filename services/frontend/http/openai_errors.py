@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from services.common import errors
 
 CLIENT_CLOSED_REQUEST = 499
-"""What nginx calls a request whose client has gone away; nobody reads it."""
+"""nginx's status for a request whose client has gone away; nobody reads it."""
 
 
 MODEL_CODE = "model_not_found"
@@ -23,7 +23,7 @@ MODEL_CODE = "model_not_found"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a class of errors is written down."""
+    """How the API writes down a class of errors."""
 
     status: int
     type: str
@@ -42,7 +42,7 @@ _KINDS: dict[type[errors.OrcinusError], _Kind] = {
 
 
 def error_object(error: errors.OrcinusError) -> dict[str, Any]:
-    """The error as an event of a stream, or as a body."""
+    """Returns the error as an event of a stream, or as a body."""
     kind = _KINDS[type(error)]
     field = error.field if isinstance(error, errors.InvalidRequest) else None
     code = MODEL_CODE if field == "model" else kind.code
@@ -50,7 +50,7 @@ def error_object(error: errors.OrcinusError) -> dict[str, Any]:
 
 
 def error_response(error: errors.OrcinusError) -> Response:
-    """The error as a complete answer."""
+    """Returns the error as a complete response."""
     headers = {}
     if isinstance(error, errors.PoolFull):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -60,13 +60,14 @@ def error_response(error: errors.OrcinusError) -> Response:
 
 
 def model_not_found(model: str) -> Response:
-    """A model that is asked for by its path; in a body it is a field, and its error names that."""
+    """Returns the response for an unknown model in a path; in a body the model is a field, and the
+    error names that."""
     body = _object(f"{model!r} is not served here", "invalid_request_error", "model", MODEL_CODE)
     return JSONResponse(body, 404)
 
 
 def install(app: FastAPI) -> None:
-    """Has the app answer all errors in this shape, its own included."""
+    """Makes the app answer all errors in this shape, its own included."""
     app.add_exception_handler(errors.OrcinusError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -83,7 +84,7 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
+    """Answers requests of unknown paths and methods."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     body = _object(message, "invalid_request_error", None, None)
@@ -91,7 +92,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    """The server logs it and closes the connection."""
+    """Answers after a bug; the server logs it and closes the connection."""
     return JSONResponse(_object("internal error", "server_error", None, "internal_error"), 500)
 
 

@@ -19,12 +19,13 @@ Json = dict[str, Any]
 
 
 def to_json(value: Json) -> bytes:
-    """All in ASCII: some clients of streams take U+2028 or U+0085 for the end of a line."""
+    """Returns JSON in ASCII: some clients of streams take U+2028 or U+0085 for the end of a
+    line."""
     return pydantic_core.to_json(value, ensure_ascii=True)
 
 
 class Shape(ABC):
-    """How one generation is written down."""
+    """The shape of the answers of one kind of generation."""
 
     id_prefix: str
     answer_object: str
@@ -39,19 +40,19 @@ class Shape(ABC):
         self._chunk_end = b',"usage":null}' if includes_usage else b"}"
 
     def answer(self, pieces: Sequence[Piece]) -> Json:
-        """The complete answer; the pieces are whole."""
+        """Returns the complete answer, made of whole pieces."""
         choices = [self._whole_choice(piece) for piece in pieces]
         return {**self._envelope(self.answer_object), "choices": choices, "usage": self._usage()}
 
     def chunks(self, piece: Piece) -> Iterator[bytes]:
-        """What a stream says when an answer grows, in JSON."""
+        """Yields the events, in JSON, for a new piece of an answer."""
         is_first = piece.index not in self._begun
         self._begun.add(piece.index)
         for choice in self._chunk_choices(piece, is_first=is_first):
             yield b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end)
 
     def usage_chunk(self) -> bytes:
-        """What a stream ends with if the client wants to know the usage, in JSON."""
+        """Returns the last event of a stream, in JSON, for clients that want to know the usage."""
         return b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
 
     @abstractmethod
@@ -80,7 +81,7 @@ class Shape(ABC):
         return choice
 
     def _prompt_token_ids(self, index: int) -> Json:
-        """The prompt's tokens, where the client wants to see tokens."""
+        """Returns the prompt's tokens, if the client wants to see tokens."""
         if not self._generation.options.return_token_ids:
             return {}
         return {"prompt_token_ids": self._generation.prompt_of(index).token_ids}
@@ -95,7 +96,7 @@ class Shape(ABC):
 
 
 class CompletionShape(Shape):
-    """POST /v1/completions; with `echo`, answers begin with their prompt."""
+    """The shape of POST /v1/completions; with `echo`, answers begin with their prompt."""
 
     id_prefix = "cmpl-"
     answer_object = "text_completion"
@@ -122,7 +123,7 @@ class CompletionShape(Shape):
 
 
 class ChatShape(Shape):
-    """POST /v1/chat/completions."""
+    """The shape of POST /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
     answer_object = "chat.completion"
@@ -144,7 +145,7 @@ class ChatShape(Shape):
 
 
 def model_object(pipeline: Pipeline) -> Json:
-    """One entry of the list of models."""
+    """Returns one entry of the list of models."""
     return {
         "id": pipeline.model,
         "object": "model",
@@ -155,5 +156,5 @@ def model_object(pipeline: Pipeline) -> Json:
 
 
 def model_list(pipeline: Pipeline) -> Json:
-    """All models, of which there is one."""
+    """Returns the list of models, which has one entry."""
     return {"object": "list", "data": [model_object(pipeline)]}

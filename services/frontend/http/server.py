@@ -21,11 +21,11 @@ BACKLOG = 2048
 """Connections that may wait to be accepted: a burst of clients that connect at once."""
 
 KEEP_ALIVE_S = 75
-"""How long an idle connection stays open: longer than most clients and proxies keep theirs, so that
-it is they who close it and no request meets a connection that is being closed."""
+"""Seconds that an idle connection stays open. That is longer than most clients and proxies keep
+theirs, so that they close it and no request meets a connection that is being closed."""
 
 FINISH_S = 2
-"""Seconds for writing out what is already said, after draining."""
+"""Seconds for writing out the last answers, after draining."""
 
 
 GOODBYE_S = 1.0
@@ -33,11 +33,13 @@ GOODBYE_S = 1.0
 
 
 MAX_GATHERED_BYTES = 2**16
-"""What a connection may be given to write in one round of the event loop before it is passed on."""
+"""Bytes that may be gathered for a connection within one round of the event loop; more are passed
+on at once."""
 
 
 class GatheringTransport(asyncio.Transport):
-    """Writes once a round of the event loop what was written to it meanwhile.
+    """A transport that writes once per round of the event loop, everything that was written to it
+    meanwhile.
 
     An iteration brings a token for each of many clients in one round. Their system calls then
     follow each other at the end of it instead of one after each token's work: who reads is woken
@@ -90,15 +92,15 @@ class GatheringTransport(asyncio.Transport):
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection. TLS does not end before both sides have said goodbye, and a client
-    that keeps an idle connection in a pool does not look at it: nobody waits for that one."""
+    """A client's connection. Over TLS, an end needs a goodbye from both sides, and a client that
+    keeps an idle connection in a pool does not look at it: such a connection is not waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has connected."""
+        """Wraps the transport of a new connection."""
         super().connection_made(GatheringTransport(transport, self.loop))
 
     def shutdown(self) -> None:
-        """Closes an idle connection; another is closed with its answer."""
+        """Closes the connection if it is idle, else closes it with its answer."""
         super().shutdown()
         if self.transport.is_closing():
             self.loop.call_later(GOODBYE_S, self.transport.abort)
@@ -137,7 +139,7 @@ class HttpServer(uvicorn.Server):
         await self.serve([self._listener])
 
     def leave(self) -> None:
-        """Closes connections with the answers that are begun from now on."""
+        """From now on closes each connection with its next answer."""
         self._is_leaving = True
 
     def close_connections(self) -> None:
@@ -146,12 +148,12 @@ class HttpServer(uvicorn.Server):
             connection.shutdown()
 
     def stop(self) -> None:
-        """Has `run_until_stopped` return soon."""
+        """Makes `run_until_stopped` return soon."""
         self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the process."""
+        """Does nothing: signals are the process's."""
         yield
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +166,7 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on `host:port`; port 0 takes a free one.
+    """Returns a socket that listens on `host:port`; port 0 takes a free one.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -181,5 +183,5 @@ def listen(address: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket, address: str) -> str:
-    """The `host:port` that clients can use, once it is known."""
+    """Returns the `host:port` that clients can use, once it is known."""
     return f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"

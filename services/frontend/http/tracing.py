@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.common import semconv, tracing
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
-"""Others are no names for spans: clients would make them up."""
+"""Methods that name spans; clients could make others up."""
 
 PROBES = frozenset({"/health", "/ready"})
 
 
 class TracedApp:
-    """An app whose requests have spans, each current in the task of its request."""
+    """An ASGI app whose requests have spans, each current in the task of its request."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app

@@ -6,54 +6,24 @@ has none; while there is none, requests are held here. A request that fails as u
 it has any tokens is held and sent again, its client none the wiser, until its time is up; one that
 has tokens fails, since nobody could go on where it stopped.
 
-Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
-only to the one that leads. When the stream ends, the client makes a new channel, which looks the
-name up and reads certificates again, and connects to whoever leads then.
+When the stream ends, the client begins another (`scheduler_stream`) to whoever leads then.
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 import math
 import random
 from dataclasses import dataclass
-from typing import Any
 
-import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
 from services.frontend.link.scheduler_events import Event, Failed, Tokens, events_of
+from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
-
-SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
-
-FIND_LEADER_S = 5.0
-"""Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
-may have come that this channel has not heard of."""
-
-CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
-    *rpc.RECONNECT_OPTIONS,
-    (
-        "grpc.service_config",
-        json.dumps(
-            {
-                "loadBalancingConfig": [{"round_robin": {}}],
-                "healthCheckConfig": {"serviceName": SERVICE.full_name},
-            }
-        ),
-    ),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-]
-"""Calls go only to peers whose health says that they serve, and a peer that vanished without a word
-is noticed after 25 seconds, while requests are still held."""
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
@@ -63,10 +33,10 @@ MAX_UNSENT = 4096
 not fill this process's memory."""
 
 ATTEMPT_PAUSE_S = 0.1
-"""Before a request that was refused is sent again to a pipeline that seems to be open."""
+"""Seconds before a refused request is sent again to a pipeline that seems to be open."""
 
 Inbox = asyncio.Queue[Event]
-"""Where the events of a request, or of several that belong together, are put."""
+"""A queue for the events of a request, or of several that belong together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +47,14 @@ class Backoff:
     max_s: float = 1.0
 
     def pause_s(self, n_failures: int) -> float:
-        """The pause after so many failures in a row, at least one."""
+        """Returns the pause, in seconds, after so many failures in a row, at least one."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
         return random.uniform(longest / 2, longest)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
-    """A request until it ends."""
+    """A request from its submission to its end."""
 
     submission: scheduler_pb2.Submission
     inbox: Inbox
@@ -106,14 +76,14 @@ class _Request:
         return self.next_attempt is not None
 
     def take(self) -> None:
-        """It is held no longer."""
+        """Stops holding the request; the next attempt is no longer scheduled."""
         if self.next_attempt is not None:
             self.next_attempt.cancel()
             self.next_attempt = None
 
 
 class SchedulerClient:
-    """Submits requests, now or when that is possible, and delivers what becomes of them.
+    """Submits requests, now or as soon as possible, and delivers their events.
 
     Points in time are those of the event loop's clock.
     """
@@ -129,7 +99,7 @@ class SchedulerClient:
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._requests: dict[str, _Request] = {}
-        self._outbox: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+        self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
         self._last_known: Pipeline | None = None
         self._last_open = -math.inf
@@ -137,21 +107,21 @@ class SchedulerClient:
         self._is_stopping = False
         self._changed = asyncio.Event()
         self.n_resubmitted = 0
-        """Times that a request was sent again."""
+        """Number of times that a request was sent again."""
 
     @property
     def n_held(self) -> int:
-        """Requests that wait to be sent."""
+        """Number of requests that wait to be sent."""
         return sum(request.is_held for request in list(self._requests.values()))
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken at once."""
+        """Whether there is a pipeline, so that requests are sent at once."""
         return self._pipeline is not None
 
     @property
     def last_known(self) -> Pipeline:
-        """What is served, or was before the pipeline was lost.
+        """The pipeline that serves, or the last one that did.
 
         Raises:
             Unavailable: no pipeline was ever there, or this client is closed.
@@ -178,7 +148,7 @@ class SchedulerClient:
         return math.inf if self.is_open else self._last_open + hold_s
 
     async def wait_open(self, until: float | None = None) -> Pipeline:
-        """What is served, once there is something.
+        """Waits for a pipeline and returns it.
 
         Raises:
             Unavailable: it did not come in time, or this client is closed.
@@ -209,10 +179,10 @@ class SchedulerClient:
     ) -> None:
         """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
 
-        Until that point in time it is held where it can't be sent, and sent again where it fails
-        as unavailable without tokens. So it may be accepted more than once. One that was held, here
-        or before it came here, is patient with a full pool too: all that were held come at once.
-        The span is told.
+        Until the time `until` the request is held while it can't be sent, and sent again when it
+        fails as unavailable before it has tokens. So it may be accepted more than once. A request
+        that was held, here or before it came here, is also sent again when the pool is full, since
+        all that were held come at once. `span` is told of each of these.
         """
         request = _Request(
             submission=submission,
@@ -226,7 +196,7 @@ class SchedulerClient:
         self._attempt(request)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request if it still runs; nothing of it is delivered any more."""
+        """Ends a request if it still runs; no more of its events are delivered."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -234,7 +204,7 @@ class SchedulerClient:
             request.take()
             return
         cancellation = scheduler_pb2.Cancellation(request_id=request_id)
-        self._outbox.put_nowait(scheduler_pb2.ConnectRequest(cancellation=cancellation))
+        self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     def close(self) -> None:
         """Ends all requests as unavailable and takes no more."""
@@ -247,7 +217,8 @@ class SchedulerClient:
         """Keeps the stream open until cancelled."""
         n_failures = 0
         while True:
-            reason = await self._converse()
+            self._stream = SchedulerStream(self._address, self._connect)
+            reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
             if n_failures == 1:
                 # At first there is nothing wrong: the schedulers have yet to start.
@@ -256,35 +227,9 @@ class SchedulerClient:
             self._lose()
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
-    async def _converse(self) -> str:
-        """Holds one stream until it breaks; returns why it did."""
-        self._outbox = asyncio.Queue()
-        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
-            await _wait_leader(channel)
-            call = channel.stream_stream(
-                rpc.method_path(SERVICE, "Connect"),
-                request_serializer=scheduler_pb2.ConnectRequest.SerializeToString,
-                response_deserializer=scheduler_pb2.ConnectResponse.FromString,
-            )()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    writer = tasks.create_task(_write(call, self._outbox))
-                    reason = await self._read(call)
-                    writer.cancel()
-                return reason
-            finally:
-                call.cancel()
-
-    async def _read(self, call: Any) -> str:
-        try:
-            await call.wait_for_connection()
-            self._has_leader = True
-            self._note_change()
-            while (response := await call.read()) is not grpc.aio.EOF:
-                self._apply(response)
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
-        return "it ended the stream"
+    def _note_leader(self) -> None:
+        self._has_leader = True
+        self._note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
         # One message may have failures and the pipeline that came after them: what is to be sent
@@ -336,7 +281,7 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _attempt(self, request: _Request) -> None:
-        """Sends a request, or holds it."""
+        """Sends a request, or holds it if it can't be sent."""
         request.take()
         if self._is_stopping:
             self._fail(request, errors.Unavailable(STOPPING))
@@ -344,11 +289,11 @@ class SchedulerClient:
             self._hold(request, errors.Unavailable(NO_PIPELINE))
         elif self._pipeline.model != request.model:
             self._fail(request, errors.Unavailable("another model is served now; try again"))
-        elif self._outbox.qsize() >= MAX_UNSENT:
+        elif self._stream.n_unsent >= MAX_UNSENT:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
         else:
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
-            self._outbox.put_nowait(message)
+            self._stream.send(message)
             if request.was_sent:
                 self.n_resubmitted += 1
                 request.span.resubmitted(request.request_id, request.failure)
@@ -361,7 +306,7 @@ class SchedulerClient:
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
     ) -> None:
-        """Keeps what failed for another attempt, unless there can be none."""
+        """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if request.has_tokens or now >= request.until:
@@ -381,19 +326,3 @@ class SchedulerClient:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def _wait_leader(channel: grpc.aio.Channel) -> None:
-    """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(FIND_LEADER_S):
-            await channel.channel_ready()
-
-
-async def _write(call: Any, outbox: asyncio.Queue[scheduler_pb2.ConnectRequest]) -> None:
-    """Sends what is put into the outbox, until the stream breaks; the reader says why it did."""
-    try:
-        while True:
-            await call.write(await outbox.get())
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return

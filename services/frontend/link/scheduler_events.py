@@ -1,4 +1,4 @@
-"""What the scheduler says, in the frontend's words.
+"""The scheduler's messages as events, in the frontend's words.
 
 One message of the stream carries everything of one iteration; here it is taken apart into events,
 each of which concerns one request. Reasons become either a way to finish or an error of the error
@@ -15,12 +15,13 @@ from services.common import errors
 from services.frontend.request.finish_reason import FinishReason
 
 DEFAULT_RETRY_AFTER_S = 1.0
-"""Seconds a client should wait for a full pool that doesn't say how long: a few short answers."""
+"""Seconds that a client should wait for a full pool that doesn't say how long: about a few short
+answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is in the pool."""
+    """Event: the request is in the pool."""
 
     request_id: str
     is_last: ClassVar[bool] = False
@@ -28,7 +29,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The request has new tokens."""
+    """Event: the request has new tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -37,7 +38,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request has all its tokens."""
+    """Event: the request has all its tokens."""
 
     request_id: str
     reason: FinishReason
@@ -46,7 +47,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended without an answer."""
+    """Event: the request ended without an answer."""
 
     request_id: str
     error: errors.OrcinusError
@@ -57,7 +58,7 @@ Event = Accepted | Tokens | Finished | Failed
 
 
 def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """The events of one message, in the order in which they happened."""
+    """Yields the events of one message, in the order in which they happened."""
     for accepted in response.accepted:
         yield Accepted(accepted.request_id)
     for rejected in response.rejected:
@@ -92,7 +93,7 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
 
 
 def _unavailable(message: str) -> errors.Unavailable:
-    """Says to clients what they may do."""
+    """Returns the error for clients, with what they may do."""
     return errors.Unavailable(f"{message}; try again")
 
 

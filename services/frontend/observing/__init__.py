@@ -1,1 +1,1 @@
-"""What is told of calls: metrics, and the span of each call."""
+"""Metrics of calls and answers, and the span of each call."""

@@ -1,4 +1,4 @@
-"""What a frontend counts: client calls as they see them, and its answers.
+"""The metrics of a frontend: client calls as clients see them, and its answers.
 
 The histograms are those of OpenTelemetry's conventions for generative AI, with their buckets; a
 recorded call leaves its trace there as an exemplar. Tokens are the usage that clients are told:
@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common import errors, rpc, semconv
+from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
@@ -27,7 +27,7 @@ FIRST_TOKEN_S = (
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Buckets of the conventions."""
+"""Buckets of OpenTelemetry's conventions, in seconds."""
 
 CALL_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 CANCELLED = errors.RequestCancelled.__name__
@@ -37,19 +37,20 @@ OTHER_ROUTE = "other"
 
 
 class Call:
-    """One client call, while it runs."""
+    """One client call while it runs, as its metrics need it."""
 
     def __init__(self, n_answers: int) -> None:
         self._n_answers = n_answers
         self._started_at = _now()
         self._first_token_at: dict[int, float] = {}
         self.answers: list[tuple[FinishReason, float, int]] = []
-        """Of each complete answer: how it ended, seconds after its first token, tokens."""
+        """For each complete answer: how it ended, the seconds after its first token, and its
+        tokens."""
         self.n_prompt_tokens = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all its answers."""
+        """Whether all answers of the call are complete."""
         return len(self.answers) == self._n_answers
 
     @property
@@ -58,17 +59,17 @@ class Call:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Of its first answer."""
+        """Seconds from the call's start to the first token of its first answer; None before."""
         first = min(self._first_token_at.values(), default=None)
         return None if first is None else first - self._started_at
 
     def took_tokens(self, index: int) -> None:
-        """An answer has grown."""
+        """Notes that an answer has grown."""
         if index not in self._first_token_at:
             self._first_token_at[index] = _now()
 
     def finished(self, index: int, reason: FinishReason, *, n_tokens: int) -> None:
-        """An answer is complete."""
+        """Notes that an answer is complete."""
         now = _now()
         self.answers.append((reason, now - self._first_token_at.get(index, now), n_tokens))
 
@@ -135,8 +136,8 @@ class FrontendMetrics:
             operation = "chat" if is_chat else "text_completion"
             self._note(call, (operation, semconv.PROVIDER, model), error_type)
 
-    def counted(self, observe: rpc.Observe | None) -> rpc.Observe:
-        """What observes gRPC calls, each of which is counted too."""
+    def counted(self, observe: rpc_handlers.Observe | None) -> rpc_handlers.Observe:
+        """Returns an observer of gRPC calls that counts each of them, around another observer."""
 
         @contextmanager
         def around(method: str, context: Any) -> Iterator[None]:
@@ -148,13 +149,13 @@ class FrontendMetrics:
                 ending = error
                 raise
             finally:
-                code = rpc.status_of(ending, context)
+                code = rpc_handlers.status_of(ending, context)
                 self._grpc.labels(method.rpartition("/")[2], code.name).inc()
 
         return around
 
     def count_http(self, route: str, status: int) -> None:
-        """An HTTP request has ended."""
+        """Counts an HTTP request that has ended."""
         self._http.labels(route, str(status)).inc()
 
     def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
@@ -174,7 +175,7 @@ class FrontendMetrics:
 
 
 class Answers(Protocol):
-    """What is in the making."""
+    """The answers in flight, as their gauges read them."""
 
     @property
     def n_in_flight(self) -> int: ...
@@ -184,7 +185,7 @@ class Answers(Protocol):
 
 
 class Connection(Protocol):
-    """What the scheduler has been sent, and what not."""
+    """The link to the scheduler, as its metrics read it."""
 
     n_resubmitted: int
 
@@ -196,7 +197,7 @@ class Connection(Protocol):
 
 
 class FrontendState(Collector):
-    """How things stand, read when Prometheus asks."""
+    """A collector of the present state, which is read when Prometheus asks."""
 
     def __init__(
         self, answers: Answers, connection: Connection, refusals: Mapping[str, int]
@@ -206,7 +207,7 @@ class FrontendState(Collector):
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
-        """Called from the thread that answers Prometheus."""
+        """Yields the gauges; called from the thread that answers Prometheus."""
         answers, connection = self._answers, self._connection
         yield GaugeMetricFamily(
             semconv.FRONTEND_PIPELINE_UP,
@@ -235,7 +236,7 @@ class FrontendState(Collector):
 
 
 class CountedApp:
-    """An app whose requests are counted by route and status."""
+    """An ASGI app whose requests are counted by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: FrontendMetrics) -> None:
         self._app = app
@@ -253,7 +254,7 @@ class CountedApp:
         try:
             await self._app(scope, receive, send_on)
         finally:
-            # Paths that are none of ours are whatever clients make up.
+            # Clients may make up any path: all without a route count as one.
             route = getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.count_http(route, status)
 

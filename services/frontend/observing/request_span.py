@@ -16,11 +16,11 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
 
 _OURS = (errors.Unavailable, errors.StaleEpoch)
-"""Errors of the server; the others are the client's, or what it has asked for."""
+"""Errors of the server; all others are the client's, or what it has asked for."""
 
 
 class RequestSpan:
-    """What is told of a call while it runs. Costs nothing when the call is not recorded."""
+    """The span of one call. It costs nothing when the call is not recorded."""
 
     def __init__(self, span: Span = INVALID_SPAN) -> None:
         self._span = span
@@ -31,16 +31,16 @@ class RequestSpan:
 
     @property
     def message(self) -> trace_pb2.TraceContext | None:
-        """What the submissions of a recorded call take along."""
+        """The trace context that the submissions of a recorded call carry; None otherwise."""
         return tracing.to_message(self._span) if self._is_recorded else None
 
     def checked(self, request: GenerationRequest) -> None:
-        """The request keeps the rules, so that its numbers are numbers."""
+        """Notes that the request keeps the rules, so that its numbers are numbers."""
         if self._is_recorded:
             self._span.set_attributes(_attributes(request))
 
     def submitted(self, request_id: str, *, model: str, n_prompt_tokens: int) -> None:
-        """Its answers are about to be submitted, under names that begin with this."""
+        """Notes that the answers are about to be submitted, under ids that begin with this one."""
         if self._is_recorded:
             self._span.set_attributes(
                 {
@@ -51,27 +51,28 @@ class RequestSpan:
             )
 
     def held(self, request_id: str, reason: str) -> None:
-        """An answer waits for a pipeline."""
+        """Notes that an answer waits for a pipeline."""
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """An answer that a scheduler had is sent again."""
+        """Notes that an answer which a scheduler had is sent again."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def first_token(self) -> None:
-        """Tokens have come; called with all of them."""
+        """Notes the time of the first token; called whenever tokens come."""
         if self._is_recorded and not self._has_tokens:
             self._has_tokens = True
             seconds = time.monotonic() - self._started
             self._span.set_attribute(semconv.TIME_TO_FIRST_CHUNK, seconds)
 
     def finished(self, index: int, reason: FinishReason) -> None:
-        """An answer is complete."""
+        """Notes that an answer is complete."""
         if self._is_recorded:
             self._reasons[index] = reason.value
 
     def closed(self, n_generated: int) -> None:
-        """All answers are over, or nobody wants them; may be called again."""
+        """Notes how the call ended, when all answers are over or nobody wants them; may be called
+        again."""
         if self._is_recorded:
             self._is_recorded = False
             self._span.set_attribute(semconv.OUTPUT_TOKENS, n_generated)
@@ -92,7 +93,8 @@ UNRECORDED = RequestSpan()
 def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> Iterator[RequestSpan]:
-    """The span of a call that runs inside the block, if the call of its protocol is recorded.
+    """Yields the span of a call that runs inside the block, if the call of its protocol is
+    recorded.
 
     `model` is what is served, or nothing: clients would make names up.
     """

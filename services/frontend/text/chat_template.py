@@ -27,8 +27,8 @@ TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a template can raise when it is read or rendered. Its own expressions raise such errors too,
-`1 + ''` for example: it suits other messages."""
+"""The errors that a template can raise when it is read or rendered. Its own expressions raise such
+errors too, `1 + ''` for example: it suits other messages."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -47,7 +47,7 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
-        """Reads the template of a checkpoint; None if it has none.
+        """Returns the template of a checkpoint; None if it has none.
 
         Raises:
             ValueError: the template is broken, or the configuration that may hold it.
@@ -71,7 +71,7 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The conversation's text, up to where the assistant's turn begins.
+        """Returns the conversation's text, up to where the assistant's turn begins.
 
         Raises:
             InvalidRequest: the template refuses the conversation.
@@ -107,14 +107,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _default_template(template: object) -> str | None:
-    """The template itself, or the one called "default" in a list of named ones."""
+    """Returns the template itself, or the one called "default" in a list of named ones."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}.get("default")
     return template if isinstance(template, str) else None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Their texts; a configuration holds them as strings or as `{"content": ...}`."""
+    """Returns the texts of special tokens; a configuration holds them as strings or as `{"content":
+    ...}`."""
     tokens = {name: config.get(name) for name in SPECIAL_TOKENS}
     return {
         name: token["content"] if isinstance(token, dict) else str(token)
@@ -130,7 +131,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As templates expect it: Jinja's own filter would escape HTML."""
+    """Returns JSON as templates expect it: Jinja's own filter would escape HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

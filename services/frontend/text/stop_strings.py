@@ -1,4 +1,4 @@
-"""Texts that end the output, found while it is still coming.
+"""Stop strings: texts that end the output, found while it is still coming.
 
 Each stop string is looked for with its own Knuth-Morris-Pratt automaton, so a character costs the
 same wherever tokens happen to be cut, and what must be held back is just the longest match that is
@@ -35,7 +35,7 @@ class StopStrings:
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 
     def flush(self) -> str:
-        """The text that was held back, once no more is coming; empty if a stop was met."""
+        """Returns the text that was held back, once no more is coming; empty if a stop was met."""
         return "" if self.is_met else self._held
 
     def _deliver(self, n_characters: int) -> str:
@@ -44,7 +44,7 @@ class StopStrings:
 
 
 class _Match:
-    """How much of one stop string the text ends with."""
+    """The progress of one stop string's match: how much of it the text ends with."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -67,7 +67,7 @@ class _Match:
 
 @functools.lru_cache(maxsize=256)
 def _borders(pattern: str) -> tuple[int, ...]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(pattern)
     n = 0
     for end in range(1, len(pattern)):

@@ -12,16 +12,19 @@ from typing import Self
 import tokenizers
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What decoders write for bytes that are not (yet) a character."""
+"""The character that decoders write for bytes that are not (yet) a character."""
 
 MAX_HELD = 3
-"""Of many replacement characters, so many may become a character that lacks its last byte."""
+"""Replacement characters at the end of a text that are held back at most: so many may still become
+a character that lacks its last byte."""
 
 CONTEXT_TOKENS = 6
-"""Prompt tokens that decide the spacing of the first token; one would do but for odd bytes."""
+"""Prompt tokens that are read before the first token, to know its spacing; one would do but for odd
+bytes."""
 
 MAX_WINDOW_TOKENS = 32
-"""Tokens looked at again for each new one; only output that is no valid text reaches it."""
+"""Tokens that are read again for each new one, at most; only output that is no valid text reaches
+it."""
 
 
 class Tokenizer:
@@ -54,7 +57,7 @@ class Tokenizer:
             raise ValueError(f"{path} is broken: {error}") from error
 
     def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The tokens of a text, with those that the checkpoint puts around it if wanted.
+        """Returns the tokens of a text, with those that the checkpoint puts around it if wanted.
 
         Other threads run meanwhile: of the library's ways to encode, those for batches let them.
         """
@@ -64,11 +67,12 @@ class Tokenizer:
         return tuple(encoding.ids)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, without special tokens."""
+        """Returns the text of tokens, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def is_silent(self, token_id: int) -> bool:
-        """Whether the token never shows in a text: it is special, or not in the tokenizer."""
+        """Returns whether the token never shows in a text: it is special, or not in the
+        tokenizer."""
         return token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None
 
 
@@ -109,18 +113,20 @@ class IncrementalText:
         return piece
 
     def flush(self) -> str:
-        """The text that was held back; nothing is fed afterwards."""
+        """Returns the text that was held back; nothing is fed afterwards."""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
 
     def _without_context(self) -> str:
-        """The new token has changed what the old ones mean, so it is read without them."""
+        """Returns the window's text without the context, since the new token has changed what that
+        means."""
         del self._window[: self._n_settled]
         self._n_settled = 0
         self._delivered = ""
         return self._tokenizer.to_text(self._window)
 
     def _settle(self) -> None:
-        """All is delivered: what came since the last time becomes the context of what follows."""
+        """Notes that all text is delivered: the tokens since the last time become the context of
+        the next."""
         del self._window[: self._n_settled]
         self._n_settled = len(self._window)
         self._delivered = self._tokenizer.to_text(self._window)
@@ -134,7 +140,8 @@ class IncrementalText:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """The last few tokens, no character cut; none if the last character is unfinished."""
+    """Returns the last few tokens, if no character among them is cut; none if the last is
+    unfinished."""
     tail = [t for t in token_ids[-4 * CONTEXT_TOKENS :] if not tokenizer.is_silent(t)]
     for n_tokens in range(CONTEXT_TOKENS, CONTEXT_TOKENS + 4):
         text = tokenizer.to_text(tail[-n_tokens:])

@@ -1,5 +1,5 @@
-"""Who leads and where the stages are: leases, terms, addresses of stages, and the Kubernetes client
-that both use.
+"""Leadership and addresses: leases, terms, where the stages are, and the Kubernetes client that
+both use.
 
 It decides nothing about requests.
 """

@@ -29,16 +29,18 @@ from services.scheduler.cluster.pod_directory import (
 )
 
 CALL_TIMEOUT_S = 10.0
-"""For a call that is answered at once; whoever needs it sooner limits it himself."""
+"""Timeout of a call that is answered at once, in seconds; callers that need the answer sooner limit
+it themselves."""
 
 WATCH_TIMEOUT_S = 300
-"""How long the server keeps a watch open."""
+"""Seconds that the server keeps a watch open."""
 
 WATCH_GRACE_S = 30.0
-"""How much longer the client waits for the server to end it."""
+"""Seconds that the client waits beyond that for the server to end the watch."""
 
 SILENCE_LIMIT_S = 150.0
-"""After so long without a line a watch is taken for dead: servers send bookmarks every minute."""
+"""Seconds without a line after which a watch is taken for dead: servers send bookmarks every
+minute."""
 
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
@@ -79,11 +81,11 @@ class KubernetesClient:
         await self._api.close()
 
     def lease_store(self, namespace: str, name: str) -> "KubernetesLeaseStore":
-        """Where a Lease object is read and replaced; it must exist."""
+        """Returns the store of a Lease object, which must exist."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
     def pods(self, namespace: str, selector: str) -> "KubernetesPods":
-        """The pods that have certain labels."""
+        """Returns the pods that have certain labels."""
         return KubernetesPods(
             self._api,
             namespace,
@@ -107,7 +109,7 @@ class KubernetesLeaseStore:
         self._metadata = client.V1ObjectMeta(name=name, namespace=namespace)
 
     async def read(self) -> LeaseRecord:
-        """See `LeaseStore`."""
+        """Reads the lease; raises as `LeaseStore.read`."""
         try:
             lease = await self._api.read_namespaced_lease(
                 self._name, self._namespace, _request_timeout=self._call_timeout_s
@@ -117,7 +119,7 @@ class KubernetesLeaseStore:
         return self._record(lease)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """See `LeaseStore`."""
+        """Replaces the lease; raises as `LeaseStore.write`."""
         # Labels, annotations and owners stay as they were read; a newer version refuses the write.
         metadata = self._metadata.model_copy(update={"resource_version": record.version})
         spec = client.V1LeaseSpec(
@@ -184,7 +186,7 @@ class KubernetesPods:
         self._silence_limit_s = silence_limit_s
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """See `PodSource`."""
+        """Lists the pods; raises as `PodSource.list_pods`."""
         try:
             response = await self._request({}, self._call_timeout_s)
             async with response:
@@ -194,7 +196,7 @@ class KubernetesPods:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """See `PodSource`."""
+        """Yields changes of the pods; raises as `PodSource.watch_pods`."""
         try:
             query = {
                 "watch": "true",
@@ -240,7 +242,8 @@ class KubernetesPods:
 
 
 async def _configuration() -> client.Configuration:
-    """Where the API server is and who we are; a pod's token is read again as it is replaced."""
+    """Returns where the API server is and who we are; a pod's token is read again as it is
+    replaced."""
     configuration = client.Configuration()
     try:
         if os.environ.get(IN_CLUSTER):
@@ -260,7 +263,7 @@ async def _configuration() -> client.Configuration:
 
 
 async def _checked(response: aiohttp.ClientResponse) -> Any:
-    """The JSON of an answer, if it is no error."""
+    """Returns the JSON of an answer; raises ApiException if it is an error."""
     text = await response.text()
     if response.status != HTTPStatus.OK:
         raise client.ApiException(response.status, response.reason, body=text)
@@ -268,7 +271,7 @@ async def _checked(response: aiohttp.ClientResponse) -> Any:
 
 
 def _event(line: Any) -> PodEvent:
-    """One line of a watch."""
+    """Returns the event that one line of a watch describes."""
     kind, item = _part(line, "type", str), _part(line, "object", dict)
     match kind:
         case "ADDED" | "MODIFIED":
@@ -302,7 +305,8 @@ def _version(item: Any) -> str:
 
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
-    """A part that the API always sends; something else than the API may have answered."""
+    """Returns a part that the API always sends; raises ValueError without it, since something else
+    than the API may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:
         raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")
@@ -310,7 +314,8 @@ def _part(item: Any, name: str, kind: type[Any]) -> Any:
 
 
 def _micro_time(time: datetime | None) -> datetime | None:
-    """The client writes a time without a fraction where that is zero, and the API refuses it."""
+    """Returns a time that is not a whole second: the client would write it without a fraction, and
+    the API refuses that."""
     if time is None:
         return None
     time = time.astimezone(UTC)
@@ -322,8 +327,8 @@ def _status(error: Exception) -> int | None:
 
 
 def _explain(action: str, error: Exception) -> str:
-    """What went wrong, in one line, in the API server's words where it has any: they name the
-    account and the right that it lacks."""
+    """Returns the reason of a failure in one line, in the API server's words where it has any: they
+    name the account and the right that it lacks."""
     if not isinstance(error, client.ApiException):
         return f"cannot {action}: {str(error) or type(error).__name__}"
     try:

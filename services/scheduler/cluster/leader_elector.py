@@ -1,4 +1,4 @@
-"""Who of several schedulers leads, decided on a lease.
+"""The election: decides on a lease which of several schedulers leads.
 
 A candidate takes the lease when its record has not changed for the lease's duration, as seen by
 this process on a monotonic clock; the times in the record come from other machines and decide
@@ -29,21 +29,22 @@ from services.scheduler.cluster.lease import (
 log = logging.getLogger(__name__)
 
 JITTER = 1.2
-"""Longest pause between attempts over the shortest. It shortens the retry period and never
-stretches it, so that a lease that expires is taken within that period."""
+"""Ratio of the longest pause between attempts to the shortest. It shortens the retry period and
+never stretches it, so that a lease that expires is taken within that period."""
 
 
 class LeadershipLost(Exception):
-    """This process does not lead any more."""
+    """Raised when this process does not lead any more."""
 
 
 def wall_clock() -> datetime:
-    """The time of day, for people who read the lease."""
+    """Returns the time of day, for people who read the lease."""
     return datetime.now(UTC)
 
 
 class LeaderElector:
-    """One candidate. Calls of its methods may overlap; the lease is written one call at a time."""
+    """One candidate of the election. Calls of its methods may overlap; the lease is written by one
+    call at a time."""
 
     def __init__(
         self,
@@ -84,12 +85,12 @@ class LeaderElector:
 
     @property
     def identity(self) -> str:
-        """What this process is called in the lease; another process must never be."""
+        """Name of this process in the lease; no other process may ever have it."""
         return self._identity
 
     @property
     def leader(self) -> str:
-        """The holder last seen; empty if there is none or the lease was never read."""
+        """Identity of the holder last seen; empty if there is none or the lease was never read."""
         return self._record.holder if self._record else ""
 
     @property
@@ -100,8 +101,8 @@ class LeaderElector:
 
     @property
     def synced(self) -> bool:
-        """Whether the store has answered within the lease's duration: a candidate that could take
-        over."""
+        """Whether the store has answered within the lease's duration, so that this candidate could
+        take over."""
         return self._clock() - self._contact_at < self._lease_duration_s
 
     async def acquire(self) -> int:
@@ -125,7 +126,7 @@ class LeaderElector:
             await self._pause(started_at, expires_in_s if expires_in_s > 0 else math.inf)
 
     async def hold(self) -> None:
-        """Keeps the lease renewed; returns in no other way than these.
+        """Keeps the lease renewed, and ends only by an error or when cancelled.
 
         Raises:
             LeadershipLost: another process holds the lease, or it could not be renewed in time.
@@ -135,8 +136,8 @@ class LeaderElector:
             await self._renew()
 
     async def advance(self, beyond: int) -> int:
-        """Moves this leader's term past a number that was seen with those who take orders: after
-        somebody has deleted the lease, its count starts anew. Returns the new term.
+        """Moves this leader's term past a number that the stages have seen, since the count starts
+        anew after somebody has deleted the lease. Returns the new term.
 
         Raises:
             LeadershipLost: as `hold`.
@@ -145,7 +146,8 @@ class LeaderElector:
 
     async def release(self) -> None:
         """Ends leadership and empties the lease, so that another candidate need not wait for it
-        to expire. Takes a call's time at most, and raises nothing if the store does not answer."""
+        to expire. Takes one call's timeout at most, and raises nothing if the store does not
+        answer."""
         self._term = None
         if not self._has_claimed:
             return
@@ -265,8 +267,8 @@ class LeaderElector:
         return record
 
     def _expires_in_s(self) -> float:
-        """Time until this process may take the lease; nothing is left of one that is empty or,
-        after a claim that seemed lost, its own."""
+        """Returns the seconds until this process may take the lease; 0 for a lease that is empty
+        or, after a claim that seemed lost, its own."""
         if self._record is None or self._record.holder in ("", self._identity):
             return 0.0
         # The holder's duration counts: it may have been started with other settings.
@@ -274,17 +276,18 @@ class LeaderElector:
         return self._changed_at + duration_s - self._clock()
 
     def _time_left_s(self) -> float:
-        """Time until this process must have renewed the lease."""
+        """Returns the seconds until this process must have renewed the lease."""
         return self._renewed_at + self._renew_deadline_s - self._clock()
 
     async def _pause(self, since: float, at_most_s: float) -> None:
-        """Waits for the next attempt: a retry period after a time, or as long as it may."""
+        """Waits for the next attempt: until a retry period after `since`, but no longer than
+        `at_most_s`."""
         period_s = self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
         pause_s = since + period_s - self._clock()
         await asyncio.sleep(max(0.0, min(pause_s, at_most_s)))
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; empty when there is none."""
+        """Logs trouble when it changes; an empty text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:
@@ -292,8 +295,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Now, but never what the record says already: a write that changes nothing is none, and
-        would look like a leader that has stopped."""
+        """Returns the present time, but never the time in the record: a write that changes nothing
+        is none, and would look like a leader that has stopped."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)

@@ -15,37 +15,37 @@ class LeaseRecord:
     """One state of the lease."""
 
     holder: str
-    """Identity of the leader; empty when nobody leads."""
+    """Identity of the leader; empty if nobody leads."""
 
     transitions: int
-    """How often the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
+    """Number of times the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
 
     duration_s: int
     """Seconds that others must see no change for before they may take the lease."""
 
     version: str
-    """What the store knows this state by."""
+    """The store's name for this state."""
 
     acquire_time: datetime | None = None
-    """When the holder acquired it, by the holder's wall clock."""
+    """Time at which the holder acquired it, by the holder's wall clock."""
 
     renew_time: datetime | None = None
-    """When the holder renewed it, by the holder's wall clock."""
+    """Time at which the holder last renewed it, by the holder's wall clock."""
 
 
 class LeaseConflict(Exception):
-    """Somebody has written the lease since the version at hand was read."""
+    """Raised when somebody has written the lease since the version at hand was read."""
 
 
 class LeaseUnavailable(Exception):
-    """The store could not be asked, or refused; trying again may help."""
+    """Raised when the store could not be asked, or refused; trying again may help."""
 
 
 class LeaseStore(Protocol):
-    """Keeps one lease."""
+    """A store of one lease."""
 
     async def read(self) -> LeaseRecord:
-        """The lease as it is now.
+        """Returns the lease as it is now.
 
         Raises:
             LeaseUnavailable: it could not be read.

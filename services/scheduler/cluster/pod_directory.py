@@ -1,4 +1,4 @@
-"""Which pod is which stage of the pipeline, and where it is.
+"""The pods of the pipeline: which pod is which stage, and its address.
 
 The pods are listed once and then watched; after any trouble they are listed again. A stage's pod
 counts as soon as it has an address: whether it is ready to join is for it to say, and pods that
@@ -29,22 +29,22 @@ OVER = ("Failed", "Succeeded")
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 LASTING_WATCH_S = 10.0
-"""A watch that ends sooner, even one that ends in good order, is followed by a longer pause than
-the one before: a server or proxy that ends them all is not to be stormed."""
+"""Seconds of a watch that lasts. One that ends sooner, even in good order, is followed by a longer
+pause than the one before, so that a server or proxy that ends them all is not stormed."""
 
 REFUSED_LIMIT_S = 30.0
-"""For so long a refusal may be one of an API server that has just started, or of a token that is
-being replaced."""
+"""Seconds for which a refusal may come from an API server that has just started, or from a token
+that is being replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What matters of a pod."""
+    """The fields of a pod that matter here."""
 
     name: str
     uid: str
     created: str
-    """When it was created, RFC 3339 in UTC, which sorts as text."""
+    """Time of creation, RFC 3339 in UTC, which sorts as text."""
 
     phase: str = "Running"
     ip: str = ""
@@ -53,7 +53,7 @@ class Pod:
 
 
 class PodChange(Enum):
-    """What an event of a watch says."""
+    """The kinds of events in a watch."""
 
     SET = "the pod is new or has changed"
     DELETED = "the pod is gone"
@@ -70,32 +70,32 @@ class PodEvent:
 
 
 class PodsExpired(Exception):
-    """The version to watch from is too old; the pods have to be listed again."""
+    """Raised when the version to watch from is too old; the pods have to be listed again."""
 
 
 class PodsUnavailable(Exception):
-    """The pods could not be asked for; trying again may help."""
+    """Raised when the pods could not be asked for; trying again may help."""
 
 
 class PodsRefused(Exception):
-    """This process may not ask for the pods."""
+    """Raised when this process may not ask for the pods."""
 
 
 class PodsForbidden(Unavailable):
-    """This process is not going to be allowed to find its workers: a mistake in its
+    """Raised when this process will not be allowed to find its workers: a mistake in its
     configuration."""
 
 
 class PodSource(Protocol):
-    """Where pods are listed and watched. Every call may raise `PodsUnavailable` or
+    """A source of pods, which can be listed and watched. Every call may raise `PodsUnavailable` or
     `PodsRefused`."""
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """All pods, and the version from which to watch for changes."""
+        """Returns all pods, and the version from which to watch for changes."""
         ...
 
     def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Changes since a version, until the server has sent enough. At first comes one that is
+        """Yields the changes since a version, until the server has sent enough. The first event is
         `NONE`: the watch is open.
 
         Raises:
@@ -139,11 +139,11 @@ class PodDirectory:
         return [index for index, address in enumerate(self._addresses) if address is None]
 
     def current(self) -> list[str | None]:
-        """The address of each stage, if it has a pod with one."""
+        """Returns the address of each stage; None for a stage without one."""
         return list(self._addresses)
 
     async def changed(self) -> None:
-        """Waits until `current` gives something else than when this was called."""
+        """Waits until `current` returns something else than when this was called."""
         await self._has_changed.wait()
 
     async def addresses(self) -> list[str]:
@@ -174,7 +174,7 @@ class PodDirectory:
             await asyncio.sleep(self._pause_s(n_short))
 
     async def _follow(self) -> None:
-        """Lists the pods if they have to be, and watches them until the server has sent enough."""
+        """Lists the pods if necessary, and watches them until the server has sent enough."""
         if self._version is None:
             pods, self._version = await self._source.list_pods()
             self._pods = {pod.uid: pod for pod in pods}
@@ -214,7 +214,7 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _stage_index(self, pod: Pod) -> int | None:
-        """The stage that a pod is, if it is one of the pipeline's."""
+        """Returns the stage that a pod is; None if it is none of the pipeline's."""
         text = next((pod.labels[label] for label in INDEX_LABELS if pod.labels.get(label)), "")
         ordinal = ORDINAL.search(pod.name)
         if not text and ordinal:
@@ -228,7 +228,7 @@ class PodDirectory:
         return None
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; empty when there is none."""
+        """Logs trouble when it changes; an empty text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("pods cannot be watched: %s", trouble)
         elif self._trouble and not trouble:
@@ -246,7 +246,8 @@ class PodDirectory:
             raise PodsForbidden(f"the stages cannot be found: {trouble}") from trouble
 
     def _pause_s(self, n_short: int) -> float:
-        """None after a watch that lasted; then ever longer, and different in every process."""
+        """Returns the pause before the next watch, in seconds: 0 after a watch that lasted, else
+        ever longer, and different in every process."""
         if n_short == 0:
             return 0.0
         longest = min(MAX_PAUSE_S, self._first_pause_s * 2.0 ** min(n_short - 1, 16))

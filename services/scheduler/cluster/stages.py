@@ -1,18 +1,18 @@
-"""Where the stages of the pipeline are: fixed addresses, or pods that come and go."""
+"""The addresses of the pipeline's stages: fixed ones, or those of pods that come and go."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class StageDirectory(Protocol):
-    """Who knows where the stages' controllers are."""
+    """A directory of the stages' controllers."""
 
     async def addresses(self) -> list[str]:
-        """One `host:port` for each stage, in order; waits until there is one for each."""
+        """Returns one `host:port` for each stage, in order; waits until there is one for each."""
 
     @property
     def missing(self) -> list[int]:
-        """Stages that nothing is known of."""
+        """Stages without a known address."""
 
 
 class StaticStages:
@@ -22,10 +22,10 @@ class StaticStages:
         self._addresses = list(addresses)
 
     async def addresses(self) -> list[str]:
-        """The addresses."""
+        """Returns the given addresses."""
         return list(self._addresses)
 
     @property
     def missing(self) -> list[int]:
-        """None: whether anybody is there, an address does not say."""
+        """Always none: an address does not say whether anybody is there."""
         return []

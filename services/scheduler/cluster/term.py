@@ -9,14 +9,15 @@ it knows: that is the fence, and no clock is in it.
 from typing import Protocol
 
 EPOCHS_PER_TERM = 2**20
-"""More pipelines than a leader forms in its life: one a second for twelve days."""
+"""Epochs in the range of one term, more than a leader forms in its life: one a second for twelve
+days."""
 
 
 class Term(Protocol):
-    """Who hands out epochs."""
+    """A term, which hands out epochs."""
 
     async def next_epoch(self, seen: int) -> int:
-        """An epoch newer than `seen`, the newest that any stage has been in.
+        """Returns an epoch newer than `seen`, the newest that any stage has been in.
 
         Raises:
             LeadershipLost: it is another's turn.
@@ -24,20 +25,21 @@ class Term(Protocol):
 
 
 class Elector(Protocol):
-    """What a term needs of the election."""
+    """The part of the election that a term needs."""
 
     async def advance(self, beyond: int) -> int:
-        """Moves the leader on to a term later than `beyond`, if it is still the leader."""
+        """Moves the leader to a term later than `beyond`, if it is still the leader; returns the
+        new term."""
 
 
 class Unopposed:
-    """The one scheduler there is."""
+    """The term of a scheduler that has no rival."""
 
     def __init__(self) -> None:
         self._last = 0
 
     async def next_epoch(self, seen: int) -> int:
-        """The next number. Stages that have all been restarted have seen none."""
+        """Returns the next number. Stages that have all been restarted have seen none."""
         self._last = max(seen, self._last) + 1
         return self._last
 
@@ -51,7 +53,7 @@ class ElectedTerm:
         self._last = 0
 
     async def next_epoch(self, seen: int) -> int:
-        """The next number in the range of this term.
+        """Returns the next number in the range of this term.
 
         If the stages have seen an epoch of this term that this leader has not handed out, or one of
         a later term, there is another leader, or the election began anew while they lived on. The

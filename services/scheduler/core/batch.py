@@ -17,19 +17,19 @@ class Span(NamedTuple):
     start_position: int
     n_tokens: int
     token_ids: list[int]
-    """Empty if the span's one token is still on the rank that sampled it."""
+    """The tokens; empty if the span's one token is still on the rank that sampled it."""
     is_admission: bool
-    """The request is new to the ranks."""
+    """Whether the request is new to the ranks."""
     is_sampled: bool
-    """The token after the span is wanted: the span reaches the end of the sequence."""
+    """Whether the token after the span is wanted: the span reaches the end of the sequence."""
     new_block_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one iteration runs."""
+    """The requests of one iteration, each with its span."""
 
     iteration: int
     spans: tuple[Span, ...]
     released_rows: tuple[int, ...]
-    """Rows given up since the previous batch."""
+    """Rows of the ranks' request tables that were given up since the previous batch."""

@@ -1,4 +1,4 @@
-"""The attention K/V manager's books: who may store how much, and where (Orca, section 4.2).
+"""The K/V manager: accounts for who may store how much, and where (Orca, section 4.2).
 
 A K/V slot holds one token's keys and values; a block is `block_size` slots. Memory is decided
 here and only here: block ids are the same on every stage, ranks only store. A request reserves,
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What one request holds. Never more blocks than were reserved."""
+    """The row and the blocks that one request holds; never more blocks than were reserved."""
 
     row: int
     n_reserved_blocks: int
@@ -22,7 +22,8 @@ class Reservation:
 
 
 class KVManager:
-    """Keeps sum(reserved) <= n_blocks, and every block with one owner or free."""
+    """The accounts of all K/V memory: sum(reserved) <= n_blocks, and every block is free or has one
+    owner."""
 
     def __init__(self, *, n_blocks: int, block_size: int) -> None:
         if n_blocks < 1 or block_size < 1:
@@ -59,8 +60,8 @@ class KVManager:
         return Reservation(row=self._take_row(), n_reserved_blocks=n_blocks)
 
     def allocate(self, reservation: Reservation, n_tokens: int) -> list[int]:
-        """Gives the reservation the blocks it lacks to store `n_tokens`, and returns the new
-        ones."""
+        """Gives the reservation the blocks it lacks to store `n_tokens` tokens, and returns their
+        ids."""
         n_new = self._blocks_for(n_tokens) - len(reservation.block_ids)
         if n_new <= 0:
             return []
@@ -71,7 +72,7 @@ class KVManager:
         return new
 
     def release(self, reservation: Reservation) -> None:
-        """Takes back all that a request holds."""
+        """Takes back the blocks, the row and the reservation of a request."""
         self.n_reserved_blocks -= reservation.n_reserved_blocks
         self._free_block_ids += reversed(reservation.block_ids)
         self._free_rows.append(reservation.row)

@@ -37,12 +37,12 @@ class RequestPool:
 
     @property
     def n_waiting(self) -> int:
-        """Requests that have never run."""
+        """Number of requests that have never run."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Requests that have run, or are running, and have not ended."""
+        """Number of requests that have run, or are running, and have not ended."""
         return len(self._admitted)
 
     def add(self, request: Request) -> None:
@@ -61,8 +61,8 @@ class RequestPool:
         self._waiting[request] = None
 
     def selectable(self) -> Iterator[Request]:
-        """Requests that can ride the next iteration, in arrival order; the pool must not change
-        meanwhile."""
+        """Yields the requests that can ride the next iteration, in arrival order; the pool must not
+        change meanwhile."""
         ready, first_waiting = self._ready, next(iter(self._waiting), None)
         if not ready or first_waiting is None or ready[-1].arrival < first_waiting.arrival:
             return chain(ready, self._waiting)
@@ -71,8 +71,8 @@ class RequestPool:
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
     ) -> None:
-        """INITIATION or INCREMENT -> RUNNING, for all requests of a batch at once. Those that
-        `can_run` says can also ride the iteration after it stay selectable."""
+        """Moves all requests of a batch from INITIATION or INCREMENT to RUNNING. Those for which
+        `can_run` is true stay selectable for the next iteration."""
         for request in requests:
             if request.state is RequestState.INITIATION:
                 del self._waiting[request]
@@ -86,7 +86,7 @@ class RequestPool:
         ]
 
     def mark_returned(self, request: Request) -> None:
-        """RUNNING -> INCREMENT."""
+        """Moves a request from RUNNING to INCREMENT."""
         request.state = RequestState.INCREMENT
         self._make_ready(request)
 
@@ -97,7 +97,7 @@ class RequestPool:
             del self._ready[index]
 
     def remove(self, request: Request) -> None:
-        """Any state -> FINISHED, and out of the pool."""
+        """Moves a request from any state to FINISHED, and out of the pool."""
         if request.state is RequestState.INITIATION:
             del self._waiting[request]
         else:

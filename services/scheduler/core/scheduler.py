@@ -26,7 +26,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an iteration, or a cancellation, brought a request."""
+    """The effect of an iteration, or of a cancellation, on one request."""
 
     request: Request
     token_id: int | None
@@ -34,7 +34,7 @@ class Update:
 
 
 class Scheduler:
-    """Keeps at most `pipeline_depth` batches in flight.
+    """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
 
     `token_hand_off` says that the ranks which embed tokens are those that sample them, and know the
     last one of every request.
@@ -84,8 +84,8 @@ class Scheduler:
         self.pool.add(request)
 
     def cancel(self, request: Request) -> list[Update]:
-        """Ends a request, at once unless it is running; brings nothing if its end is still to come
-        or is past."""
+        """Ends a request, at once unless it is running. Returns its end; nothing if that is still
+        to come or is past."""
         if request.state is RequestState.FINISHED:
             return []
         if request.state is RequestState.RUNNING:
@@ -95,7 +95,7 @@ class Scheduler:
         return [self._finish(request, FinishReason.CANCELLED)]
 
     def select(self) -> Batch | None:
-        """The next batch to run, or None if there is none or enough are in flight."""
+        """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
         selections = self._policy.select(self.pool, self.kv_manager)
@@ -113,7 +113,8 @@ class Scheduler:
         return batch
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
-        """Takes the tokens that a batch produced, one per sampled span, in order.
+        """Takes the tokens that a batch produced, one per sampled span, in order, and returns the
+        updates.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the tokens do not match it.

@@ -1,4 +1,5 @@
-"""Records of iterations, for whoever watches: who rode, how long it took, how full the machine was.
+"""The iteration log: records, for whoever watches, of who rode, how long it took, how full the
+memory was.
 
 A record is complete when the result and the timings of all stages are in. Nothing is kept when
 nobody watches, and a watcher that does not keep up is let go.
@@ -20,7 +21,7 @@ MAX_PENDING = 4096
 
 
 class _Entry:
-    """A record in the making."""
+    """A record that is not complete yet."""
 
     def __init__(self, record: scheduler_pb2.WatchIterationsResponse, batch: Batch) -> None:
         self.record = record
@@ -31,7 +32,7 @@ class _Entry:
 
 
 class IterationLog:
-    """Turns what the serving loop and the stages tell into records."""
+    """An iteration observer that makes a record of each iteration, while somebody watches."""
 
     def __init__(self, *, epoch: int, n_stages: int) -> None:
         self._epoch = epoch
@@ -42,7 +43,7 @@ class IterationLog:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[AsyncIterator[scheduler_pb2.WatchIterationsResponse]]:
-        """Records of the iterations that start inside the `with` block.
+        """Yields an iterator over the records of iterations that start inside the `with` block.
 
         The iterator raises `Unavailable` when the log is closed, or the watcher was too slow.
         """
@@ -56,10 +57,10 @@ class IterationLog:
             self._watchers.discard(queue)
 
     def opened(self) -> None:
-        """Nothing to note: a watch tells of iterations only."""
+        """Notes nothing: the log is of iterations only."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """A batch is on its way; `scheduler` is as the selection left it."""
+        """Begins a record; `scheduler` is as the selection left it."""
         if not self._watchers:
             return
         record = scheduler_pb2.WatchIterationsResponse(
@@ -78,7 +79,7 @@ class IterationLog:
             del self._entries[next(iter(self._entries))]
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """The batch has come back and has been applied."""
+        """Adds the spans and the round trip of a batch that has been applied."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
@@ -95,7 +96,7 @@ class IterationLog:
         self._emit_if_complete(iteration, entry)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """A stage says how it spent an iteration."""
+        """Adds how a stage spent an iteration."""
         entry = self._entries.get(timing.iteration)
         if entry is not None:
             entry.timings[stage_index] = timing

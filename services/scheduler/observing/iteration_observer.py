@@ -1,4 +1,4 @@
-"""Who is told of iterations: the log that others watch, metrics, traces.
+"""The interface of those who are told of iterations: the log that others watch, metrics, traces.
 
 Observers are called from the event loop between two steps of serving, so they take O(batch) time
 at most, never wait and never raise. They live as long as one epoch, like the iteration numbers.
@@ -15,31 +15,31 @@ from services.scheduler.pipeline.membership import Pipeline
 
 
 class IterationObserver(Protocol):
-    """One epoch, from the first iteration to the last."""
+    """An observer of one epoch, from the first iteration to the last."""
 
     def opened(self) -> None:
-        """The pipeline has formed; iterations may come."""
+        """Notes that the pipeline has formed; iterations may come."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """A batch is on its way; `scheduler` is as the selection left it."""
+        """Notes that a batch is about to be sent; `scheduler` is as the selection left it."""
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """The batch has come back and has been applied, which brought `updates`."""
+        """Notes that a batch has come back and has been applied, which brought `updates`."""
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """A stage says how it spent an iteration: before the iteration has returned, or after."""
+        """Notes how a stage spent an iteration; before the iteration has returned, or after."""
 
     def closed(self, loss: str | None) -> None:
-        """The epoch is over; `loss` says why the pipeline was lost, or that it never formed, and
-        is None when it had done its work."""
+        """Notes the end of the epoch. `loss` says why the pipeline was lost, or why it never
+        formed; None if it was drained."""
 
 
 ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]
-"""Makes the observer of an epoch that is about to form."""
+"""A function that makes the observer of an epoch that is about to form."""
 
 
 class IterationObservers:
-    """Several observers, told in turn."""
+    """Several observers as one, told in turn."""
 
     def __init__(self, *observers: IterationObserver) -> None:
         self._observers = observers

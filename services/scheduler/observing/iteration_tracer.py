@@ -30,7 +30,7 @@ MAX_PENDING = 64
 
 
 class TokenBucket:
-    """Lets so many pass in a second, and after a pause as many as in a second at once."""
+    """A limit of so many in a second; after a pause, a second's worth may pass at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -40,7 +40,7 @@ class TokenBucket:
         self._filled_at = clock()
 
     def take(self) -> bool:
-        """Whether this one may pass."""
+        """Returns whether this one may pass."""
         now = self._clock()
         self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._per_s)
         self._filled_at = now
@@ -51,13 +51,14 @@ class TokenBucket:
 
 
 class Pace:
-    """What iterations usually take, by the magnitude of their tokens: a prefill is no slow decode.
+    """The usual duration of an iteration, by the magnitude of its tokens: a prefill is no slow
+    decode.
 
     The running median goes up or down by a fiftieth with every iteration above or below it.
     """
 
     SLOW = 4.0
-    """Times the median."""
+    """Factor above the median from which an iteration is slow."""
     WARM_UP = 32
     """Iterations of a magnitude before any of them can be slow."""
     STEP = 1.02
@@ -67,7 +68,7 @@ class Pace:
         self._counts: dict[int, int] = {}
 
     def is_slow(self, n_tokens: int, duration_ns: int) -> bool:
-        """Takes an iteration in, and says whether it was slow."""
+        """Takes an iteration in, and returns whether it was slow."""
         magnitude = n_tokens.bit_length()
         median = self._medians.get(magnitude, float(duration_ns))
         n_before = self._counts.get(magnitude, 0)
@@ -78,7 +79,7 @@ class Pace:
 
 
 class _Flight:
-    """An iteration that has been sent, and what was so then."""
+    """An iteration that has been sent, and the state of the scheduler at that time."""
 
     def __init__(self, batch: Batch, scheduler: Scheduler, start_ns: int) -> None:
         self.batch = batch
@@ -98,7 +99,7 @@ class _Flight:
 
 
 class Traces:
-    """What traces of requests and iterations have in common, whatever becomes of pipelines."""
+    """The tracers of requests and of iterations, and the limits that all epochs share."""
 
     def __init__(self, tracer: Tracer, *, policy: str, iterations_per_s: float) -> None:
         self.requests = RequestTracer(tracer)
@@ -108,7 +109,7 @@ class Traces:
         self._slow_bucket = TokenBucket(iterations_per_s)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationTracer":
-        """The traces of an epoch that is about to form."""
+        """Returns the observer of an epoch that is about to form."""
         return IterationTracer(
             self._tracer,
             self.requests,
@@ -125,7 +126,7 @@ _Rider = tuple[Span, RequestTrace]
 
 
 class IterationTracer:
-    """An iteration observer that makes spans; one epoch."""
+    """An iteration observer that makes spans of one epoch's iterations."""
 
     def __init__(
         self,
@@ -159,12 +160,13 @@ class IterationTracer:
         }
 
     def trace_of(self, iteration: int) -> trace_pb2.TraceContext | None:
-        """What the plan of an iteration takes along; None if it is not recorded."""
+        """Returns the trace context that the plan of an iteration carries; None if it is not
+        recorded."""
         span = self._in_flight[iteration].span
         return None if span is None else tracing.to_message(span)
 
     def opened(self) -> None:
-        """Nothing to note."""
+        """Notes nothing: there are spans of iterations only."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """Begins the span, if there is to be one."""
@@ -195,7 +197,7 @@ class IterationTracer:
             self._end_if_complete(iteration, flight)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Keeps it until it is known whether the iteration was slow."""
+        """Keeps the timing until it is known whether the iteration was slow."""
         iteration = timing.iteration
         if iteration in self._in_flight:
             self._in_flight[iteration].timings[stage_index] = timing
@@ -205,7 +207,7 @@ class IterationTracer:
             self._end_if_complete(iteration, flight)
 
     def closed(self, loss: str | None) -> None:
-        """Ends what is left; what has not returned was lost with the pipeline."""
+        """Ends the spans that are left; what has not returned was lost with the pipeline."""
         for flight in self._slow.values():
             self._end_slow(flight)
         for flight in self._in_flight.values():

@@ -1,4 +1,4 @@
-"""Who is told what becomes of requests: metrics, traces.
+"""The interface of those who are told what becomes of requests: metrics, traces.
 
 Observers are called from the event loop, at the few turns of a request's life and never per token.
 They never wait and never raise, and live as long as the process: a request that is submitted ends
@@ -14,29 +14,30 @@ from services.scheduler.core.request import FinishReason, Request
 
 
 class RequestObserver(Protocol):
-    """All requests of one scheduler."""
+    """An observer of all requests of one scheduler."""
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
-        """It is in the pool."""
+        """Notes that a request is in the pool."""
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """It never came into the pool."""
+        """Notes that a request never came into the pool."""
 
     def admitted(self, request: Request) -> None:
-        """It rides its first iteration, which is about to be sent."""
+        """Notes that a request rides its first iteration, which is about to be sent."""
 
     def first_token(self, request: Request) -> None:
-        """It has its first token, and may end with it."""
+        """Notes that a request has its first token, and may end with it."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """It has finished, or was cancelled."""
+        """Notes that a request has finished, or was cancelled."""
 
     def failed(self, request: Request) -> None:
-        """It ended as UNAVAILABLE: the pipeline, the leadership or the time to drain was over."""
+        """Notes that a request ended as UNAVAILABLE: the pipeline, the leadership or the time to
+        drain was over."""
 
 
 class RequestObservers:
-    """Several observers, told in turn; or none."""
+    """Several observers as one, told in turn; or none."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers

@@ -29,7 +29,7 @@ _SECONDS = {
 
 
 class RequestTrace:
-    """A request that is recorded. Points in time are nanoseconds since 1970."""
+    """The phases of a request that is recorded. Points in time are nanoseconds since 1970."""
 
     def __init__(self, submission: scheduler_pb2.Submission, now_ns: int) -> None:
         self.parent: Context = tracing.from_message(submission.trace)
@@ -37,14 +37,14 @@ class RequestTrace:
         self._early_decodes: list[SpanContext] = []  # sent before the first token was back
 
     def enter(self, phase: str, now_ns: int) -> None:
-        """The request leaves one phase for the next."""
+        """Ends one phase of the request and begins the next."""
         self.phases[-1].end_ns = now_ns
         self.phases.append(_Phase(phase, now_ns))
         if phase == semconv.DECODE:
             self.phases[-1].iterations.extend(self._early_decodes)
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
-        """The request is, or was, in an iteration that is recorded."""
+        """Adds a recorded iteration that the request is, or was, in."""
         name = semconv.PREFILL if is_prefill else semconv.DECODE
         phase = next((phase for phase in self.phases if phase.name == name), None)
         if phase is not None:
@@ -58,7 +58,7 @@ class _Phase:
         self.name = name
         self.start_ns = start_ns
         self.end_ns = start_ns
-        # The last ones; a span holds no more links.
+        # Only the last ones are kept: a span holds no more links.
         self.iterations: deque[SpanContext] = deque(maxlen=tracing.MAX_LINKS)
 
 
@@ -67,32 +67,32 @@ class RequestTracer:
 
     def __init__(self, tracer: Tracer, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.traces: dict[Request, RequestTrace] = {}
-        """Those that have not ended."""
+        """The recorded requests that have not ended."""
         self._tracer = tracer
         self._clock_ns = clock_ns
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
-        """It waits."""
+        """Begins the phase `queue`."""
         if submission.HasField("trace"):
             self.traces[request] = RequestTrace(submission, self._clock_ns())
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Nothing to add: the frontend's span says so."""
+        """Notes nothing: the frontend's span says so."""
 
     def admitted(self, request: Request) -> None:
-        """Its prompt is computed."""
+        """Begins the phase `prefill`."""
         trace = self.traces.get(request)
         if trace is not None:
             trace.enter(semconv.PREFILL, self._clock_ns())
 
     def first_token(self, request: Request) -> None:
-        """It generates."""
+        """Begins the phase `decode`."""
         trace = self.traces.get(request)
         if trace is not None:
             trace.enter(semconv.DECODE, self._clock_ns())
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """It is over."""
+        """Makes the spans of a request that has finished or was cancelled."""
         trace = self.traces.get(request)
         has_all = reason is not FinishReason.CANCELLED
         if trace is not None and has_all and len(request.generated_token_ids) == 1:
@@ -100,7 +100,7 @@ class RequestTracer:
         self._end(request, reason.name.lower(), error=None)
 
     def failed(self, request: Request) -> None:
-        """It is over, and could not be finished."""
+        """Makes the spans of a request that could not be finished."""
         self._end(request, "unavailable", error=UNAVAILABLE)
 
     def _end(self, request: Request, end: str, *, error: str | None) -> None:

@@ -1,6 +1,6 @@
 """The engine master: drives the stages of one epoch (Orca, section 4.1).
 
-Plans go to stage 0 only, on one stream; the controllers hand them on. Results come straight from
+Plans go to stage 0 only, on one stream; the controllers forward them. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
 is, signs of life; one that fails, goes away or falls silent ends the epoch, and so does an
 iteration that does not return.
@@ -27,11 +27,12 @@ JOIN_TIMEOUT_S = 60.0
 
 
 class PipelineLost(Unavailable):
-    """The epoch is over: a stage is gone."""
+    """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
 
 
 class EngineMaster:
-    """One epoch. `wake` is called whenever `take_results` has something new to say."""
+    """The engine master of one epoch. `wake` is called whenever `take_results` has something new to
+    say."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class EngineMaster:
             task.add_done_callback(self._note_end)
 
     async def run(self, batch: Batch) -> None:
-        """Sends one iteration into the pipeline, and does not wait for it.
+        """Sends one iteration into the pipeline, without waiting for its result.
 
         Raises:
             PipelineLost: stage 0 is gone.
@@ -108,7 +109,7 @@ class EngineMaster:
         self._raise_if_lost()
 
     def take_results(self) -> list[worker_pb2.IterationResult]:
-        """Results that have come since the last call, in the order of their iterations.
+        """Returns the results that have come since the last call, in the order of their iterations.
 
         Raises:
             PipelineLost: the epoch is over.
@@ -180,7 +181,7 @@ class EngineMaster:
                 if now - last > self._silence_limit_s:
                     self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
             iteration, sent_at = next(iter(self._sent_at.items()), (0, now))
-            # It may have waited for the one before it.
+            # An iteration may have waited for the one before it to return.
             if now - max(sent_at, self._returned_at) > self._iteration_limit_s:
                 self._lose(
                     f"iteration {iteration} has not returned in {self._iteration_limit_s:g} s"
@@ -209,7 +210,7 @@ class EngineMaster:
 def plan_of(
     batch: Batch, pipeline: Pipeline, trace: trace_pb2.TraceContext | None = None
 ) -> worker_pb2.RunIterationsRequest:
-    """The batch as it travels: packed columns, and only what the ranks do not know yet; and the
+    """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
     span of an iteration that is recorded."""
     spans = batch.spans
     rows = [_row(span.request) for span in spans]

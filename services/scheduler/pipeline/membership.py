@@ -1,4 +1,4 @@
-"""Which stages there are, and whether they can form one pipeline.
+"""Membership: the stages there are, and whether they can form one pipeline.
 
 Stages may start in any order, be unreachable for a while and come back at another address. What
 they say of themselves must agree before an epoch is formed; until then they are asked again, since
@@ -28,7 +28,7 @@ DESCRIBE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A stage and what it says of itself."""
+    """A stage and its description of itself."""
 
     address: str
     description: worker_pb2.DescribeResponse
@@ -44,7 +44,7 @@ class Pipeline:
 
     @property
     def first(self) -> worker_pb2.DescribeResponse:
-        """Stage 0, which speaks for all where all agree."""
+        """The description of stage 0, which stands for all where all agree."""
         return self.members[0].description
 
     @property
@@ -53,7 +53,7 @@ class Pipeline:
 
     @property
     def n_kv_blocks(self) -> int:
-        """Blocks that every stage has room for."""
+        """Number of K/V blocks that every stage has room for."""
         return min(member.description.n_kv_blocks for member in self.members)
 
 
@@ -86,18 +86,18 @@ async def gather(
 
 
 class RollCall:
-    """Asks the stages what they are, until the answers fit together."""
+    """Asks the stages for their descriptions, until these fit together."""
 
     def __init__(self, stages: StageDirectory, connect: rpc.Connect) -> None:
         self.trouble = ""
-        """What was wrong the last time."""
+        """The latest reason why the stages do not form a pipeline; empty before the first."""
         self._stages = stages
         self._connect = connect
         self._told: set[str] = set()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def until_complete(self) -> list[Member]:
-        """All members, in the order of their stages."""
+        """Returns all members, in the order of their stages."""
         while True:
             try:
                 addresses = await self._stages.addresses()
@@ -111,7 +111,7 @@ class RollCall:
                 return members
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes the channels to the stages."""
         await self._forget_all_but(())
 
     async def _describe(self, address: str) -> Member:
@@ -138,7 +138,7 @@ class RollCall:
 
 
 def check_agreement(members: Sequence[Member]) -> None:
-    """Refuses stages of different builds, models or shapes.
+    """Checks that all stages have one build and one model, and that their shapes fit.
 
     Raises:
         Unavailable: names the first stage that does not fit.

@@ -5,7 +5,7 @@ from typing import Self
 
 import grpc.aio
 
-from services.common import metrics, rpc, tls
+from services.common import metrics, rpc, rpc_handlers, tls
 from services.common.health import Health
 from services.worker.controller.controller import Controller
 from services.worker.controller.metrics import WorkerMetrics
@@ -42,7 +42,7 @@ class Endpoints:
         await ends._health.start()
         ends._probed = await ends._health.listen(settings.health_address)
         ends._health.add_to(ends._server)
-        handler = rpc.service_handler(
+        handler = rpc_handlers.service_handler(
             SERVICE,
             WorkerService(controller),
             raw=RAW_METHODS,

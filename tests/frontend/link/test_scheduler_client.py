@@ -63,7 +63,7 @@ async def until_last(inbox: Inbox) -> list[Event]:
 
 
 async def refused(client: SchedulerClient, why: str, request_id: str = "r") -> None:
-    """What is not held fails at once."""
+    """Checks that a request which is not held fails at once."""
     inbox: Inbox = asyncio.Queue()
     submit(client, inbox, request_id)
     event = inbox.get_nowait()

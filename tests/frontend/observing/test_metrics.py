@@ -1,4 +1,4 @@
-"""What a frontend counts of calls, by how they end."""
+"""The metrics that a frontend keeps of calls, by how they end."""
 
 import asyncio
 from typing import Any
@@ -116,7 +116,7 @@ def test_a_call_that_ends_without_all_answers_was_given_up() -> None:
 
 
 class Ended:
-    """What is asked of the context of a call that is over."""
+    """The context of a call that is over, as far as it is asked."""
 
     def __init__(self, time_left: float | None = None) -> None:
         self._time_left = time_left

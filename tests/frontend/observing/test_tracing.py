@@ -1,4 +1,4 @@
-"""What a frontend records of its clients' calls."""
+"""The spans that a frontend records of its clients' calls."""
 
 import asyncio
 from collections.abc import AsyncIterator

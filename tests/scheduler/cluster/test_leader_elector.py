@@ -22,7 +22,7 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a call."""
+    """The outcome of a call to the store."""
 
     request_s: float = 0.01
     answer_s: float = 0.01

@@ -1,4 +1,4 @@
-"""What must hold of a scheduler whatever arrives, whichever policy chooses."""
+"""Invariants of a scheduler, whatever arrives and whichever policy chooses."""
 
 from services.scheduler.core.request import FinishReason, RequestState
 from tests.scheduler.core.workload import Driver
@@ -37,14 +37,15 @@ def check_batches(driver: Driver, *, max_batch_size: int) -> None:
 
 
 def check_no_request_is_in_two_batches(driver: Driver) -> None:
-    """As in the paper."""
+    """Checks that no request is in two batches in flight, as in the paper."""
     running = [span.request for batch in driver.in_flight for span in batch.spans]
     assert len(running) == len(set(running))
     assert all(request.state is RequestState.RUNNING for request in running)
 
 
 def check_first_come_first_served(driver: Driver, n_iterations: dict[int, int]) -> None:
-    """Of two requests that both want to run, the earlier has run as often, or more often."""
+    """Checks, of two requests that both want to run, that the earlier has run as often, or more
+    often."""
     alive = sorted(
         (
             index

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, PoolFull, Unavailable
 from services.scheduler.core.request import FinishReason, Request, RequestId
-from services.scheduler.observing.metrics import MAX_UNTIMED, SchedulerMetrics
+from services.scheduler.observing.iteration_metrics import MAX_UNTIMED
+from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.pipeline.membership import Member, Pipeline
 from tests.exposition import Samples
 from tests.fakes import describe_stage

@@ -56,7 +56,7 @@ class Master:
 
 
 def sign_of_life(master: Master) -> bytes:
-    """What a stage reports however busy it is."""
+    """Returns the report that a stage sends however busy it is."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=master.engine.pipeline.pipeline_id,
         epoch=master.engine.pipeline.epoch,

@@ -1,4 +1,4 @@
-"""Policies: who runs in the next iteration, and with how many tokens.
+"""Policies: choose the requests of the next iteration, and the number of tokens of each.
 
 A policy is a class in a file of its own with the one method below. It looks at requests in the
 order in which they arrived and reserves K/V for those it admits; it changes no state of theirs.
@@ -12,7 +12,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class Selection(NamedTuple):
-    """A request that was chosen, the tokens it may run, and its reservation."""
+    """A request that was chosen, the number of tokens to run, and its reservation."""
 
     request: Request
     n_tokens: int
@@ -20,7 +20,7 @@ class Selection(NamedTuple):
 
 
 class Policy(Protocol):
-    """Chooses the next batch."""
+    """The choice of the next batch."""
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns the requests of the next batch in order; empty if none can run."""

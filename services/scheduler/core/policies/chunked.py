@@ -36,7 +36,8 @@ class ChunkedPolicy:
         self.n_shares = n_shares
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """As many as fit, in the order of arrival, each with as many tokens as fit."""
+        """Returns as many requests as fit, in the order of arrival, each with as many tokens as
+        fit."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)

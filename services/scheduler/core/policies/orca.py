@@ -21,7 +21,7 @@ class OrcaPolicy:
         self.max_batch_size = max_batch_size
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Lines 17 to 28."""
+        """Returns the next batch: lines 17 to 28 of Algorithm 1."""
         selections: list[Selection] = []
         for request in pool.selectable():
             if len(selections) == self.max_batch_size:

@@ -1,4 +1,4 @@
-"""What a client does inside the cluster; `kubectl exec` runs it in a pod of the frontend's image.
+"""The client inside the cluster; `kubectl exec` runs it in a pod of the frontend's image.
 
     python in_pod.py COMMAND JSON
 
@@ -91,13 +91,13 @@ def generate(order: dict[str, Any]) -> Any:
 
 
 def describe_worker(order: dict[str, Any]) -> Any:
-    """What a worker says to whoever asks; the scheduler alone may."""
+    """Returns a worker's status for a call of Describe, which only the scheduler may make."""
     stub = worker_pb2_grpc.WorkerServiceStub(channel(order))
     return code_of(lambda: stub.Describe(worker_pb2.DescribeRequest(), timeout=CONNECT_TIMEOUT_S))
 
 
 def connect_scheduler(order: dict[str, Any]) -> Any:
-    """What a scheduler says to whoever connects; frontends alone may."""
+    """Returns the scheduler's status for a connection, which only frontends may make."""
     stub = scheduler_pb2_grpc.SchedulerServiceStub(channel(order))
     hello = scheduler_pb2.ConnectRequest(cancellation=scheduler_pb2.Cancellation(request_id="x"))
     is_answered = threading.Event()

@@ -1,0 +1,99 @@
+"""A stopwatch in a model: the time of its operations and its linear layers, by their kinds."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kernels import Ops
+from kernels.packed_linear import LinearWeight
+from services.worker.models import StageModel
+from services.worker.models.layer_stack import AllAtOnce
+
+KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
+UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
+SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    is_inside: bool = False
+
+    def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, timed as a call of this kind."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_inside:
+                return function(*args, **kwargs)
+            self.is_inside = True
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.is_inside = False
+                spent = time.perf_counter() - start
+                self.seconds[kind] = self.seconds.get(kind, 0.0) + spent
+
+        return timed
+
+
+def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
+    """Returns the operations, each timed by its kind."""
+    names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
+    timed: dict[str, Any] = {
+        name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
+    }
+    return dataclasses.replace(ops, **timed)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWeight:
+    """A weight whose products are timed."""
+
+    weight: Any
+    call: Callable[..., Tensor]
+
+    def __call__(self, *args: Any) -> Tensor:
+        return self.call(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.weight, name)
+
+
+def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
+    """Times everything that the model computes with; returns its weights in the order of their
+    use."""
+    weights: list[Any] = []
+    model.ops = timed_ops(model.ops, watch)
+
+    def visited(value: Any) -> Any:
+        if isinstance(value, LinearWeight):
+            weights.append(value)
+            return TimedWeight(value, watch.of("linear", value))
+        if isinstance(value, Ops):
+            return model.ops
+        if isinstance(value, (list, tuple)):
+            return type(value)(visited(item) for item in value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for one in dataclasses.fields(value):
+                object.__setattr__(value, one.name, visited(getattr(value, one.name)))
+        return value
+
+    for name in ("_decoder_layers", "_head"):
+        setattr(model, name, visited(getattr(model, name)))
+    return weights
+
+
+def seconds_at_once(model: StageModel) -> dict[str, float]:
+    """Returns the seconds that layers which run at once have taken until now, by kind."""
+    layer_stack = getattr(model, "_layer_stack", None)
+    if not isinstance(layer_stack, AllAtOnce):
+        return {}
+    seconds = layer_stack.fused.seconds
+    return {kind: getattr(seconds, kind) for kind in SHARED}

@@ -1,0 +1,240 @@
+"""gRPC handlers of a servicer, made from its descriptor, with one error boundary around them.
+
+They are built from the service's descriptor instead of the generated registration function,
+for two reasons. A request that cannot be parsed becomes INVALID_ARGUMENT instead of INTERNAL. And
+a method may be declared raw: it then moves bytes without decoding them, which is how controllers
+pass plans on.
+
+A servicer's methods are named as in the proto. Those with a single request are `(request,
+context)`, coroutines or async generators; those with a stream of requests are coroutines
+`(context)` that read and write through the context.
+
+A service may say who calls what: roles, which callers prove by their certificates (`tls.py`). That
+is looked at once per call, before the method starts. It may have a hook too, `admit`, which looks
+at each call's metadata. Both come before a single request is received: gRPC leaves what nobody
+reads with the sender, so a caller who is refused costs no memory. And it may have each call
+observed, whatever kind of method it is: by a context manager that sees errors as they are, before
+they become statuses.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.common import errors
+
+log = logging.getLogger(__name__)
+
+CALLER_NAMES = "peer_dns"
+"""gRPC's key for the DNS names of a caller's verified certificate; absent in plaintext."""
+
+_CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StaleEpoch: grpc.StatusCode.ABORTED,
+    errors.RequestCancelled: grpc.StatusCode.CANCELLED,
+}
+
+Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
+"""A function of a method's name, `orcinus.v1.XService/Method`, and a call's context. It returns a
+context manager that is put around the call."""
+
+
+def service_handler(
+    service: ServiceDescriptor,
+    servicer: object,
+    *,
+    raw: Collection[str] = (),
+    callers: Mapping[str, Collection[str]] | None = None,
+    admit: Callable[[Any], object] | None = None,
+    observe: Observe | None = None,
+) -> grpc.GenericRpcHandler:
+    """Returns the handlers of one service; methods in `raw` take and give bytes.
+
+    `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
+    the context of each call and raises what refuses it.
+    """
+    handlers = {
+        descriptor.name: _method_handler(
+            descriptor,
+            _Method(
+                f"{service.full_name}/{descriptor.name}",
+                getattr(servicer, descriptor.name),
+                None if callers is None else frozenset(callers[descriptor.name]),
+                admit,
+                observe,
+            ),
+            is_raw=descriptor.name in raw,
+        )
+        for descriptor in service.methods
+    }
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
+    """Returns the status that a call ends with when an error leaves its method, or none does."""
+    if error is None:
+        return grpc.StatusCode.OK
+    if isinstance(error, errors.OrcinusError):
+        return _CODES[type(error)]
+    if isinstance(error, Exception):
+        return grpc.StatusCode.INTERNAL
+    time_left = context.time_remaining()  # its task was cancelled, or its stream closed
+    if time_left is not None and time_left <= 0:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of a servicer, and who may call it."""
+
+    name: str
+    behaviour: Callable[..., Any]
+    callers: frozenset[str] | None
+    admit: Callable[[Any], object] | None
+    observe: Observe | None
+
+    def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
+        """Returns the observer's context manager for a call, or one that does nothing."""
+        if self.observe is None:
+            return contextlib.nullcontext()
+        return self.observe(self.name, context)
+
+    def check_caller(self, context: Any) -> None:
+        """Raises PermissionDenied unless the caller's certificate has one of the roles."""
+        if self.callers is None:
+            return
+        names = [name.decode() for name in context.auth_context().get(CALLER_NAMES, ())]
+        if self.callers.isdisjoint(names):
+            caller = ", ".join(names) or "a caller without a certificate"
+            raise errors.PermissionDenied(
+                f"{self.name} is for {', '.join(sorted(self.callers))}, not for {caller}"
+            )
+
+
+def _method_handler(
+    descriptor: MethodDescriptor, method: _Method, *, is_raw: bool
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    request_class, response_class = (
+        GetMessageClass(descriptor.input_type),
+        GetMessageClass(descriptor.output_type),
+    )
+    serialise = None if is_raw else response_class.SerializeToString
+    if descriptor.client_streaming:
+        deserialise = None if is_raw else request_class.FromString
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if descriptor.server_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(_stream_request(method), deserialise, serialise)
+    if descriptor.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(
+            _unary_stream(method, request_class), None, serialise
+        )
+    return grpc.stream_unary_rpc_method_handler(
+        _unary_unary(method, request_class), None, serialise
+    )
+
+
+def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
+    async def handle(_requests: object, context: Any) -> Any:
+        async with _error_boundary(method, context):
+            return await method.behaviour(await _read(context, request_class), context)
+
+    return handle
+
+
+def _unary_stream(
+    method: _Method, request_class: type[Message]
+) -> Callable[..., AsyncIterator[Any]]:
+    async def handle(_requests: object, context: Any) -> AsyncIterator[Any]:
+        async with _error_boundary(method, context):
+            async for response in method.behaviour(await _read(context, request_class), context):
+                yield response
+
+    return handle
+
+
+def _stream_request(method: _Method) -> Callable[..., Any]:
+    async def handle(_requests: object, context: Any) -> Any:
+        async with _error_boundary(method, context):
+            return await method.behaviour(context)
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
+    """Refuses callers that may not call, and turns errors into statuses. A bug is logged, and the
+    caller learns nothing of our insides."""
+    try:
+        with method.observed(context):
+            method.check_caller(context)
+            if method.admit is not None:
+                method.admit(context)
+            yield
+    except errors.OrcinusError as error:
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("bug in %s", method.behaviour.__qualname__)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+
+async def _read(context: Any, request_class: type[Message]) -> Message:
+    """Reads the one request of a call. On the wire a single request is a stream of one; read as a
+    stream, it is received only when it is asked for, after the caller has been admitted."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        name = request_class.DESCRIPTOR.name
+        raise errors.InvalidRequest("request", f"the call has no {name}")
+    return _parse(data, request_class)
+
+
+def _parse(data: bytes, request_class: type[Message]) -> Message:
+    try:
+        return request_class.FromString(data)
+    except DecodeError:
+        name = request_class.DESCRIPTOR.name
+        raise errors.InvalidRequest(
+            "request", f"not a valid {name}; its strings must be UTF-8"
+        ) from None
+
+
+async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
+    code = _CODES[type(error)]
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message)
+    if isinstance(error, errors.InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.message
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.PoolFull):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        status.details.add().Pack(retry)
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError as gone:
+        # The call is over already, by its deadline or its caller: there is nobody to tell.
+        raise asyncio.CancelledError from gone
+    raise AssertionError("abort returned")

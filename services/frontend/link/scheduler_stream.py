@@ -1,0 +1,117 @@
+"""One stream to the scheduler that leads: how that one is found, and how messages move.
+
+Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
+only to the one that leads. Each stream has a channel of its own, which looks the name up and reads
+certificates again.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from orcinus.v1 import scheduler_pb2
+
+from services.common import rpc
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+
+FIND_LEADER_S = 5.0
+"""Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
+may have come that this channel has not heard of."""
+
+CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
+    *rpc.RECONNECT_OPTIONS,
+    (
+        "grpc.service_config",
+        json.dumps(
+            {
+                "loadBalancingConfig": [{"round_robin": {}}],
+                "healthCheckConfig": {"serviceName": SERVICE.full_name},
+            }
+        ),
+    ),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+]
+"""gRPC options of the channel. Calls go only to peers whose health says that they serve. A peer
+that vanished without a word is noticed after 25 seconds, while requests are still held."""
+
+
+class SchedulerStream:
+    """One stream to whichever scheduler leads; it is used once, until it breaks."""
+
+    def __init__(self, address: str, connect: rpc.Connect) -> None:
+        self._address = address
+        self._connect = connect
+        self._outbox: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+
+    @property
+    def n_unsent(self) -> int:
+        """Messages that wait to be sent."""
+        return self._outbox.qsize()
+
+    def send(self, message: scheduler_pb2.ConnectRequest) -> None:
+        """Queues a message; it is lost if the stream breaks first."""
+        self._outbox.put_nowait(message)
+
+    async def converse(
+        self,
+        *,
+        opened: Callable[[], None],
+        received: Callable[[scheduler_pb2.ConnectResponse], None],
+    ) -> str:
+        """Sends and receives until the stream breaks, and returns why it did.
+
+        Calls `opened` once a scheduler that leads has been found, then `received` for each message.
+        """
+        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
+            await _wait_leader(channel)
+            call = channel.stream_stream(
+                rpc.method_path(SERVICE, "Connect"),
+                request_serializer=scheduler_pb2.ConnectRequest.SerializeToString,
+                response_deserializer=scheduler_pb2.ConnectResponse.FromString,
+            )()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    writer = tasks.create_task(self._write(call))
+                    reason = await _read(call, opened, received)
+                    writer.cancel()
+                return reason
+            finally:
+                call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        """Sends what is queued until the stream breaks; `_read` finds out why it did."""
+        try:
+            while True:
+                await call.write(await self._outbox.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+
+
+async def _wait_leader(channel: grpc.aio.Channel) -> None:
+    """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIND_LEADER_S):
+            await channel.channel_ready()
+
+
+async def _read(
+    call: Any,
+    opened: Callable[[], None],
+    received: Callable[[scheduler_pb2.ConnectResponse], None],
+) -> str:
+    """Receives until the stream breaks; returns why it did."""
+    try:
+        await call.wait_for_connection()
+        opened()
+        while (response := await call.read()) is not grpc.aio.EOF:
+            received(response)
+    except grpc.aio.AioRpcError as error:
+        return error.details() or error.code().name
+    return "it ended the stream"

@@ -1,0 +1,182 @@
+"""Histograms of iterations, kept by an iteration observer for each epoch."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orcinus.v1 import worker_pb2
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from services.common import semconv
+from services.common.metrics import SHORT_S, TOKENS
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.observing.pipeline_metrics import PipelineMetrics
+from services.scheduler.pipeline.membership import Pipeline
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+MAX_UNTIMED = 4096
+"""Iterations that wait for timings, at most."""
+
+
+class IterationMetrics:
+    """Histograms of the iterations of all epochs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.time = Histogram(
+            semconv.ITERATION_TIME,
+            "From the plan's departure to the return of its tokens.",
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self.overhead = Histogram(
+            semconv.ITERATION_OVERHEAD,
+            "An iteration's time in the pipeline less what its stages computed.",
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            semconv.BATCH_SIZE, "Requests in a batch.", buckets=BATCH_SIZES, registry=registry
+        )
+        self.batch_tokens = Histogram(
+            semconv.BATCH_TOKENS, "Tokens in a batch.", buckets=TOKENS, registry=registry
+        )
+        self.generated = Counter(
+            semconv.GENERATION_TOKENS, "Tokens that were generated.", registry=registry
+        )
+        self._compute = Histogram(
+            semconv.STAGE_COMPUTE,
+            "What a stage computed for an iteration.",
+            ["stage"],
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self._receive = Histogram(
+            semconv.STAGE_RECEIVE,
+            "What a stage waited for the activations of an iteration.",
+            ["stage"],
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self._send = Histogram(
+            semconv.STAGE_SEND,
+            "What handing on the activations of an iteration took a stage.",
+            ["stage"],
+            buckets=SHORT_S,
+            registry=registry,
+        )
+
+    def of_stage(self, index: int, n_stages: int) -> "StageTimes":
+        """Returns the histograms of one stage; the first receives nothing, and the last sends
+        nothing."""
+        stage = str(index)
+        return StageTimes(
+            compute=self._compute.labels(stage),
+            receive=self._receive.labels(stage) if index > 0 else None,
+            send=self._send.labels(stage) if index + 1 < n_stages else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Histograms of one stage: seconds of computing, receiving and sending."""
+
+    compute: Histogram
+    receive: Histogram | None
+    send: Histogram | None
+
+    def observe(self, timing: worker_pb2.IterationTiming) -> None:
+        self.compute.observe(timing.compute_ns / 1e9)
+        if self.receive is not None:
+            self.receive.observe(timing.receive_ns / 1e9)
+        if self.send is not None:
+            self.send.observe(timing.send_ns / 1e9)
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """An iteration until its result and the timings of all stages have come."""
+
+    sent_ns: int
+    in_pipeline_ns: int | None = None
+    """Nanoseconds from when the iteration was sent and there was room for it, to its return."""
+    compute_ns: int = 0
+    n_timings: int = 0
+
+
+class EpochObserver:
+    """An iteration observer that keeps the metrics of one epoch."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        metrics: PipelineMetrics,
+        iterations: IterationMetrics,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._clock_ns = clock_ns
+        self._epoch = pipeline.epoch
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._iterations = iterations
+        n_stages = pipeline.n_stages
+        self._stages = [iterations.of_stage(index, n_stages) for index in range(n_stages)]
+        self._untimed: dict[int, _Iteration] = {}
+        self._returned_ns = deque([0] * n_stages, maxlen=n_stages)  # of the last iterations
+        self._has_opened = False
+
+    def opened(self) -> None:
+        kv_manager = self._scheduler.kv_manager
+        metrics = self._metrics
+        metrics.scheduler = self._scheduler
+        metrics.cache_config.info(
+            {"block_size": str(kv_manager.block_size), "num_gpu_blocks": str(kv_manager.n_blocks)}
+        )
+        metrics.epoch.set(self._epoch)
+        metrics.formed.inc()
+        metrics.up.set(1)
+        self._has_opened = True
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._untimed[batch.iteration] = _Iteration(self._clock_ns())
+        if len(self._untimed) > MAX_UNTIMED:
+            del self._untimed[next(iter(self._untimed))]
+        self._iterations.batch_size.observe(len(batch.spans))
+        self._iterations.batch_tokens.observe(sum([span.n_tokens for span in batch.spans]))
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        self._iterations.generated.inc(sum([update.token_id is not None for update in updates]))
+        now_ns = self._clock_ns()
+        # As many iterations as stages are under way; another one waits for the first to return.
+        had_room_ns = self._returned_ns[0]
+        self._returned_ns.append(now_ns)
+        entry = self._untimed.get(iteration)
+        if entry is not None:
+            entry.in_pipeline_ns = now_ns - max(entry.sent_ns, had_room_ns)
+            self._iterations.time.observe((now_ns - entry.sent_ns) / 1e9)
+            self._note_overhead(iteration, entry)
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
+        self._stages[stage_index].observe(timing)
+        entry = self._untimed.get(timing.iteration)
+        if entry is not None:
+            entry.compute_ns += timing.compute_ns
+            entry.n_timings += 1
+            self._note_overhead(timing.iteration, entry)
+
+    def closed(self, loss: str | None) -> None:
+        metrics = self._metrics
+        metrics.scheduler = None
+        metrics.up.set(0)
+        if loss is not None:
+            (metrics.losses if self._has_opened else metrics.not_formed).inc()
+
+    def _note_overhead(self, iteration: int, entry: _Iteration) -> None:
+        if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):
+            return
+        del self._untimed[iteration]
+        # A stage prepares while another computes, so together they may compute longer than it took.
+        overhead_ns = max(0, entry.in_pipeline_ns - entry.compute_ns)
+        self._iterations.overhead.observe(overhead_ns / 1e9)

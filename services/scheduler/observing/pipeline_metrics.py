@@ -1,0 +1,71 @@
+"""Metrics of the pipeline: its epochs, and gauges of its pool and its K/V memory.
+
+The gauges are read when Prometheus asks; without a pipeline they are 0. They are those that the
+Gateway API's inference extension reads.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from services.common import semconv
+from services.scheduler.core.scheduler import Scheduler
+
+
+class PipelineMetrics:
+    """Metrics of the pipeline, its pool and its K/V memory."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.scheduler: Scheduler | None = None
+        """The scheduling core of the pipeline that serves; None without one."""
+        self.up = Gauge(
+            semconv.PIPELINE_UP, "1 while there is a pipeline that serves.", registry=registry
+        )
+        self.epoch = Gauge(
+            semconv.PIPELINE_EPOCH, "Epoch of the last pipeline that formed.", registry=registry
+        )
+        self.formed = Counter(
+            semconv.EPOCHS_FORMED, "Pipelines that have formed.", registry=registry
+        )
+        self.not_formed = Counter(
+            semconv.EPOCHS_NOT_FORMED, "Pipelines that were to form and did not.", registry=registry
+        )
+        self.losses = Counter(
+            semconv.PIPELINE_LOSSES,
+            "Pipelines that were lost while they served.",
+            registry=registry,
+        )
+        self.cache_config = Info(
+            semconv.CACHE_CONFIG.removesuffix("_info"),
+            "Shape of the K/V memory of the last pipeline.",
+            registry=registry,
+        )
+        for name, text, read in (
+            (semconv.REQUESTS_WAITING, "Requests that have never run.", _n_waiting),
+            (semconv.REQUESTS_RUNNING, "Requests that have run and have not ended.", _n_running),
+            (semconv.KV_CACHE_USAGE, "Share of K/V memory that is reserved.", _reserved_ratio),
+            (semconv.KV_CACHE_ALLOCATED, "Share of K/V memory that is in use.", _allocated_ratio),
+        ):
+            Gauge(name, text, registry=registry).set_function(partial(self._read, read))
+
+    def _read(self, read: Callable[[Scheduler], float]) -> float:
+        """Returns a gauge's value; called from the thread that answers Prometheus."""
+        scheduler = self.scheduler
+        return 0 if scheduler is None else read(scheduler)
+
+
+def _n_waiting(scheduler: Scheduler) -> float:
+    return scheduler.pool.n_waiting
+
+
+def _n_running(scheduler: Scheduler) -> float:
+    return scheduler.pool.n_running
+
+
+def _reserved_ratio(scheduler: Scheduler) -> float:
+    return scheduler.kv_manager.n_reserved_slots / scheduler.kv_manager.n_slots
+
+
+def _allocated_ratio(scheduler: Scheduler) -> float:
+    return scheduler.kv_manager.n_allocated_slots / scheduler.kv_manager.n_slots

@@ -1,0 +1,117 @@
+"""Counters and histograms of requests, kept by a request observer.
+
+A request that is accepted finishes, is cancelled or fails, once, and so do the counters: at rest
+the first equals the sum of the others.
+"""
+
+import time
+
+from orcinus.v1 import scheduler_pb2
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from services.common import semconv
+from services.common.errors import InvalidRequest, OrcinusError, PoolFull
+from services.common.metrics import LONG_S, TOKENS
+from services.scheduler.core.request import FinishReason, Request
+
+REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+}
+FAILED = "failed"
+REJECTIONS = ("invalid", "pool_full", "unavailable")
+
+
+class RequestMetrics:
+    """A request observer that keeps the metrics of requests."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._arrived_at: dict[Request, float] = {}  # of those that have not run
+        self._accepted = Counter(
+            semconv.REQUESTS_ACCEPTED, "Requests taken into the pool.", registry=registry
+        )
+        finished = Counter(
+            semconv.REQUESTS_FINISHED,
+            "Requests that ran to their end.",
+            ["reason"],
+            registry=registry,
+        )
+        self._ended = {
+            FinishReason.STOP: finished.labels("stop"),
+            FinishReason.LENGTH: finished.labels("length"),
+            FinishReason.CANCELLED: Counter(
+                semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
+            ),
+        }
+        self._failed = Counter(
+            semconv.REQUESTS_FAILED, "Requests that ended as UNAVAILABLE.", registry=registry
+        )
+        rejected = Counter(
+            semconv.REQUESTS_REJECTED,
+            "Requests not taken into the pool.",
+            ["reason"],
+            registry=registry,
+        )
+        self._rejected = {reason: rejected.labels(reason) for reason in REJECTIONS}
+        self._queue_time = Histogram(
+            semconv.REQUEST_QUEUE_TIME,
+            "From the pool into the first batch.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            semconv.PROMPT_TOKENS, "Prompt tokens of requests that came to run.", registry=registry
+        )
+        prompt = Histogram(
+            semconv.REQUEST_PROMPT_TOKENS,
+            "Prompt tokens of a request that is over.",
+            ["reason"],
+            buckets=TOKENS,
+            registry=registry,
+        )
+        generation = Histogram(
+            semconv.REQUEST_GENERATION_TOKENS,
+            "Generated tokens of a request that is over.",
+            ["reason"],
+            buckets=TOKENS,
+            registry=registry,
+        )
+        self._lengths = {
+            reason: (prompt.labels(reason), generation.labels(reason))
+            for reason in (*REASONS.values(), FAILED)
+        }
+
+    def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
+        self._accepted.inc()
+        self._arrived_at[request] = time.perf_counter()
+
+    def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
+        self._rejected[_rejection(error)].inc()
+
+    def admitted(self, request: Request) -> None:
+        self._queue_time.observe(time.perf_counter() - self._arrived_at.pop(request))
+        self._prompt_tokens.inc(request.n_prompt_tokens)
+
+    def first_token(self, request: Request) -> None:
+        """Notes nothing: the frontend measures it, where clients do."""
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        self._ended[reason].inc()
+        self._take_leave(request, REASONS[reason])
+
+    def failed(self, request: Request) -> None:
+        self._failed.inc()
+        self._take_leave(request, FAILED)
+
+    def _take_leave(self, request: Request, reason: str) -> None:
+        self._arrived_at.pop(request, None)
+        prompt, generation = self._lengths[reason]
+        prompt.observe(request.n_prompt_tokens)
+        generation.observe(len(request.generated_token_ids))
+
+
+def _rejection(error: OrcinusError) -> str:
+    if isinstance(error, InvalidRequest):
+        return "invalid"
+    return "pool_full" if isinstance(error, PoolFull) else "unavailable"
