@@ -11,6 +11,11 @@ ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 SOURCES := services kernels benchmarks examples models tests
 
+# Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
+# ten seconds to begin.
+TEST_WORKERS ?= 2
+IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
+
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
 IMAGES       := frontend scheduler worker demo-model
@@ -45,7 +50,7 @@ wait_serving = $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --tim
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-system test-triton test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
+.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,8 +64,11 @@ run: setup  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" 
 
 ##@ Changing it
 
-test: setup  ## Run the tests; ARGS goes to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+test-thorough: setup  ## Run more cases of what `make test` holds, which take minutes
+	$(BIN)/python -m pytest -m 'thorough and not triton and not gpu' $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
@@ -69,7 +77,7 @@ test-triton: setup  ## Run the tests that interpret or compile the kernels for G
 	$(BIN)/python -m pytest -m 'triton and not gpu' $(ARGS)
 
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
-	$(GPU_PYTHON) -m pytest -m gpu $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
+	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
@@ -78,7 +86,7 @@ test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-check: fmt-check lint types layers manifests test test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint types layers manifests test test-thorough test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

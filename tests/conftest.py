@@ -3,7 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -17,12 +16,15 @@ settings.load_profile("orcinus")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Threads of OpenMP that wait for work spin, which takes the processors from tests beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests start hundreds of processes. Where these may not keep bytecode beside the sources, they
-    share it in a directory of this run, so that not each of them compiles our modules."""
-    if sys.dont_write_bytecode:
-        bytecode = TemporaryDirectory(prefix="orcinus-bytecode-", ignore_cleanup_errors=True)
-        config.add_cleanup(bytecode.cleanup)
-        os.environ["PYTHONPYCACHEPREFIX"] = bytecode.name
+    """Has all processes share bytecode in pytest's cache where none may be beside the sources.
+
+    Tests start hundreds of processes, each of which would compile our modules again.
+    """
+    if sys.dont_write_bytecode and config.cache is not None:
+        os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -101,6 +101,7 @@ def test_the_table_compares_pair_by_pair_and_with_the_best() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.thorough
 def test_ours_and_a_peer_write_the_same_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

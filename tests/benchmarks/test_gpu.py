@@ -87,6 +87,7 @@ def bare(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.thorough
 def test_kernels_and_engine_run_where_there_is_only_pytorch(tmp_path: Path, bare: str) -> None:
     pytest.importorskip("triton")
     ran = run(tmp_path, PYTHONPATH=bare, TRITON_INTERPRET="1")
@@ -114,6 +115,7 @@ def test_kernels_and_engine_run_where_there_is_only_pytorch(tmp_path: Path, bare
     assert not list(tmp_path.glob("*.jsonl"))
 
 
+@pytest.mark.thorough
 def test_transformers_answers_the_same_requests_and_a_figure_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ran = run(tmp_path, "--only=transformers")

@@ -61,6 +61,7 @@ def test_quick_is_small() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.thorough
 async def test_whole_systems_are_measured_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

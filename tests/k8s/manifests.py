@@ -157,7 +157,7 @@ class Workload:
 @cache
 def rendered(name: str) -> Manifests:
     """The composition of that name, as kubectl renders it."""
-    return Manifests(list(yaml.safe_load_all(render(COMPOSITIONS[name]))))
+    return Manifests(list(yaml.load_all(render(COMPOSITIONS[name]), yaml.CSafeLoader)))
 
 
 def render(composition: Composition) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -59,11 +60,10 @@ def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
     raise AssertionError(f"no value for {variable}")
 
 
-def settings(
-    manifests: Manifests, component: str, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
-    """What the service makes of its container's variables; it refuses names it does not know."""
-    with monkeypatch.context() as patch:
+@cache
+def settings(manifests: Manifests, component: str) -> Mapping[str, Any]:
+    """Returns what the service makes of its container's variables; it refuses unknown names."""
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(manifests, manifests.workload(component)).items():
             patch.setenv(name, value)
         loaded = SETTINGS[component].load(component, [])
@@ -81,10 +81,8 @@ def in_bytes(quantity: str) -> int:
 
 @each_composition()
 @pytest.mark.parametrize("component", SETTINGS)
-def test_a_service_takes_its_environment(
-    name: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = settings(rendered(name), component, monkeypatch)
+def test_a_service_takes_its_environment(name: str, component: str) -> None:
+    loaded = settings(rendered(name), component)
     assert loaded["health_address"] == "0.0.0.0:50060"
 
 
@@ -99,14 +97,12 @@ def test_variables_are_named_once_and_refer_to_earlier_ones(name: str, component
 
 
 @each_composition()
-def test_there_are_as_many_worker_pods_as_stages(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_are_as_many_worker_pods_as_stages(name: str) -> None:
     manifests = rendered(name)
     n_pods = manifests.workload("worker").n_stages
     assert n_pods == int(manifests.config("orcinus-pipeline")["ORCINUS_N_STAGES"])
-    assert n_pods == settings(manifests, "worker", monkeypatch)["n_stages"]
-    assert n_pods == settings(manifests, "scheduler", monkeypatch)["n_stages"]
+    assert n_pods == settings(manifests, "worker")["n_stages"]
+    assert n_pods == settings(manifests, "scheduler")["n_stages"]
 
 
 @pytest.mark.parametrize(("name", "n_stages"), [("base", 2), ("3 stages", 3), ("lws, 3 stages", 3)])
@@ -115,12 +111,10 @@ def test_one_number_changes_the_stages_everywhere(name: str, n_stages: int) -> N
 
 
 @each_composition()
-def test_frontend_and_workers_read_the_same_model(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frontend_and_workers_read_the_same_model(name: str) -> None:
     manifests = rendered(name)
-    model = settings(manifests, "worker", monkeypatch)["model"]
-    assert settings(manifests, "frontend", monkeypatch)["model"] == model
+    model = settings(manifests, "worker")["model"]
+    assert settings(manifests, "frontend")["model"] == model
     for component in ("frontend", "worker"):
         workload = manifests.workload(component)
         mounts = {mount["name"]: mount for mount in workload.container["volumeMounts"]}
@@ -132,32 +126,26 @@ def test_frontend_and_workers_read_the_same_model(
 
 @each_composition()
 @pytest.mark.parametrize("component", EXIT_S)
-def test_a_pod_has_the_time_that_its_drain_takes(
-    name: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_has_the_time_that_its_drain_takes(name: str, component: str) -> None:
     manifests = rendered(name)
-    loaded = settings(manifests, component, monkeypatch)
+    loaded = settings(manifests, component)
     needed = loaded.get("linger_s", 0) + loaded["drain_s"] + EXIT_S[component]
     assert manifests.workload(component).pod["terminationGracePeriodSeconds"] >= needed
 
 
 @each_composition()
-def test_requests_are_held_while_a_leader_drains(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_held_while_a_leader_drains(name: str) -> None:
     manifests = rendered(name)
-    hold_s = settings(manifests, "frontend", monkeypatch)["hold_s"]
-    drain_s = settings(manifests, "scheduler", monkeypatch)["drain_s"]
+    hold_s = settings(manifests, "frontend")["hold_s"]
+    drain_s = settings(manifests, "scheduler")["drain_s"]
     assert hold_s > drain_s + EXIT_S["scheduler"]
 
 
 @each_composition()
 @pytest.mark.parametrize("component", SETTINGS)
-def test_ports_are_those_of_the_settings(
-    name: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_are_those_of_the_settings(name: str, component: str) -> None:
     manifests = rendered(name)
-    loaded = settings(manifests, component, monkeypatch)
+    loaded = settings(manifests, component)
     ports = manifests.workload(component).ports()
     expected = {
         "health": port(loaded["health_address"]),
@@ -173,12 +161,12 @@ def test_ports_are_those_of_the_settings(
 
 
 @each_composition()
-def test_services_find_one_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_find_one_another(name: str) -> None:
     manifests = rendered(name)
-    host, _, number = settings(manifests, "frontend", monkeypatch)["scheduler"].rpartition(":")
+    host, _, number = settings(manifests, "frontend")["scheduler"].rpartition(":")
     ports = manifests.get("Service", host)["spec"]["ports"]
     assert [item["port"] for item in ports if item["name"] == "grpc"] == [int(number)]
-    scheduler = settings(manifests, "scheduler", monkeypatch)
+    scheduler = settings(manifests, "scheduler")
     worker = manifests.workload("worker")
     assert scheduler["worker_port"] == worker.ports()["grpc"]
     for pair in scheduler["worker_selector"].split(","):
@@ -189,11 +177,9 @@ def test_services_find_one_another(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @each_composition()
 @pytest.mark.parametrize("component", SETTINGS)
-def test_probes_ask_the_health_port(
-    name: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probes_ask_the_health_port(name: str, component: str) -> None:
     manifests = rendered(name)
-    health = port(settings(manifests, component, monkeypatch)["health_address"])
+    health = port(settings(manifests, component)["health_address"])
     container = manifests.workload(component).container
     for service in ("startup", "liveness", "readiness"):
         probe = container[f"{service}Probe"]
@@ -207,24 +193,20 @@ def test_probes_ask_the_health_port(
 
 
 @each_composition()
-def test_the_scheduler_and_rollouts_wait_as_long_as_workers_may_load(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scheduler_and_rollouts_wait_as_long_as_workers_may_load(name: str) -> None:
     manifests = rendered(name)
     probe = manifests.workload("worker").container["startupProbe"]
     budget_s = probe["periodSeconds"] * probe["failureThreshold"]
-    assert settings(manifests, "scheduler", monkeypatch)["start_timeout_s"] >= budget_s
+    assert settings(manifests, "scheduler")["start_timeout_s"] >= budget_s
     for component in ("frontend", "scheduler"):  # ready when there is a pipeline
         assert manifests.workload(component).item["spec"]["progressDeadlineSeconds"] > budget_s
 
 
 @each_composition()
-def test_a_workers_memory_holds_what_it_is_told_to_keep(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workers_memory_holds_what_it_is_told_to_keep(name: str) -> None:
     manifests = rendered(name)
     worker = manifests.workload("worker")
-    loaded = settings(manifests, "worker", monkeypatch)
+    loaded = settings(manifests, "worker")
     limit = in_bytes(worker.container["resources"]["limits"]["memory"])
     shared = worker.volume("shm")["emptyDir"]
     assert shared["medium"] == "Memory"
@@ -235,11 +217,9 @@ def test_a_workers_memory_holds_what_it_is_told_to_keep(
 
 
 @each_composition()
-def test_a_stage_has_a_gpu_for_each_rank_or_none(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_has_a_gpu_for_each_rank_or_none(name: str) -> None:
     manifests = rendered(name)
-    loaded = settings(manifests, "worker", monkeypatch)
+    loaded = settings(manifests, "worker")
     worker = manifests.workload("worker")
     gpus = {amounts.get("nvidia.com/gpu") for amounts in worker.container["resources"].values()}
     assert gpus == ({str(loaded["tp_size"])} if loaded["device"] == "cuda" else {None})
@@ -249,10 +229,8 @@ def test_a_stage_has_a_gpu_for_each_rank_or_none(
 @pytest.mark.parametrize(
     ("name", "tp_size"), [("base", 1), ("tensor-parallel", 2), ("tensor-parallel on GPUs", 2)]
 )
-def test_tensor_parallelism_reaches_the_worker(
-    name: str, tp_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert settings(rendered(name), "worker", monkeypatch)["tp_size"] == tp_size
+def test_tensor_parallelism_reaches_the_worker(name: str, tp_size: int) -> None:
+    assert settings(rendered(name), "worker")["tp_size"] == tp_size
 
 
 @each_composition()
@@ -284,11 +262,9 @@ def test_the_demo_runs_the_images_that_make_builds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mtls", "overlays/gpu", "everything", "everything, lws"])
 @pytest.mark.parametrize("component", SETTINGS)
-def test_with_tls_every_service_reads_mounted_secrets(
-    name: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_tls_every_service_reads_mounted_secrets(name: str, component: str) -> None:
     manifests = rendered(name)
-    loaded = settings(manifests, component, monkeypatch)
+    loaded = settings(manifests, component)
     workload = manifests.workload(component)
     mounts = {mount["mountPath"]: mount["name"] for mount in workload.container["volumeMounts"]}
     wanted = {str(loaded["tls_dir"]): f"orcinus-{component}-tls"}

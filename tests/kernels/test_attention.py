@@ -151,10 +151,22 @@ FORMS = {
 }
 
 
+# Every form of the mix of all spans and every mix in the form of all options; the others take long.
+FORMS_OF_MIXES = [
+    pytest.param(
+        form,
+        spans,
+        id=f"{name}-{mix}",
+        marks=() if name == "all" or mix == "everything" else pytest.mark.thorough,
+    )
+    for name, form in FORMS.items()
+    for mix, spans in MIXES.items()
+]
+
+
 @pytest.mark.parametrize("on", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES.keys())
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize(("form", "spans"), FORMS_OF_MIXES)
 def test_forms_of_attention(
     form: AttentionForm,
     spans: list[tuple[int, int]],
@@ -188,7 +200,12 @@ def test_a_form_changes_what_is_computed(form: AttentionForm, on: Implementation
 
 # Implementations with sizes of blocks; of these one is enough where it takes long.
 ON_BLOCKS = [
-    pytest.param(*on.values, size, id=f"{on.id}-{size}", marks=on.marks)
+    pytest.param(
+        *on.values,
+        size,
+        id=f"{on.id}-{size}",
+        marks=[*on.marks, pytest.mark.thorough] if size == 1 else on.marks,
+    )
     for implementations, sizes in ((COMPILED, (1, 3, 16)), (INTERPRETED, (3,)))
     for on in implementations
     for size in sizes

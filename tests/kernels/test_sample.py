@@ -78,7 +78,7 @@ ON_TRITON = [
     pytest.param(
         on_triton(n_lanes),
         id=f"triton-of-{n_lanes}",
-        marks=() if IS_INTERPRETED else pytest.mark.gpu,
+        marks=pytest.mark.triton if IS_INTERPRETED else pytest.mark.gpu,
     )
     for n_lanes in (128, 4096)
     if triton_ops() is not None

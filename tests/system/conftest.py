@@ -47,9 +47,15 @@ def one_stage(model: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def two_stages(model: Path) -> Iterator[Stack]:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which `two_stages` puts its profiles."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="session")
+def two_stages(model: Path, profiles: Path) -> Iterator[Stack]:
     """Two stages whose batches hold at most two requests; shared, so nobody may harm it."""
-    with serving(model, stages=2, max_batch_size=2) as stack:
+    with serving(model, stages=2, max_batch_size=2, profile_dir=profiles) as stack:
         yield stack
 
 

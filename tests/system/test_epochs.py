@@ -2,11 +2,11 @@
 else does."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from orcinus.v1.sampling_pb2 import SamplingParams
 
 from services.local.child import Child
@@ -19,13 +19,16 @@ from services.scheduler.pipeline.membership import gather
 from tests.checkpoints import Oracle
 from tests.scheduler.core.workload import build
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PROMPT = [9, 8, 7, 6, 5]
+N_STAGES = 2
 GREEDY = SamplingParams(temperature=0).SerializeToString()
 
 
-@contextlib.asynccontextmanager
-async def stages(model: Path, n_stages: int) -> AsyncIterator[list[str]]:
-    """Workers in processes of their own."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def addresses(model: Path) -> AsyncIterator[list[str]]:
+    """Two workers in processes of their own; shared, so nobody may harm them."""
     children = [
         await Child.start(
             f"stage {index}",
@@ -34,12 +37,12 @@ async def stages(model: Path, n_stages: int) -> AsyncIterator[list[str]]:
                 f"--model={model}",
                 "--address=127.0.0.1:0",
                 f"--stage-index={index}",
-                f"--n-stages={n_stages}",
+                f"--n-stages={N_STAGES}",
                 "--kv-memory=1MiB",
                 "--n-threads=1",
             ],
         )
-        for index in range(n_stages)
+        for index in range(N_STAGES)
     ]
     try:
         yield [await child.wait_for("address") for child in children]
@@ -92,19 +95,21 @@ class Run:
         return request.generated_token_ids
 
 
-async def test_each_epoch_starts_afresh_and_computes_the_same(model: Path) -> None:
-    async with stages(model, 2) as addresses:
-        answers = []
-        for expected_epoch in (1, 2, 3):
-            async with Run(addresses) as run:
-                assert run.engine.pipeline.epoch == expected_epoch
-                answers.append(await run.generate(6))
+async def test_each_epoch_starts_afresh_and_computes_the_same(
+    model: Path, addresses: list[str]
+) -> None:
+    epochs, answers = [], []
+    for _ in range(3):
+        async with Run(addresses) as run:
+            epochs.append(run.engine.pipeline.epoch)
+            answers.append(await run.generate(6))
+    assert epochs == [epochs[0], epochs[0] + 1, epochs[0] + 2]
     expected = Oracle(model).generate(PROMPT, 6)
     assert answers == [expected] * 3
 
 
-async def test_a_deposed_master_loses_its_pipeline_to_the_newer_one(model: Path) -> None:
-    async with stages(model, 2) as addresses, Run(addresses) as old:
+async def test_a_deposed_master_loses_its_pipeline_to_the_newer_one(addresses: list[str]) -> None:
+    async with Run(addresses) as old:
         assert len(await old.generate(2)) == 2
         async with Run(addresses) as new:
             assert new.engine.pipeline.epoch == old.engine.pipeline.epoch + 1

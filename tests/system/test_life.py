@@ -47,10 +47,10 @@ def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
 @pytest.mark.parametrize(
     ("module", "index"),
     [
-        pytest.param("services.worker.rank", 0, id="rank of stage 0"),
+        pytest.param("services.worker.rank", 0, id="rank of stage 0", marks=pytest.mark.thorough),
         pytest.param("services.worker.rank", 1, id="rank of stage 1"),
         pytest.param("services.worker", 0, id="controller of stage 0"),
-        pytest.param("services.worker", 1, id="controller of stage 1"),
+        pytest.param("services.worker", 1, id="controller of stage 1", marks=pytest.mark.thorough),
         pytest.param("services.scheduler", 0, id="scheduler"),
     ],
 )
@@ -74,7 +74,13 @@ def test_a_member_that_is_killed_ends_its_requests_and_the_tree(
         assert "orcinus: stopping, because" in "".join(stack.output)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_signal_stops_everything_cleanly(model: Path, number: signal.Signals) -> None:
     with serving(model, stages=2) as stack:
         assert len(stack.complete([5, 6], max_tokens=3, ignore_eos=True)["token_ids"]) == 3

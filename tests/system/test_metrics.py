@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 POOL = 12
 LONG = 900
-"""Tokens that no client here waits for."""
+"""Tokens of an answer that outlasts what is done meanwhile."""
 
 NO_LIMITS = httpx.Limits(max_connections=None)
 
@@ -112,9 +112,20 @@ async def at_rest(stack: Stack) -> Samples:
     raise AssertionError("never at rest")
 
 
+async def until_full(stack: Stack) -> None:
+    """Waits until there is room for no other request."""
+    for _ in range(1000):
+        samples = await asyncio.to_thread(stack.metrics, "scheduler")  # as clients go on
+        running = samples.sum("orcinus_requests_running")
+        if samples.sum("orcinus_requests_waiting") + running == POOL:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("never full")
+
+
 async def load(stack: Stack) -> Clients:
-    """100 calls, which ask for 105 answers: as many at a time as there is room for, but the last
-    30, which come at once."""
+    """Makes 100 calls, which ask for 105 answers: as many at a time as there is room for, and at
+    last as many as there is room for with 18 more, for which there is none."""
     text = "The model is sharded across"
     some: dict[str, Any] = {"prompt": text, "temperature": 0.8}
     room = asyncio.Semaphore(POOL // 3)
@@ -142,9 +153,12 @@ async def load(stack: Stack) -> Clients:
             *(one(clients.complete(prompt=text, max_tokens=2, model="other")) for _ in range(5)),
         )
         await at_rest(stack)
-        await asyncio.gather(
-            *(clients.complete(**some, max_tokens=100, min_tokens=100) for _ in range(30))
+        busy = asyncio.gather(
+            *(clients.complete(**some, max_tokens=LONG, min_tokens=LONG) for _ in range(POOL))
         )
+        await until_full(stack)
+        await asyncio.gather(*(clients.complete(**some, max_tokens=5) for _ in range(30 - POOL)))
+        await busy
     return clients
 
 

@@ -26,7 +26,9 @@ LLAMA3_ROPE = {
 @pytest.mark.parametrize(
     ("n_stages", "config"),
     [
-        pytest.param(1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied"),
+        pytest.param(
+            1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied", marks=pytest.mark.thorough
+        ),
         pytest.param(2, {"rope_parameters": LLAMA3_ROPE}, id="2 stages, GQA, scaled rope"),
         pytest.param(
             3,
@@ -62,7 +64,7 @@ def test_32_mixed_requests_at_once_equal_transformers(
         assert choice["finish_reason"] == ("stop" if is_stopped else "length")
 
 
-@pytest.mark.parametrize("n_stages", [1, 3])
+@pytest.mark.parametrize("n_stages", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_on_any_number_of_stages(
     model: Path, sampled: list[dict[str, Any]], n_stages: int
 ) -> None:

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.system.stack import ROOT, Stack, serving
+from tests.system.stack import ROOT, Stack
 
 
 def order(stack: Stack, stage_index: int, *options: str) -> subprocess.CompletedProcess[str]:
@@ -16,25 +16,22 @@ def order(stack: Stack, stage_index: int, *options: str) -> subprocess.Completed
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-def test_a_profile_of_a_stage_that_serves(model: Path, tmp_path: Path) -> None:
-    with (
-        serving(model, stages=2, profile_dir=tmp_path) as stack,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        ordered = threads.submit(order, stack, 1, "--iterations=5")
+def test_a_profile_of_a_stage_that_serves(two_stages: Stack, profiles: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        ordered = threads.submit(order, two_stages, 1, "--iterations=5")
         while not ordered.done():
-            stack.complete([5, 6, 7], max_tokens=20, ignore_eos=True)
-        result = ordered.result()
-        assert result.returncode == 0, result.stderr
-        [path] = tmp_path.iterdir()
-        assert result.stdout == f"{path}\n"
-        assert path.name.startswith("stage-1-rank-0-")
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        assert any(str(event.get("name")).startswith("aten::") for event in events)
-        assert stack.complete([5, 6, 7], max_tokens=5, ignore_eos=True)["token_ids"]
+            two_stages.complete([5, 6, 7], max_tokens=20, ignore_eos=True)
+    result = ordered.result()
+    assert result.returncode == 0, result.stderr
+    [path] = profiles.iterdir()
+    assert result.stdout == f"{path}\n"
+    assert path.name.startswith("stage-1-rank-0-")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert any(str(event.get("name")).startswith("aten::") for event in events)
+    assert two_stages.complete([5, 6, 7], max_tokens=5, ignore_eos=True)["token_ids"]
 
 
-def test_without_a_directory_nobody_gets_one(two_stages: Stack) -> None:
-    result = order(two_stages, 0)
+def test_without_a_directory_nobody_gets_one(one_stage: Stack) -> None:
+    result = order(one_stage, 0)
     assert result.returncode == 1
     assert result.stderr.startswith("PERMISSION_DENIED: no profiles are taken here")

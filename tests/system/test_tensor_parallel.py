@@ -15,7 +15,13 @@ from tests.system.stack import Stack, serving
 from tests.system.test_life import MAX_S, call_until_it_breaks, stream_until_it_breaks
 
 
-@pytest.fixture(scope="module", params=[(1, 2), (2, 2)], ids=["1 stage of 2", "2 stages of 2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((1, 2), id="1 stage of 2", marks=pytest.mark.thorough),
+        pytest.param((2, 2), id="2 stages of 2"),
+    ],
+)
 def wide(model: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
     n_stages, tp_size = request.param
     with serving(model, stages=n_stages, tp=tp_size, dtype="float32", max_batch_size=8) as stack:
@@ -45,7 +51,9 @@ def test_a_seed_gives_the_tokens_it_gives_on_one_rank(
         assert wide.complete(**options)["token_ids"] == item["expected"]
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize(
+    "index", [1, *(pytest.param(index, marks=pytest.mark.thorough) for index in (0, 2, 3))]
+)
 def test_whichever_rank_is_killed_the_requests_end_and_nothing_stays(
     model: Path, index: int
 ) -> None:

@@ -406,6 +406,7 @@ class HangingReceiver(TraceReceiver):
         return super().Export(request, context)
 
 
+@pytest.mark.thorough
 def test_a_collector_that_hangs_is_not_waited_for(model: Path) -> None:
     hanging = HangingReceiver()
     with trace_receiver(hanging) as receiver:

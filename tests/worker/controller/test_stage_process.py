@@ -231,12 +231,16 @@ async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipel
         first.resume()
 
 
-async def test_a_stage_that_is_killed_comes_back_and_no_other_restarts(whole: Pipeline) -> None:
+@pytest.mark.parametrize(
+    "lost", [0, *(pytest.param(index, marks=pytest.mark.thorough) for index in (1, 2))]
+)
+async def test_a_stage_that_is_killed_comes_back_and_no_other_restarts(
+    whole: Pipeline, lost: int
+) -> None:
     expected = Oracle(whole.model).generate(PROMPT, 1)
-    for lost in range(N_STAGES):
-        assert await whole.generate() == expected
-        whole.stages[lost].signal(signal.SIGKILL)
-        await whole.come_back_without_restarts(lost)
+    assert await whole.generate() == expected
+    whole.stages[lost].signal(signal.SIGKILL)
+    await whole.come_back_without_restarts(lost)
     assert await whole.generate() == expected
 
 
@@ -261,22 +265,22 @@ async def test_a_stage_that_falls_silent_keeps_no_other_from_the_next_epoch(
         assert refusal.code() is grpc.StatusCode.ABORTED
 
 
-async def test_a_stopped_rank_ends_its_stage_and_no_other(model: Path) -> None:
-    async with pipeline(model) as stages:
-        stage = stages.stages[1]
-        watch = await stages.reports(1)
-        assert await stage.says(LIVENESS)
-        stage.rank.suspend()
-        async with asyncio.timeout(10):
-            while not (report := await watch.read()).HasField("failure"):
-                assert report.HasField("heartbeat")
-            assert "no sign of life for 5 s" in report.failure.reason
-            assert await stage.child.obituary() == "stage 1 exited with status 1"
-        assert not stage.process.is_running() or not stage.process.children()
-        for neighbour in (stages.stages[0], stages.stages[2]):
-            assert neighbour.is_running
-            assert await neighbour.says(LIVENESS)
-            assert await neighbour.says(READINESS)
+async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> None:
+    stage = whole.stages[1]
+    watch = await whole.reports(1)
+    assert await stage.says(LIVENESS)
+    stage.rank.suspend()
+    async with asyncio.timeout(30):
+        while not (report := await watch.read()).HasField("failure"):
+            assert report.HasField("heartbeat")
+        assert "no sign of life for 5 s" in report.failure.reason
+        assert await stage.child.obituary() == "stage 1 exited with status 1"
+    assert not stage.process.is_running() or not stage.process.children()
+    for neighbour in (whole.stages[0], whole.stages[2]):
+        assert neighbour.is_running
+        assert await neighbour.says(LIVENESS)
+        assert await neighbour.says(READINESS)
+    await whole.come_back_without_restarts(1)
 
 
 async def test_a_stage_says_how_it_is(model: Path) -> None:

@@ -75,6 +75,7 @@ def test_rows_are_as_many_as_there_are_at_once_and_begin_at_zero() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_counting_does_not_wait_for_a_gpu() -> None:
     device = torch.device("cuda")
     counts = TokenCounts(VOCAB_SIZE, device)
@@ -86,8 +87,8 @@ def test_counting_does_not_wait_for_a_gpu() -> None:
         generated_rows=of_batch.generated_rows.to(device),
     )
     token_ids = torch.tensor([2, 3], device=device)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         counts.reserve()
         counts.add(token_ids, there)
     finally:

@@ -77,6 +77,7 @@ def test_operations_of_a_gpu_are_run(tmp_path: Path, implementation: Implementat
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.triton
 @pytest.mark.timeout(300)
 def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(

@@ -147,7 +147,12 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
 }
 
-CUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # stages, ranks that share each
+CUTS = [  # stages, ranks that share each
+    (1, 1),
+    pytest.param(2, 1, marks=pytest.mark.thorough),
+    pytest.param(1, 2, marks=pytest.mark.thorough),
+    (2, 2),
+]
 
 BASIC = {name: config for name, config in SHAPES.items() if "-" not in name}
 
