@@ -87,4 +87,4 @@ def anchors(path: Path, page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_first_line_says_who_it_is_for(page: Path) -> None:
     first = page.read_text(encoding="utf-8").split("\n\n")[1]
-    assert first.startswith("This page is for ")
+    assert first.startswith(("This page is for ", "For "))
