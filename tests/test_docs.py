@@ -78,7 +78,7 @@ def test_anchors_lead_to_headings(page: Path) -> None:
 
 
 def anchors(path: Path, page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page; of `page` where the path is a folder."""
+    """The anchors that GitHub gives the headings of `path`, or of `page` where that is a folder."""
     text = (page if path.is_dir() else path).read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
