@@ -1,4 +1,4 @@
-"""What README and docs say exists does exist, and every place is on the map."""
+"""What README and docs say exists does exist, every place is on the map, and pages stay short."""
 
 import re
 import subprocess
@@ -8,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAX_WORDS = 11_000
+"""Of all pages together, counted as `wc -w` does: who adds to one takes something from another."""
+MAX_LINE = 120
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -18,13 +21,18 @@ def tree() -> list[str]:
 
 
 def tracked_folders() -> set[str]:
-    """Folders of the repository: those of the root, and one level deeper under services."""
+    """Folders of the repository: those of the root, and two levels deeper under services."""
     listing = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
-    paths = [Path(line) for line in listing.splitlines()]
-    roots = {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0][0] != "."}
-    services = {f"services/{path.parts[1]}" for path in paths if path.parts[0] == "services"}
-    folders = roots - {"services", "protos"} | {"protos/orcinus/v1"} | services
-    return {f"{folder}/" for folder in folders if "__" not in folder}
+    folders = [Path(line).parent.parts for line in listing.splitlines()]
+    roots = {parts[0] for parts in folders if parts and not parts[0].startswith(".")}
+    services = {
+        "/".join(parts[:depth])
+        for parts in folders
+        if parts[:1] == ("services",)
+        for depth in range(2, min(len(parts), 3) + 1)
+    }
+    found = roots - {"services", "protos"} | {"protos/orcinus/v1"} | services
+    return {f"{folder}/" for folder in found}
 
 
 def test_the_tree_of_the_readme_is_the_tree() -> None:
@@ -49,3 +57,34 @@ def test_make_targets_that_are_named_exist(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     paths = re.findall(r"`((?:services|tests|kernels|protos|models)/[\w/.]+)`", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists() and path != "protos/gen"] == []
+
+
+def test_pages_stay_within_their_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= MAX_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_wrapped(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > MAX_LINE and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", page.read_text(encoding="utf-8"))
+    assert [
+        (path, anchor) for path, anchor in links if anchor not in anchors(page.parent / path, page)
+    ] == []
+
+
+def anchors(path: Path, page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of `path`, or of `page` where that is a folder."""
+    text = (page if path.is_dir() else path).read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_first_line_says_who_it_is_for(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").split("\n\n")[1]
+    assert first.startswith(("This page is for ", "For "))

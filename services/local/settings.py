@@ -53,8 +53,8 @@ class LocalSettings(ServiceSettings):
     """Requests in the pool at most; more are refused with a retry delay."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = ByteSize(2**29)
-    """Memory for keys and values on each stage, in bytes or like `512MiB`; on a GPU, `auto` is what
-    it has left."""
+    """Memory for keys and values of each rank, in bytes or like `512MiB`; `auto` needs a GPU, and
+    this launcher's ranks compute on CPUs."""
 
     iteration_limit_s: float = Field(default=900.0, gt=0)
     """Seconds after which a stage that has not finished an iteration counts as lost; must exceed
