@@ -48,7 +48,7 @@ constexpr int64_t kFewestKeys = 256;  // of a part, if the keys of one query are
 constexpr float kLowest = -1e30f;
 constexpr int kLineBytes = 64;
 
-// What the matrix products multiply: a 32-bit word at a time, which is a float32.
+// Operands of the matrix products as float32: one in each 32-bit word.
 struct Float32Words {
   static constexpr int kDepth = 1;  // elements in a word
 
@@ -84,7 +84,7 @@ struct Float32Words {
 };
 
 #if defined(__AVX512BF16__)
-// ... which is two bfloat16.
+// Operands of the matrix products as bfloat16: two in each 32-bit word.
 struct BFloat16Words {
   static constexpr int kDepth = 2;
 

@@ -1,4 +1,4 @@
-// The most likely token of every row of logits, in one pass that also looks for numbers that are none.
+// The argmax of every row of logits, in one pass that also finds numbers that are not finite.
 //
 // Reads every logit once, with 5 operations for a vector of them, each of which waits for the one before
 // it; so several vectors go side by side.
@@ -29,7 +29,7 @@ struct Largest {
 
 constexpr int kSideBySide = 4;
 
-// The first of the largest, or -1 if any is NaN or infinite.
+// Returns the first of the largest, or -1 if any is NaN or infinite.
 template <class T>
 int64_t greedy(const T* logits, int64_t size) {
   Largest parts[kSideBySide];

@@ -1,12 +1,11 @@
-// Which of the instruction sets that the library is built for this processor has, and which sources a
-// build is made of.
+// Tells which instruction sets this processor has, and which sources a build is made of.
 
 #include <cstring>
 
-// A digest of the sources, from `kernels/build.py`.
+// Returns the digest of the sources, from `kernels/build.py`.
 extern "C" const char* orcinus_sources() { return ORCINUS_SOURCES; }
 
-// Whether it has `name`, which is one of those of `kernels.native.library`.
+// Returns whether this processor has `name`, which is one of `kernels.build.instruction_sets`.
 extern "C" bool orcinus_has_instruction_set(const char* name) {
 #if defined(__x86_64__)
   if (!std::strcmp(name, "avx512_bf16")) {

@@ -35,10 +35,10 @@ constexpr int64_t kInputBytes = 512 << 10;      // of inputs that stay in a seco
 constexpr int64_t kAheadBytes = 4096;           // how far ahead a stream of weights is fetched
 constexpr int kMaxThreads = 256;
 
-// What is done to sums before they are stored.
+// The function that sums go through before they are stored.
 enum Finish : int64_t { kNone = 0, kSilu = 1, kGelu = 2 };
 
-// What goes with int8 weights; otherwise empty.
+// Scales and starting sums of int8 weights; empty for others.
 struct Scales {
   const int32_t* starts = nullptr;   // [n_panels * kPanel], what sums begin with
   const float* outputs = nullptr;    // [n_panels * kPanel]
@@ -73,8 +73,8 @@ struct BFloat16Dot : PlainDot {
 #endif
 
 #if defined(__AVX512VNNI__)
-// Inputs are 128 more than they should be, since the instruction takes them without sign. What that
-// adds to the sum of an output is known before: sums start with as much less, modulo 2^32.
+// Inputs are raised by 128, since the instruction takes them without sign. That adds a known number
+// to the sum of an output: sums start with its negative, modulo 2^32.
 struct Int8Dot {
   static constexpr int kInputs = 4;
   static constexpr bool kIsQuantised = true;
@@ -218,8 +218,8 @@ struct Buffer {
 constexpr float kLargest = 127.0f;     // of an int8 that has its negative
 constexpr float kNothing = 1e-30f;     // all of a token below this is zero
 
-// A token as bytes, 128 for zero; returns what a step of them is worth. Of a token that is not
-// finite this is not finite either, and so are its results.
+// Writes a token as bytes, 128 for zero, and returns the scale of a step. The scale of a token that is
+// not finite is not finite either, and neither are its results.
 template <class Element>
 float quantise(const Element* x, int64_t n_in, uint8_t* out) {
   Ints largest = {};  // magnitudes by their bits, in whose order NaN is above all
@@ -345,10 +345,10 @@ using orcinus::BFloat16;
 
 extern "C" {
 
-// Outputs of a panel.
+// Returns the number of outputs of a panel.
 int64_t orcinus_linear_panel() { return orcinus::kPanel; }
 
-// Whether weights of this element type are computed with at the processor's rate.
+// Returns whether weights of this element type are multiplied at the processor's rate.
 int64_t orcinus_linear_has(int64_t element) {
 #if defined(__AVX512BF16__)
   return element == orcinus::kBFloat16 || element == orcinus::kFloat32;
@@ -359,7 +359,8 @@ int64_t orcinus_linear_has(int64_t element) {
 #endif
 }
 
-// out = finish(x @ weight.T + bias + residual); x [n_tokens, n_in] and all else dense, of `element`.
+// Computes out = finish(x @ weight.T + bias + residual) for x [n_tokens, n_in]; all tensors are dense
+// and of `element`.
 void orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
                     const void* residual, void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
                     int64_t finish) {
@@ -381,7 +382,7 @@ void orcinus_linear(int64_t element, const void* x, const void* weights, const v
 #endif
 }
 
-// Whether int8 weights are computed with, at the processor's rate.
+// Returns whether int8 weights are multiplied at the processor's rate.
 int64_t orcinus_linear_has_int8() {
 #if defined(__AVX512VNNI__)
   return true;
@@ -390,8 +391,8 @@ int64_t orcinus_linear_has_int8() {
 #endif
 }
 
-// The same with int8 weights and inputs that become int8. `starts` and `scales` are of outputs, as
-// `Scales` says, for whole panels; x and the rest are of `element`.
+// Computes `orcinus_linear` with int8 weights and inputs that are quantised on the fly. `starts` and
+// `scales` are those of outputs, as `Scales` says, for whole panels; other tensors are of `element`.
 void orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
                          const void* scales, const void* bias, const void* residual, void* out,
                          int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {

@@ -12,7 +12,8 @@
 namespace orcinus {
 namespace {
 
-// Rows of `n_inner` consecutive ones each, `outer_stride` elements apart; those of `out` are dense.
+// The rows of a tensor: `n_inner` consecutive ones every `outer_stride` elements. Those of `out` are
+// dense.
 struct Rows {
   int64_t n_outer;
   int64_t outer_stride;

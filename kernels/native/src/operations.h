@@ -1,4 +1,4 @@
-// The operations that layers are made of; each file that has one says what it does.
+// The operations that a stage is made of; the file that defines an operation says what it computes.
 
 #pragma once
 

@@ -73,7 +73,7 @@ void rotary(const T* x, int64_t stride, const T* cos, const T* sin, T* out, int6
 }
 
 // A token of `qkv` has `n_heads` queries, `n_kv_heads` keys and as many values, one after the other.
-// `query` and `key` make of where a head is what turns.
+// `query` and `key` map the address of a head to the elements that turn.
 template <class T, class Query, class Key>
 void rotary_write_kv(T* qkv, const T* cos, const T* sin, T* keys, T* values, const int64_t* slots,
                      int64_t n_tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
@@ -141,7 +141,7 @@ extern "C" void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* 
   });
 }
 
-// Bytes and not elements: nothing is computed.
+// Copies bytes, whatever the element type.
 extern "C" void orcinus_write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_stride,
                                  char* keys, char* values, const int64_t* slots, int64_t n_tokens,
                                  int64_t size) {
