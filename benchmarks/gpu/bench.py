@@ -177,8 +177,9 @@ class Bench:
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
-    """Returns the norm of the difference through the norm of `expected`; infinity for what is no
-    number."""
+    """Returns the norm of the difference divided by the norm of `expected`, or undivided where that
+    is 0; infinity if it is not a number."""
     expected = expected.reshape(-1).float()
-    distance = float((result.reshape(-1).float() - expected).norm() / expected.norm())
+    size = float(expected.norm()) or 1.0
+    distance = float((result.reshape(-1).float() - expected).norm()) / size
     return distance if math.isfinite(distance) else math.inf

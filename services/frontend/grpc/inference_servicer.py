@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from orcinus.v1 import inference_pb2
@@ -170,6 +171,13 @@ def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
 
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
+    # An option that this server does not know must not be ignored: it would choose other tokens.
+    for field, message in (("options", options), ("options.sampling", options.sampling)):
+        numbers = sorted({unknown.field_number for unknown in UnknownFieldSet(message)})
+        if numbers:
+            raise errors.InvalidRequest(
+                field, f"has fields that are not known here, with the numbers {numbers}"
+            )
     given = {field.name: value for field, value in options.ListFields()}
     given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
     return GenerationOptions(**given)

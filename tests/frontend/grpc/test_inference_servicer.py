@@ -163,6 +163,9 @@ async def test_model_is_described(site: Site) -> None:
         (whole(conversation()), "messages"),
         (inference_pb2.GenerateRequest(model="gpt-5", prompt=text("x")), "model"),
         (b"\x12\x03\x0a\x01\xff", "request"),
+        # `temperature` where it was before it moved into `sampling`, and an option of the future.
+        (b"\x12\x03\x0a\x01x\x1a\x05\x1d\x00\x00\x80\x3f", "options"),
+        (b"\x12\x03\x0a\x01x\x1a\x06\x82\x01\x03\xf8\x06\x01", "options.sampling"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )
