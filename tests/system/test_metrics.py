@@ -61,13 +61,16 @@ class Clients:
             async for chunk in _chunks(response):
                 self._take(chunk["choices"], chunk["usage"])
 
-    async def hang_up(self) -> None:
-        """A client that goes away after its first token."""
+    async def hang_up(self, when: asyncio.Event | None = None) -> None:
+        """A client that goes away after its first token, and not before `when` is set."""
         body = {"prompt": "Once", "max_tokens": LONG, "stream": True, "min_tokens": LONG}
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
             self.statuses["200"] += 1
-            await anext(_chunks(response))
+            chunks = _chunks(response)  # whose end would be the stream's
+            await anext(chunks)
+            if when is not None:
+                await when.wait()
         self.n_cancelled += 1
 
     async def generate(self, *, max_tokens: int) -> None:
@@ -124,7 +127,7 @@ async def until_full(stack: Stack) -> None:
 
 
 async def load(stack: Stack) -> Clients:
-    """Makes 100 calls, which ask for 105 answers: as many at a time as there is room for, and at
+    """Makes 100 calls, which ask for 105 answers: fewer at a time than there is room for, and at
     last as many as there is room for with 18 more, for which there is none."""
     text = "The model is sharded across"
     some: dict[str, Any] = {"prompt": text, "temperature": 0.8}
@@ -153,11 +156,11 @@ async def load(stack: Stack) -> Clients:
             *(one(clients.complete(prompt=text, max_tokens=2, model="other")) for _ in range(5)),
         )
         await at_rest(stack)
-        busy = asyncio.gather(
-            *(clients.complete(**some, max_tokens=LONG, min_tokens=LONG) for _ in range(POOL))
-        )
+        all_are_refused = asyncio.Event()
+        busy = asyncio.gather(*(clients.hang_up(all_are_refused) for _ in range(POOL)))
         await until_full(stack)
         await asyncio.gather(*(clients.complete(**some, max_tokens=5) for _ in range(30 - POOL)))
+        all_are_refused.set()
         await busy
     return clients
 
@@ -176,7 +179,7 @@ async def test_after_a_hundred_requests_everything_adds_up(stack: Stack) -> None
     for reason in ("stop", "length"):
         n_finished = scheduler.sum("orcinus_requests_finished_total", reason=reason)
         assert n_finished == clients.reasons[reason]
-    assert scheduler.sum("orcinus_requests_cancelled_total") == clients.n_cancelled == 10
+    assert scheduler.sum("orcinus_requests_cancelled_total") == clients.n_cancelled == 10 + POOL
     assert scheduler.sum("orcinus_requests_failed_total") == 0
     assert scheduler.sum("orcinus_requests_rejected_total", reason="pool_full") == n_full
     assert scheduler.sum("orcinus_requests_rejected_total") == n_full

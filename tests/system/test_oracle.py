@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoints import Oracle
 from tests.system.conftest import tokens, write_model
-from tests.system.stack import serving
+from tests.system.stack import Stack, serving
 
 N_REQUESTS = 32
 LLAMA3_ROPE = {
@@ -64,18 +64,29 @@ def test_32_mixed_requests_at_once_equal_transformers(
         assert choice["finish_reason"] == ("stop" if is_stopped else "length")
 
 
-@pytest.mark.parametrize("n_stages", [pytest.param(1, marks=pytest.mark.thorough), 3])
-def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_on_any_number_of_stages(
-    model: Path, sampled: list[dict[str, Any]], n_stages: int
-) -> None:
-    with (
-        serving(model, stages=n_stages, dtype="float32", max_batch_size=5) as stack,
-        ThreadPoolExecutor(len(sampled)) as threads,
-    ):
+def ask_at_once(stack: Stack, sampled: list[dict[str, Any]]) -> list[list[int]]:
+    """Returns the tokens of requests that run together."""
+    with ThreadPoolExecutor(len(sampled)) as threads:
         answers = threads.map(
             lambda item: stack.complete(**{k: v for k, v in item.items() if k != "expected"}),
             sampled,
         )
-        got = [answer["token_ids"] for answer in answers]
+        return [answer["token_ids"] for answer in answers]
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(
+    one_stage: Stack, sampled: list[dict[str, Any]]
+) -> None:
+    got = ask_at_once(one_stage, sampled)
     assert got == [item["expected"] for item in sampled]
     assert len({tuple(tokens) for tokens in got}) > len(got) // 2, "they are not all the same"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("n_stages", [1, 3])
+def test_a_seed_gives_the_same_tokens_in_batches_on_any_number_of_stages(
+    model: Path, sampled: list[dict[str, Any]], n_stages: int
+) -> None:
+    with serving(model, stages=n_stages, dtype="float32", max_batch_size=5) as stack:
+        got = ask_at_once(stack, sampled)
+    assert got == [item["expected"] for item in sampled]
