@@ -15,6 +15,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_p
 from services.common import rpc, rpc_handlers
 from services.common.sampling import SamplingParams
 from services.common.sampling_proto import from_proto
+from services.scheduler.core.request import RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObservers
@@ -275,10 +276,11 @@ async def test_ranks_read_the_options_and_one_seed_if_none_was_given() -> None:
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a", sampling={"temperature": 0.5})
         await frontend.accepted("b", sampling={"temperature": 0.5, "seed": None})
-        given, not_given = (
-            sampling_pb2.SamplingParams.FromString(request.sampling)
+        params = {
+            request.request_id: sampling_pb2.SamplingParams.FromString(request.sampling)
             for request in it.scheduler.pool
-        )
+        }
+        given, not_given = params[RequestId("a")], params[RequestId("b")]
         expected = SamplingParams(temperature=0.5, seed=3, stop_token_ids=(STOP,))
         assert from_proto(given) == expected
         assert not_given.HasField("seed")
