@@ -1,4 +1,4 @@
-"""What a layer's attention computes beside the plain formula."""
+"""The form of a layer's attention: what it computes beside the plain formula."""
 
 from __future__ import annotations
 

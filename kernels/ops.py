@@ -30,7 +30,7 @@ LayerKV = tuple[Tensor, Tensor]
 
 
 class AttentionPlan:
-    """What attention must know of one batch, made once for all layers of an iteration.
+    """The layout of one batch for attention, made once for all layers of an iteration.
 
     It is opaque: callers pass it from `plan_attention` to `attention` of the same operations, each
     of which derives a plan of its own from this class.

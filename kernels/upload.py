@@ -76,11 +76,11 @@ class StagedUploads(Uploads):
 
     @property
     def n_bytes(self) -> int:
-        """See `Uploads.n_bytes`."""
+        """Implements `Uploads.n_bytes`."""
         return self._n_bytes
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """See `Uploads.add`."""
+        """Implements `Uploads.add`."""
         buffer, staging = self._room_for(values.nbytes)
         start, end = self._n_filled, self._n_filled + values.nbytes
         self._n_filled = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -88,13 +88,13 @@ class StagedUploads(Uploads):
         return buffer[start:end].view(_DTYPES[values.dtype]).view(values.shape)
 
     def flush(self) -> None:
-        """See `Uploads.flush`."""
+        """Implements `Uploads.flush`."""
         self._copy()
         self._n_bytes, self._n_copied = self._n_copied, 0
         self._size = max(self._size, _power_of_two(self._n_bytes))
 
     def aim(self, buffer: Tensor) -> None:
-        """See `Uploads.aim`."""
+        """Implements `Uploads.aim`."""
         if self._n_filled:
             raise ValueError("what has been added must be flushed first")
         self._buffer = buffer

@@ -1,4 +1,4 @@
-"""What README and docs say exists does exist, every place is on the map, and pages stay short."""
+"""README and docs name only what exists, every folder is on the map, and pages stay short."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAX_WORDS = 11_000
-"""Of all pages together, counted as `wc -w` does: who adds to one takes something from another."""
+"""Words of all pages together, as `wc -w` counts: who adds to one takes some from another."""
 MAX_LINE = 120
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

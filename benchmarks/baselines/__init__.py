@@ -1,4 +1,4 @@
-"""What iteration-level scheduling is compared with, on the same kernels, ranks and services.
+"""The baselines of iteration-level scheduling, on the same kernels, ranks and services.
 
     python -m benchmarks.baselines --model DIR --baseline request_level
 

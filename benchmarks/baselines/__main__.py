@@ -12,7 +12,7 @@ from services.local.settings import LocalSettings
 
 
 class BaselineSettings(LocalSettings):
-    """Those of the local launcher, and which baseline."""
+    """The settings of the local launcher, and the name of the baseline."""
 
     baseline: Literal["request_level", "microbatch", "padded"]
     """`request_level`: whole batches, as many at a time as are in flight. `microbatch`: one at a

@@ -29,9 +29,9 @@ class Group:
         ]
         """Its microbatches; the one that has waited longest comes first."""
         self.reserved = reserved
-        """Of those that have not run."""
+        """The number of requests that have not run."""
         self.withheld: list[Update] = []
-        """What its requests will be told when all are done."""
+        """The updates that its requests get when all are done."""
 
     @property
     def is_done(self) -> bool:
@@ -102,11 +102,11 @@ class RequestLevelScheduler(Scheduler):
         self._groups = policy.groups
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
-        """As in `Scheduler`, but returns nothing before a batch is done, and then everything."""
+        """Applies tokens like `Scheduler.apply`; all updates of a batch are returned at its end."""
         return self._withhold(super().apply(iteration, token_ids))
 
     def cancel(self, request: Request) -> list[Update]:
-        """As in `Scheduler`; a batch may be done by it."""
+        """Cancels like `Scheduler.cancel`; a batch may be done by it."""
         return self._withhold(super().cancel(request))
 
     def _withhold(self, updates: list[Update]) -> list[Update]:
@@ -121,7 +121,7 @@ class RequestLevelScheduler(Scheduler):
         return told
 
     def _release_unused(self, group: Group) -> None:
-        """Who was cancelled before it ran has never been told of its reservation."""
+        """Releases the reservations of requests that were cancelled before they ran."""
         for reservation in group.reserved.values():
             self.kv_manager.release(reservation)
 

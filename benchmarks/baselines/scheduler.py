@@ -17,7 +17,7 @@ Baseline = Literal["request_level", "microbatch"]
 
 
 class BaselineSchedulerSettings(SchedulerSettings):
-    """Those of the scheduler, and which baseline."""
+    """The settings of the scheduler, and the name of the baseline."""
 
     baseline: Baseline = "request_level"
     """Whole batches, `pipeline_depth` of them at a time; or one at a time, in microbatches."""

@@ -44,7 +44,7 @@ INK, FAINT = "#333333", "#d9d9d9"
 
 
 def items() -> Ints:
-    """As the planner cuts the batch: [n_items, columns of `Column`], in the order of the launch."""
+    """The planner's items of the batch, [n_items, columns of `Column`], in their order."""
     starts, counts = np.array(list(SPANS.values()), np.int64).T.copy()
     n_blocks = -(-int((starts + counts).max()) // BLOCK_SIZE)
     planned = cut_batch(
@@ -62,7 +62,7 @@ def items() -> Ints:
 
 
 def names_of(table: Ints) -> list[str]:
-    """Of each item, its span and which of the span's items it is, in the order of the sequence."""
+    """Returns a name for each item: its span, and its number among the span's items."""
     spans = list(SPANS)
     names = [""] * len(table)
     for index, name in enumerate(spans):

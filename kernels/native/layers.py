@@ -66,7 +66,7 @@ class NativeLayers:
         plan: AttentionPlan,
         kv: Sequence[LayerKV],
     ) -> Tensor:
-        """See `kernels.ops.FusedStage`."""
+        """Implements `kernels.ops.FusedStage`."""
         if self.stage.table is None:
             hidden = inputs.contiguous()
         else:
@@ -83,7 +83,7 @@ class NativeLayers:
         kv: Sequence[LayerKV],
         sampled: Tensor,
     ) -> Logits:
-        """See `kernels.ops.FusedStage`."""
+        """Implements `kernels.ops.FusedStage`."""
         if self.stage.head is None:
             raise ValueError("layers without a head have no logits")
         n_sampled = sampled.shape[0]

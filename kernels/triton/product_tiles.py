@@ -20,7 +20,7 @@ MAX_DIVIDED = 512
 """Tiles of a product whose inputs are divided, at most."""
 
 MAX_TOKENS = 128
-"""Of a tile."""
+"""Tokens of a tile, at most."""
 
 _MIN_TOKENS = 16  # of a tile
 _MIN_STEPS = 4  # of a part, which must be worth that its sums are written and read

@@ -66,7 +66,7 @@ class TokenLists:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option may be, and the NumPy type of its column on a rank if it has one."""
+    """The values that an option may have, and the NumPy type of its column on a rank, if any."""
 
     allowed: Numbers | WholeNumbers | TokenLists
     column: str | None

@@ -46,9 +46,9 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
     quantization: Quantization = "none"
-    """Of the matrices of layers when they are loaded: `int8` takes half of bfloat16's memory and is
-    less exact. It is for CPUs with VNNI and for GPUs with Triton; all stages must have the same.
-    Embedding, head, norms and experts stay as they are."""
+    """Quantization of the layers' matrices when they are loaded: `int8` takes half of bfloat16's
+    memory and is less exact. It is for CPUs with VNNI and for GPUs with Triton; all stages must
+    have the same. Embedding, head, norms and experts stay as they are."""
 
     load_format: LoadFormat = "safetensors"
     """Where weights come from; `random` needs only config.json and is for benchmarks."""
@@ -64,8 +64,8 @@ class SharedSettings(BaseModel):
     """K/V slots in a block; the same on all stages."""
 
     device_memory_fraction: float = Field(default=0.9, gt=0, le=1)
-    """Of a GPU's memory, what a rank may use if its `kv_memory` is `auto`; the rest is for NCCL and
-    for fragments."""
+    """Share of a GPU's memory that a rank may use if its `kv_memory` is `auto`; the rest is for
+    NCCL and for fragments."""
 
     trial_tokens: int = Field(default=8192, ge=1)
     """Tokens of the largest iteration, for which a rank whose `kv_memory` is `auto` leaves room: at

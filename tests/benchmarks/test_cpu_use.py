@@ -1,4 +1,4 @@
-"""Whose processor time it is."""
+"""The processor time of a benchmark is given to those who spent it."""
 
 import subprocess
 import sys

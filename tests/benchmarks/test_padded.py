@@ -113,7 +113,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="alone", scope="module")
 def run_alone(checkpoint: Path) -> list[list[int]]:
-    """What each of WANTS gets from a rank that does not pad, when it is run alone."""
+    """Returns the tokens of each of WANTS, run alone on a rank that does not pad."""
     outputs = []
     for index, want in enumerate(WANTS):
         request = want.request(index)

@@ -22,7 +22,7 @@ FRONTEND = "orcinus-frontend"
 PAUSE_S = 0.5
 KUBECTL_TIMEOUT_S = 300
 """For one call; longer than what the client's pod gives an answer."""
-PATIENCE_S = 600
+TIMEOUT_S = 600
 """For what a cluster does in seconds when it has nothing else to do."""
 PATIENCE_LEFT_S = 60
 """After something was waited for in vain: the run has failed, and is to come to an end."""
@@ -60,7 +60,7 @@ class Cluster:
     """kubectl, and what becomes of pods."""
 
     def __init__(self) -> None:
-        self._patience_s = PATIENCE_S
+        self._patience_s = TIMEOUT_S
 
     def kubectl(
         self, *arguments: str, text: str | None = None, timeout_s: float = KUBECTL_TIMEOUT_S
@@ -108,7 +108,7 @@ class Cluster:
         self.until(
             lambda: self.get("namespace", NAMESPACE) is None,
             what="the namespace has gone",
-            timeout_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
         )
 
     def delete_pod(self, pod: Pod, *options: str) -> None:
@@ -348,7 +348,7 @@ class Load:
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Returns the outcome of every request, once the clients are through."""
-        status = self._process.wait(PATIENCE_S)
+        status = self._process.wait(TIMEOUT_S)
         assert status == 0, self.errors
         outcomes: list[dict[str, Any]] = json.loads(_content(self._output).splitlines()[-1])
         return outcomes

@@ -24,7 +24,7 @@ from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
 from tests.frontend import checkpoints
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """Timeout of everything that a test waits for, in seconds; nothing waits for it to pass."""
 
 EAGER = Backoff(first_s=0.01, max_s=0.05)
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 async def soon(waiting: Awaitable[Result]) -> Result:
     """Returns the result of what is waited for; fails if it does not come in time."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return await waiting
 
 
@@ -161,7 +161,7 @@ async def running(
     await frontend.answer_probes()
     stop = asyncio.Event()
     serving = asyncio.ensure_future(frontend.run(stop))
-    http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=PATIENCE_S)
+    http = httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=TIMEOUT_S)
     async with http, rpc.connect(frontend.grpc_address) as channel:
         site = Site(frontend, schedulers[0], tokenizer, http, InferenceClient(channel), stop)
         try:
@@ -170,7 +170,7 @@ async def running(
             yield site
         finally:
             stop.set()
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await serving
             for scheduler in schedulers:
                 await scheduler.stop()
@@ -190,7 +190,7 @@ async def site(shared_site: Site, caplog: pytest.LogCaptureFixture) -> AsyncIter
     shared_site.scheduler.requests.clear()
     yield shared_site
     for request in shared_site.scheduler.requests:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await request.ended.wait()
     complaints = [r for r in caplog.get_records("call") if r.levelno >= logging.ERROR]
     assert not complaints, [record.getMessage() for record in complaints]

@@ -30,7 +30,7 @@ FIELDS = {
     "spec.nodeName": "node-1",
     "status.podIP": "10.244.1.7",
 }
-"""What the downward API would say."""
+"""Returns the value that the downward API would give."""
 
 EXIT_S = {"frontend": 5, "scheduler": 10}
 """Seconds beside drain and lingering that a service needs to end."""

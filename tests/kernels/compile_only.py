@@ -41,7 +41,7 @@ _TO_SHARED = re.compile(r"\bcp\.async\.c[ag]\.shared\.global .*?, 0x([0-9a-f]+)\
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """What ptxas and the compiler say of one kernel in one form."""
+    """The figures of ptxas and the compiler for one kernel in one form."""
 
     case: str  # the first that needed it
     kernel: str
@@ -130,8 +130,8 @@ class Compiler:
 
 
 def _assemble(ptx: str, capability: int) -> str:
-    """What ptxas says of a kernel while it turns it into instructions; kept beside what Triton
-    keeps of what it has compiled."""
+    """Returns what ptxas says of a kernel while it turns it into instructions; kept beside what
+    Triton keeps of what it has compiled."""
     arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
     key = f"{get_ptxas_version(capability)} {arch} {ptx}"
     cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())

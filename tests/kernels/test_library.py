@@ -17,7 +17,7 @@ needs_native = pytest.mark.skipif(not runnable(), reason="the native library is 
 
 @pytest.fixture(name="nothing_built")
 def hide_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As before `python -m kernels.build`."""
+    """Makes the folder look as before `python -m kernels.build`."""
     monkeypatch.setattr(build, "LIBRARIES", tmp_path)
     for cached in (library, native_ops):
         cached.cache_clear()

@@ -127,7 +127,7 @@ def columns_of(
 
 
 def rows_of(columns: SamplingColumns, rows: list[int]) -> SamplingColumns:
-    """The same of some rows that have nothing banned."""
+    """Returns the columns of some rows, which have nothing banned."""
     assert not set(rows) & set(columns.banned_rows.tolist())
     kept: dict[str, Any] = {
         name: value[rows]
@@ -186,7 +186,7 @@ def errors(logits: Tensor, columns: SamplingColumns, row: int) -> tuple[float, f
 
 
 def allowed_tokens(logits: Tensor, columns: SamplingColumns, row: int) -> set[int]:
-    """What may be chosen from a row, given how floats are rounded; mostly one token."""
+    """Returns the tokens that a row may get, given how floats are rounded: mostly one."""
     mass, least = errors(logits, columns, row)
     uniform, top_p, min_p = (
         getattr(columns, name)[row].item() for name in ("uniform", "top_p", "min_p")

@@ -1,4 +1,4 @@
-"""What the compiler makes of the Triton kernels for real GPUs, which need not be there."""
+"""The Triton kernels compile for real GPUs, which need not be there, within their limits."""
 
 import importlib.util
 import json

@@ -162,7 +162,7 @@ class Stage:
 
 @dataclass
 class Stored:
-    """What the driver remembers of a request."""
+    """A request as the driver remembers it."""
 
     n_stored: int = 0
     blocks: list[int] = field(default_factory=list)

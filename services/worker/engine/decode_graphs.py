@@ -76,7 +76,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, function: Callable[[], object]) -> None:
-        """See `Graph.capture`; waits for the device."""
+        """Implements `Graph.capture`; waits for the device."""
         stream = self._memory.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -92,7 +92,7 @@ class CudaGraph:
             function()
 
     def replay(self) -> None:
-        """See `Graph.replay`."""
+        """Implements `Graph.replay`."""
         self._graph.replay()
 
 

@@ -41,18 +41,18 @@ class GpuMemory:
     """The memory of the current GPU."""
 
     def total(self) -> int:
-        """See `DeviceMemory.total`."""
+        """Implements `DeviceMemory.total`."""
         return torch.cuda.mem_get_info()[1]
 
     def used(self) -> int:
-        """See `DeviceMemory.used`."""
+        """Implements `DeviceMemory.used`."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return total - free
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """See `DeviceMemory.peak_of`."""
+        """Implements `DeviceMemory.peak_of`."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         run()

@@ -63,7 +63,7 @@ class LayerByLayer:
     head: Head | None  # the last stage has one
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """See `LayerStack`."""
+        """Implements `LayerStack`."""
         hidden = self.embedded(inputs, batch)
         batch = replace(batch, angles=[rotary(batch.positions) for rotary in self.rotaries])
         for layer, layer_kv in zip(self.layers, kv, strict=True):
@@ -73,7 +73,7 @@ class LayerByLayer:
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """See `LayerStack.logits`."""
+        """Implements `LayerStack.logits`."""
         return self.headed(self(inputs, batch, kv), batch, sampled)
 
     def embedded(self, inputs: Tensor, batch: StageBatch) -> Tensor:
@@ -100,14 +100,14 @@ class AllAtOnce:
     by_layer: LayerByLayer  # whose embedding and head are called where the fused stage has none
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """See `LayerStack`; raises TypeError for a batch that other operations have planned."""
+        """Implements `LayerStack`; raises TypeError for a plan of other operations."""
         inputs = self._given(inputs, batch)
         return self.fused(inputs, batch.positions, batch.slots, batch.attention, kv)
 
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """See `LayerStack.logits`; raises TypeError for a batch that other operations have
+        """Implements `LayerStack.logits`; raises TypeError for a batch that other operations have
         planned."""
         if self.fused.stage.head is None:
             return self.by_layer.headed(self(inputs, batch, kv), batch, sampled)

@@ -35,17 +35,17 @@ class HostClock:
         self._waits = device.type == "cuda"
 
     def mark(self) -> int:
-        """See `DeviceClock.mark`."""
+        """Implements `DeviceClock.mark`."""
         if self._waits:
             torch.cuda.synchronize()
         return time.perf_counter_ns()
 
     def has_passed(self, mark: int) -> bool:
-        """See `DeviceClock.has_passed`."""
+        """Implements `DeviceClock.has_passed`."""
         return True
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """See `DeviceClock.elapsed_ns`."""
+        """Implements `DeviceClock.elapsed_ns`."""
         return end - start
 
 
@@ -53,16 +53,16 @@ class StreamClock:
     """A clock of events in the current stream of a GPU; the host never waits."""
 
     def mark(self) -> Any:
-        """See `DeviceClock.mark`."""
+        """Implements `DeviceClock.mark`."""
         cuda: Any = torch.cuda  # whose events have no types
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def has_passed(self, mark: Any) -> bool:
-        """See `DeviceClock.has_passed`."""
+        """Implements `DeviceClock.has_passed`."""
         return bool(mark.query())
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        """See `DeviceClock.elapsed_ns`."""
+        """Implements `DeviceClock.elapsed_ns`."""
         return int(start.elapsed_time(end) * 1e6)

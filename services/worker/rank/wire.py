@@ -70,7 +70,7 @@ def trace_of(
     *,
     start_unix_ns: int,
 ) -> worker_pb2.IterationTrace:
-    """What the controller is told of an iteration that is recorded."""
+    """Returns the message to the controller about an iteration that is recorded."""
     return worker_pb2.IterationTrace(
         parent=plan.trace,
         epoch=plan.epoch,

@@ -25,7 +25,7 @@ from tests.fake_scheduler import (
     says,
     stalls_after,
 )
-from tests.frontend.conftest import PATIENCE_S, Site, connected, soon
+from tests.frontend.conftest import TIMEOUT_S, Site, connected, soon
 from tests.generation_options import generation_options
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -218,7 +218,7 @@ async def test_deadline_ends_the_call_and_the_request(site: Site, is_stream: boo
         call = site.inference.generate(whole(text("x")), timeout=0.5)
     error = await failure(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         (request,) = await site.scheduler.wait_requests()
         await request.cancelled.wait()
 
@@ -231,7 +231,7 @@ async def test_client_that_cancels_ends_the_request(site: Site, is_stream: bool)
         if is_stream
         else site.inference.generate(whole(text("x")))
     )
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         (request,) = await site.scheduler.wait_requests()
         call.cancel()
         await request.cancelled.wait()

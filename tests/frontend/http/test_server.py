@@ -24,7 +24,7 @@ from services.frontend.http.server import (
 )
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
@@ -86,7 +86,7 @@ async def serving(directory: Path) -> AsyncIterator[Site]:
         yield Site(f"https://{address_of(listener, '127.0.0.1:0')}", trust, renew)
     finally:
         server.stop()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await running
 
 
@@ -100,7 +100,7 @@ def test_renewed_certificates_are_shown_and_plaintext_is_refused(
 ) -> None:
     async def main() -> None:
         async with serving(tmp_path) as site:
-            async with httpx.AsyncClient(verify=site.trust, timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(verify=site.trust, timeout=TIMEOUT_S) as client:
                 assert (await client.get(site.url)).text == "https"
                 with pytest.raises(httpx.TransportError):
                     await client.get(site.url.replace("https", "http"))
@@ -121,7 +121,7 @@ def test_clients_with_idle_connections_do_not_hold_up_the_end(
 ) -> None:
     async def main() -> None:
         # This client does nothing by itself: it does not look at connections between its calls.
-        with httpx.Client(timeout=PATIENCE_S, verify=False) as client:
+        with httpx.Client(timeout=TIMEOUT_S, verify=False) as client:
             async with serving(tmp_path) as site:
                 await asyncio.to_thread(client.get, site.url)
 

@@ -37,7 +37,7 @@ from tests.fake_scheduler import (
     says,
     stalls_after,
 )
-from tests.frontend.conftest import PATIENCE_S, client_of, connected, soon, start_all
+from tests.frontend.conftest import TIMEOUT_S, client_of, connected, soon, start_all
 from tests.frontend.fake_dns import fake_dns
 from tests.frontend.scheduler_process import hurried, scheduler_process
 
@@ -206,7 +206,7 @@ async def test_closing_ends_requests_as_unavailable() -> None:
         client.close()
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
-        submit(client, inbox, "held", hold_s=PATIENCE_S)
+        submit(client, inbox, "held", hold_s=TIMEOUT_S)
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert last.error.message == STOPPING
@@ -232,7 +232,7 @@ async def test_client_follows_the_scheduler_that_leads() -> None:
         inbox: Inbox = asyncio.Queue()
         for leader, token_id in [(first, 7), (second, 8)] * 2:
             await leader.lead()
-            submit(client, inbox, hold_s=PATIENCE_S)
+            submit(client, inbox, hold_s=TIMEOUT_S)
             assert Tokens("r", (token_id,)) in await until_last(inbox)
             await leader.stand_by()
             await until_shut(client)
@@ -245,7 +245,7 @@ async def test_client_turns_to_another_scheduler_when_the_leader_dies() -> None:
     first, second = FakeScheduler(keeps_quiet), FakeScheduler(says(8), is_leading=False)
     async with client_of(await start_all(first, second)) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         assert await soon(inbox.get()) == Accepted("r")
         await first.stop()
         await second.lead()
@@ -316,7 +316,7 @@ async def test_what_runs_goes_on_when_submissions_are_closed_and_others_wait() -
         scheduler.close()
         await until_shut(client)
         waiting: Inbox = asyncio.Queue()
-        submit(client, waiting, "later", hold_s=PATIENCE_S)
+        submit(client, waiting, "later", hold_s=TIMEOUT_S)
         request.last_token(7, scheduler_pb2.COMPLETION_REASON_LENGTH)
         *_, last = await until_last(running)
         assert last == Finished("r", FinishReason.LENGTH)
@@ -332,7 +332,7 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
     scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         assert await soon(inbox.get()) == Accepted("r")
         scheduler.behaviour = says(7)
         scheduler.drop_connections()
@@ -349,7 +349,7 @@ async def test_request_with_tokens_fails_when_its_stream_is_lost() -> None:
     scheduler = FakeScheduler(stalls_after(7))
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         assert [await soon(inbox.get()) for _ in range(2)] == [Accepted("r"), Tokens("r", (7,))]
         scheduler.drop_connections()
         (last,) = await until_last(inbox)
@@ -375,7 +375,7 @@ async def test_request_that_fails_as_unavailable_is_tried_again_with_pauses(
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
         began = asyncio.get_running_loop().time()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         await soon(scheduler.wait_requests(3))
         scheduler.behaviour = says(7)
         assert (await until_last(inbox))[-1] == Finished("r", FinishReason.LENGTH)
@@ -397,7 +397,7 @@ async def test_other_refusals_are_final(
     scheduler = FakeScheduler(rejects(reason))
     async with connected(scheduler) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, error)
@@ -412,7 +412,7 @@ async def test_request_that_was_held_waits_for_room_in_a_full_pool(why: str) -> 
     async with connected(scheduler) as client:
         loop = asyncio.get_running_loop()
         inbox: Inbox = asyncio.Queue()
-        until = loop.time() + PATIENCE_S
+        until = loop.time() + TIMEOUT_S
         if why == "held":
             scheduler.close()
             await until_shut(client)
@@ -470,7 +470,7 @@ async def test_request_that_is_cancelled_while_it_is_held_is_never_sent() -> Non
     async with client_of(await scheduler.start()) as client:
         await soon(scheduler.wait_connections(1))
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, "held", hold_s=PATIENCE_S)
+        submit(client, inbox, "held", hold_s=TIMEOUT_S)
         client.cancel("held")
         scheduler.open()
         await soon(client.wait_open())
@@ -486,7 +486,7 @@ async def test_request_for_one_model_is_not_submitted_to_another() -> None:
         scheduler.close()
         await until_shut(client)
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=PATIENCE_S)
+        submit(client, inbox, hold_s=TIMEOUT_S)
         other = scheduler_pb2.PipelineDescription()
         other.CopyFrom(PIPELINE)
         other.model = "another-model"

@@ -201,7 +201,7 @@ async def shared(model: Path) -> AsyncIterator[Pipeline]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def whole(shared: Pipeline) -> Pipeline:
-    """The same, in an epoch in which nothing has happened yet."""
+    """A pipeline in an epoch in which nothing has happened yet."""
     await shared.join()
     return shared
 

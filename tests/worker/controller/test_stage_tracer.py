@@ -21,7 +21,7 @@ T0 = 1_700_000_000_000_000_000
 
 
 def traced(iteration: int, *, epoch: int = 1, start_ns: int = T0) -> bytes:
-    """What a rank says of an iteration of 1 + 2 + 3 milliseconds."""
+    """A rank's trace of an iteration of 1 + 2 + 3 milliseconds."""
     return worker_pb2.IterationTrace(
         parent=trace_pb2.TraceContext(traceparent=TRACEPARENT),
         epoch=epoch,

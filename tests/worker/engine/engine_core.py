@@ -29,7 +29,8 @@ CONFIG = LlamaConfig(
 
 
 def sampled_tokens() -> list[list[int]]:
-    """What two iterations sample: two prompts and a part of one; a decode, its rest, a prompt."""
+    """Returns the tokens of two iterations: two prompts and a part of one; then a decode, the rest
+    of that part's prompt, and another prompt."""
     stage = random_stage(CONFIG, dtype=torch.float32, device=torch.device("cpu"))
     runner = ModelRunner(stage, n_kv_blocks=16, block_size=4)
     first = IterationPlan(

@@ -59,7 +59,7 @@ def plan_attention(
     has_fixed_shape: bool = False,
     **others: Any,
 ) -> Any:
-    """As `Ops.plan_attention` says."""
+    """Implements `Ops.plan_attention`."""
     if not has_fixed_shape:
         return TORCH.plan_attention(
             start_positions, n_tokens, block_tables=block_tables, uploads=uploads, **others
@@ -75,7 +75,7 @@ def attention(
     plan: AttentionPlan,
     form: AttentionForm = PLAIN,
 ) -> Tensor:
-    """As `Ops.attention` says; over all blocks of the tables, weighting with zero what is not of
+    """Implements `Ops.attention`, over all blocks of the tables, weighting with zero what is not of
     the sequence."""
     if not isinstance(plan, FixedDecodes):
         return TORCH.attention(q, key_cache, value_cache, plan, form)

@@ -53,7 +53,7 @@ def make_runner(
 
 
 class Twins:
-    """The same stages with graphs and without, which are given the same plans."""
+    """Two runners of equal stages, with graphs and without, which are given the same plans."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What ranks remember of requests, what they refuse, and how a batch is laid out."""
+"""Ranks remember requests, refuse what breaks the protocol, and lay batches out."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is left for keys and values, and how it is found out."""
+"""The memory left for keys and values, and how it is measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -232,7 +232,7 @@ class TestIndependenceOfTheBatch:
 
 
 def obvious_weights(logits: Tensor, batch: SamplingBatch, row: int) -> dict[int, float]:
-    """What one row's filters keep, one token after the other, in their order."""
+    """Returns the tokens that a row's filters keep, applied one after the other."""
     values = logits[row].tolist()
     options = batch.options[row]
     scaled = (logits[row] - logits[row].max()) / float(options["temperature"])
@@ -345,7 +345,7 @@ class TestBanned:
 
 
 class TestColumns:
-    """What a batch tells the operation, beside what it computes."""
+    """The flags that a batch gives to the operation beside its columns."""
 
     def test_a_greedy_batch_uploads_nothing(self) -> None:
         class NoUploads(Uploads):

@@ -150,7 +150,7 @@ def make_scheduler(policy: Policy, *, depth: int, token_hand_off: bool = True) -
 
 @pytest.fixture(name="alone", scope="module")
 def run_alone(checkpoint: Path) -> list[list[int]]:
-    """What each of WANTS gets when it is run alone, as the paper runs it."""
+    """Returns the tokens of each of WANTS, run alone, as the paper runs it."""
     outputs = []
     for index, want in enumerate(WANTS):
         request = want.request(index)

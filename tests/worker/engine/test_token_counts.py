@@ -1,4 +1,4 @@
-"""What is counted of the sequences of requests that have penalties."""
+"""Tokens are counted for the requests that have penalties."""
 
 from collections import Counter
 

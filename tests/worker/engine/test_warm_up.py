@@ -1,4 +1,4 @@
-"""What ranks do before requests come: everything is compiled that iterations need, and decodes are
+"""Before requests come, ranks warm up: everything is compiled that iterations need, and decodes are
 recorded that are then not recorded any more."""
 
 import json
@@ -30,7 +30,7 @@ from tests.worker.engine.test_decode_graphs import BLOCK_SIZE, MAX_SPANS, Twins
 from tests.worker.pipeline import RankGroup
 
 N_SHAPES = 6
-"""Of 1, 2, 4, 8, 16 and MAX_SPANS requests; no sequence of the model is long."""
+"""Recordings of 1, 2, 4, 8, 16 and MAX_SPANS requests; no sequence of the model is long."""
 
 
 @pytest.fixture(name="checkpoint", scope="module")

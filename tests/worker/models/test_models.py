@@ -265,7 +265,7 @@ class TestLoading:
 
 
 def read_bytes(directory: Path, *, stage_index: int, n_stages: int, n_layers: int) -> int:
-    """What a stage says it has read, having checked that it says so step by step."""
+    """Returns what a stage says it has read, having checked that it says so step by step."""
     progress: list[tuple[int, int]] = []
     stage = load_stage(
         directory,

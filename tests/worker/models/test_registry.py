@@ -209,7 +209,7 @@ def last_logits(directory: Path, tokens: list[int]) -> Tensor:
 
 
 def error(logits: Tensor, exact: Tensor) -> float:
-    """Of the typical token: where two experts are nearly as good, a rounding makes the choice."""
+    """The error of the typical token: rounding chooses between experts that are nearly equal."""
     return float((logits - exact).pow(2).mean(-1).sqrt().median())
 
 

@@ -417,7 +417,7 @@ def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
 
 
 def share_of(name: str, tensor: Tensor, rank: int, tp_size: int) -> Tensor:
-    """What a rank must read of a tensor of a Llama with EIGHT_HEADS, said independently."""
+    """Returns a rank's part of a tensor of a Llama with EIGHT_HEADS, found in another way."""
     if tensor.dim() == 1:
         return tensor
     if "k_proj" in name or "v_proj" in name:

@@ -51,7 +51,7 @@ BLOCK_SIZE = 4
 
 
 class TritonTensors(CheckpointTensors):
-    """Whose matrices become what they are on a GPU, wherever they are."""
+    """A model whose matrices become what they are on a GPU, wherever they are."""
 
     def weight(self, parts: Sequence[Part]) -> LinearWeight:
         return TritonInt8Weight.of(self.joined(parts))

@@ -1,4 +1,4 @@
-"""What counts as the same build."""
+"""Builds are told apart by their sources and messages."""
 
 from pathlib import Path
 from types import ModuleType

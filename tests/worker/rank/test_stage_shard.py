@@ -1,4 +1,4 @@
-"""What a rank makes of its weights: what an epoch begins with, and what memory is left. Groups are
+"""A rank's weights: how an epoch begins with them, and how much memory they leave. Groups are
 real ones; a function that is called again stands in for what a GPU records."""
 
 import functools
@@ -48,7 +48,7 @@ class Recorder:
 
 
 class Ranks:
-    """Those of one stage, which record, and their transports in one epoch."""
+    """The shards of one stage, which record, and their transports in one epoch."""
 
     def __init__(self, checkpoint: Path, recorders: Sequence[Recorder], address: str) -> None:
         self._size = len(recorders)

@@ -58,13 +58,13 @@ class GroupTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """See `Transport.tensor_parallel`."""
+        """Implements `Transport.tensor_parallel`."""
         if self.place.tp_size == 1:
             return SINGLE
         return GroupTensorParallel(self._stage, self.place.tp_rank, self.place.tp_size)
 
     def warm_up(self) -> None:
-        """See `Transport.warm_up`."""
+        """Implements `Transport.warm_up`."""
         token = torch.zeros(1, device=self._device)
         self.tensor_parallel.all_reduce(token)
         if self.place.stage_index > 0:
@@ -76,14 +76,14 @@ class GroupTransport:
             torch.cuda.synchronize(self._device)
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """See `Transport.start_receive`."""
+        """Implements `Transport.start_receive`."""
         what = f"nothing from rank {self._previous}"
         with transfer(what):
             work = self.pipeline.recv([hidden], self._previous, iteration % MAX_TAG)
         return _Transfer(work, hidden, what, self._timeout)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """See `Transport.send`."""
+        """Implements `Transport.send`."""
         what = f"rank {self._next} takes nothing"
         with transfer(what):
             work = self.pipeline.send([hidden], self._next, iteration % MAX_TAG)
@@ -91,7 +91,7 @@ class GroupTransport:
         self._retire(MAX_PENDING_SENDS)
 
     def abort(self) -> None:
-        """See `Transport.abort`."""
+        """Implements `Transport.abort`."""
         place = self.place
         with self._ending:
             if self._is_open:
@@ -99,7 +99,7 @@ class GroupTransport:
                 abort_group(self._stage, place.tp_rank, place.tp_size)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Implements `Transport.close`."""
         with self._ending:
             self._is_open = False
             for group in (self.pipeline, self._stage):
@@ -152,7 +152,7 @@ class _Transfer:
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """See `Receipt.wait`."""
+        """Implements `Receipt.wait`."""
         with transfer(self._what):
             self._work.wait(self._timeout)
 

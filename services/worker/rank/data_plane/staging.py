@@ -19,28 +19,28 @@ class StagedTransport:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """See `Transport.tensor_parallel`."""
+        """Implements `Transport.tensor_parallel`."""
         return self._tensor_parallel
 
     def warm_up(self) -> None:
-        """See `Transport.warm_up`."""
+        """Implements `Transport.warm_up`."""
         self._transport.warm_up()
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """See `Transport.start_receive`; `wait` copies the tensor to the device."""
+        """Implements `Transport.start_receive`; `wait` copies the tensor to the device."""
         staged = torch.empty_like(hidden, device="cpu")
         return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """See `Transport.send`."""
+        """Implements `Transport.send`."""
         self._transport.send(hidden.cpu(), iteration)
 
     def abort(self) -> None:
-        """See `Transport.abort`."""
+        """Implements `Transport.abort`."""
         self._transport.abort()
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Implements `Transport.close`."""
         self._transport.close()
 
 
@@ -76,6 +76,6 @@ class _StagedReceipt:
         self._hidden = hidden
 
     def wait(self) -> None:
-        """See `Receipt.wait`."""
+        """Implements `Receipt.wait`."""
         self._receipt.wait()
         self._hidden.copy_(self._staged)

@@ -17,7 +17,7 @@ ADDRESS = "0.0.0.0:4317"
 
 
 class TraceLog:
-    """What comes goes to standard output; one writer at a time."""
+    """Writes the spans that come to standard output, one writer at a time."""
 
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any

@@ -24,7 +24,7 @@ def staged(address: str, stage: int, tp_rank: int) -> Transport:
 def work(
     address: str, device: str, has_all: threading.Barrier, stage: int, tp_rank: int
 ) -> list[torch.Tensor]:
-    """What one of two times two ranks gets: activations, a sum, a gather."""
+    """The tensors that one of two times two ranks gets: activations, a sum, a gather."""
     peers = staged(address, stage, tp_rank)
     activations = torch.empty(5, 8, device=device)
     if stage == 0:
