@@ -25,7 +25,13 @@ from tests.worker.engine.test_input_batch import (
     make_plan,
     make_table,
 )
-from tests.worker.engine.test_scheduled_runs import WANTS, Rank, make_scheduler, serve
+from tests.worker.engine.test_scheduled_runs import (
+    WANTS,
+    Rank,
+    make_scheduler,
+    run_alone,
+    serve,
+)
 from tests.worker.pipeline import GREEDY
 
 
@@ -112,15 +118,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(name="alone", scope="module")
-def run_alone(checkpoint: Path) -> list[list[int]]:
-    """Returns the tokens of each of WANTS, run alone on a rank that does not pad."""
-    outputs = []
-    for index, want in enumerate(WANTS):
-        request = want.request(index)
-        scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1, token_hand_off=False)
-        serve(Rank(checkpoint), scheduler, [request])
-        outputs.append(request.generated_token_ids)
-    return outputs
+def make_alone(checkpoint: Path) -> list[list[int]]:
+    return run_alone(checkpoint)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

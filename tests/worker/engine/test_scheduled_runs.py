@@ -148,7 +148,6 @@ def make_scheduler(policy: Policy, *, depth: int, token_hand_off: bool = True) -
     )
 
 
-@pytest.fixture(name="alone", scope="module")
 def run_alone(checkpoint: Path) -> list[list[int]]:
     """Returns the tokens of each of WANTS, run alone, as the paper runs it."""
     outputs = []
@@ -159,6 +158,11 @@ def run_alone(checkpoint: Path) -> list[list[int]]:
         outputs.append(request.generated_token_ids)
     assert [len(tokens) for tokens in outputs] == [want.max_new_tokens for want in WANTS]
     return outputs
+
+
+@pytest.fixture(name="alone", scope="module")
+def make_alone(checkpoint: Path) -> list[list[int]]:
+    return run_alone(checkpoint)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
