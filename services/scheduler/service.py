@@ -227,6 +227,8 @@ class SchedulerService:
     def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
+        if not submission.HasField("sampling"):  # others' defaults would give other tokens
+            raise Unavailable("the frontend is of another version than the scheduler")
         sampling = from_proto(submission.sampling)
         self._check(connection, submission, sampling)
         submission.sampling.seed = sampling.seed  # drawn here if need be: ranks must have the same

@@ -117,6 +117,9 @@ class Frontend:
                 **{"temperature": 0, "seed": 3, "stop_token_ids": [STOP], **(sampling or {})}
             ),
         )
+        await self.send(submission)
+
+    async def send(self, submission: scheduler_pb2.Submission) -> None:
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 
     async def accepted(self, name: str, **options: Any) -> None:
@@ -285,6 +288,17 @@ async def test_ranks_read_the_options_and_one_seed_if_none_was_given() -> None:
         assert from_proto(given) == expected
         assert not_given.HasField("seed")
         assert replace(from_proto(not_given), seed=3) == expected
+
+
+async def test_a_frontend_of_another_version_is_told_to_try_again() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        submission = scheduler_pb2.Submission(
+            request_id="a", prompt_token_ids=[1], max_new_tokens=1
+        )
+        await frontend.send(submission)
+        [rejection] = (await frontend.read()).rejected
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+        assert len(it.scheduler.pool) == 0
 
 
 async def test_a_request_id_in_use_is_rejected_and_the_first_one_lives() -> None:

@@ -173,7 +173,8 @@ def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     # An option that this server does not know must not be ignored: it would choose other tokens.
     for field, message in (("options", options), ("options.sampling", options.sampling)):
-        numbers = sorted({unknown.field_number for unknown in UnknownFieldSet(message)})
+        unknown = UnknownFieldSet(message)
+        numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
         if numbers:
             raise errors.InvalidRequest(
                 field, f"has fields that are not known here, with the numbers {numbers}"
