@@ -1,6 +1,6 @@
 """The gRPC API: `InferenceService`, its health and its reflection.
 
-Errors leave as exceptions of the error tree; `rpc.py` makes statuses of them. Fields are named as
+Errors leave as exceptions of the error tree; `rpc_handlers.py` makes statuses of them. Fields are named as
 in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a client sees the same error in
 both.
 """
@@ -177,7 +177,9 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
         numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
         if numbers:
             raise errors.InvalidRequest(
-                field, f"has fields that are not known here, with the numbers {numbers}"
+                field,
+                f"has fields that are not known here, with the numbers {numbers}; "
+                "see inference.proto",
             )
     given = {field.name: value for field, value in options.ListFields()}
     given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
