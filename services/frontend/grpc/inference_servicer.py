@@ -1,8 +1,8 @@
 """The gRPC API: `InferenceService`, its health and its reflection.
 
-Errors leave as exceptions of the error tree; `rpc_handlers.py` makes statuses of them. Fields are named as
-in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a client sees the same error in
-both.
+Errors leave as exceptions of the error tree; `rpc_handlers.py` makes statuses of them. Fields are
+named as in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a client sees the same
+error in both.
 """
 
 from collections.abc import AsyncIterator
