@@ -79,11 +79,11 @@ class Controller:
             StaleEpoch: the epoch is not newer.
             Unavailable: the ranks did not find those of the other stages, or one of ours is lost.
         """
-        if self.rank_watch.failure.done():
-            raise Unavailable(self.rank_watch.failure.result())
+        self._refuse_if_lost()
         self.epoch.advance(request)
         await self.close()
-        self.epoch.check(request.epoch)  # a newer one may have come while this one waited
+        self.epoch.check(request.epoch)  # a newer one may have come while this one waited,
+        self._refuse_if_lost()  # or a rank may have been lost, which could not join
         if self._tracer is not None:
             self._tracer.joined(request.epoch)
         await self.epoch.join_ranks(request)
@@ -119,6 +119,10 @@ class Controller:
     def on_exit(self, tp_rank: int, reason: str) -> None:
         """Declares the stage failed, since a rank is gone."""
         self.rank_watch.lose(f"rank {tp_rank} {reason}")
+
+    def _refuse_if_lost(self) -> None:
+        if self.rank_watch.failure.done():
+            raise Unavailable(self.rank_watch.failure.result())
 
     def _on_lost(self, reason: str) -> None:
         self.epoch.give_up(reason)

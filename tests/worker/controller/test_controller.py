@@ -9,8 +9,12 @@ import pytest
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
+from services.common.errors import Unavailable
 from services.worker.channel import MessageKind
+from services.worker.controller.controller import Controller
+from services.worker.controller.plan_relay import PlanRelay
 from tests.fakes import FakeStage, fake_stage, fake_stages
+from tests.worker.controller.recording_rank import RecordingRank
 
 
 def stub_of(channel: grpc.aio.Channel) -> worker_pb2_grpc.WorkerServiceStub:
@@ -146,3 +150,18 @@ async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
             await plans
         assert len(first.rank.plans) == 5
         assert not first.controller.rank_watch.failure.done()
+
+
+async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_an_epoch() -> None:
+    class LosesARank(PlanRelay):
+        """Loses a rank while it ends the streams of the old epoch."""
+
+        async def close(self) -> None:
+            controller.on_exit(0, "exited with status -9")
+
+    controller = Controller(tp_size=1, plan_relay=LosesARank)
+    rank = RecordingRank()
+    controller.attach([rank])
+    request = worker_pb2.JoinPipelineRequest(pipeline_id="p", epoch=1, members=["nobody"])
+    with pytest.raises(Unavailable, match="rank 0 exited with status -9"):
+        await asyncio.wait_for(controller.join(request), 5)
