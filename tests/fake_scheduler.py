@@ -45,7 +45,8 @@ class FakeRequest:
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         """Cancelled, finished, or its frontend is gone."""
-        self.n_tokens = 0
+        self.n_tokens = len(submission.generated_token_ids)
+        """Tokens of the output so far, with those that the request came with."""
         self._send = send
 
     def accept(self) -> None:
@@ -71,8 +72,10 @@ class FakeRequest:
 
     def tokens(self, *token_ids: int) -> None:
         """An iteration brought tokens."""
+        update = scheduler_pb2.TokenUpdate(
+            request_id=self.request_id, token_ids=token_ids, start=self.n_tokens
+        )
         self.n_tokens += len(token_ids)
-        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=token_ids)
         self._send(scheduler_pb2.ConnectResponse(tokens=[update]))
 
     def complete(self, reason: scheduler_pb2.CompletionReason, message: str = "") -> None:
@@ -84,7 +87,9 @@ class FakeRequest:
 
     def last_token(self, token_id: int, reason: scheduler_pb2.CompletionReason) -> None:
         """The last iteration: its token and the end in one message."""
-        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=[token_id])
+        update = scheduler_pb2.TokenUpdate(
+            request_id=self.request_id, token_ids=[token_id], start=self.n_tokens
+        )
         completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
         self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
 
@@ -93,12 +98,16 @@ Behaviour = Callable[[FakeRequest], Awaitable[None]]
 
 
 def says(*token_ids: int) -> Behaviour:
-    """Generates these tokens, one per iteration, and ends as a real scheduler would."""
+    """Generates these tokens, one per iteration, and ends as a real scheduler would; of a request
+    that comes with some of them, the rest."""
 
     async def behave(request: FakeRequest) -> None:
         request.accept()
         sampling = request.submission.sampling
+        n_given = len(request.submission.generated_token_ids)
         for n_tokens, token_id in enumerate(token_ids, start=1):
+            if n_tokens <= n_given:
+                continue
             if token_id in sampling.stop_token_ids and n_tokens > sampling.min_tokens:
                 request.last_token(token_id, scheduler_pb2.COMPLETION_REASON_STOP)
                 return

@@ -15,7 +15,7 @@ from services.common import errors, semconv, tracing
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
 
-_OURS = (errors.Unavailable, errors.StaleEpoch)
+_OURS = (errors.Unavailable, errors.StaleEpoch, errors.RequestFailed)
 """Errors of the server; all others are the client's, or what it has asked for."""
 
 
@@ -146,4 +146,6 @@ def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
         attributes[semconv.REQUEST_FREQUENCY_PENALTY] = sampling.frequency_penalty
     if request.n_answers != 1:
         attributes[semconv.REQUEST_CHOICES] = request.n_answers
+    if request.resumption is not None:
+        attributes[semconv.RESUMED_TOKENS] = request.resumption.n_tokens
     return attributes
