@@ -121,7 +121,8 @@ else:
 
 
 class ResumptionBody(BaseModel):
-    """What a client has of a stream that broke, besides the id of its last event."""
+    """What a client has of a stream that broke, besides the id of its last event. Answers of which
+    it has nothing may be left out at the end."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -134,13 +135,14 @@ class ResumptionBody(BaseModel):
         Raises:
             InvalidRequest: the tokens are not those up to there.
         """
-        if len(self.token_ids) != len(position.answers):
+        if len(self.token_ids) > len(position.answers):
             raise errors.InvalidRequest(
                 TOKENS_FIELD,
                 f"is of {len(self.token_ids)} answers, {HEADER} of {len(position.answers)}",
             )
         answers = []
-        for index, (token_ids, at) in enumerate(zip(self.token_ids, position.answers, strict=True)):
+        for index, at in enumerate(position.answers):
+            token_ids = self.token_ids[index] if index < len(self.token_ids) else []
             if len(token_ids) != at.n_tokens:
                 raise errors.InvalidRequest(
                     TOKENS_FIELD,
