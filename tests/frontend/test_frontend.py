@@ -155,6 +155,8 @@ async def test_requests_are_held_until_there_is_a_pipeline(tmp_path: Path) -> No
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
+        while site.frontend._service.n_in_flight > 3:
+            await asyncio.sleep(0.01)
         scheduler.open()
         assert [(await soon(response)).status_code for response in held] == [200, 200]
         assert (await soon(call)).choices
