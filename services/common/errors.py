@@ -6,8 +6,8 @@
     ├── PermissionDenied    it is known who calls, and he may not
     ├── PoolFull            too much at once; says when to try again
     ├── Unavailable         no pipeline at the moment; may be tried again
+    ├── RequestFailed       it ends whatever serves it; must not be tried again
     ├── StaleEpoch          a message of an epoch that is over
-    ├── RequestFailed       ended the pipeline by itself; must not be tried again
     └── RequestCancelled    the client no longer wants it
 
 Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC, `openai_errors.py`
@@ -51,12 +51,12 @@ class Unavailable(OrcinusError):
     """Nobody can serve the request now; trying again may help."""
 
 
+class RequestFailed(OrcinusError):
+    """The request itself seems to end whatever serves it; it must not be tried again."""
+
+
 class StaleEpoch(OrcinusError):
     """The sender belongs to an epoch that is over."""
-
-
-class RequestFailed(OrcinusError):
-    """The request itself seems to end whatever runs it; it must not be tried again."""
 
 
 class RequestCancelled(OrcinusError):
