@@ -40,7 +40,7 @@ async def test_a_loop_that_stands_is_reported_once() -> None:
     assert reasons.empty()
 
 
-async def test_a_loop_that_has_not_begun_is_not_watched() -> None:
+def test_a_loop_that_has_not_begun_is_not_watched() -> None:
     reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Watchdog(limit_s=0.05, tick_s=0.01, on_hang=reasons.put):
         time.sleep(0.3)
