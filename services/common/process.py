@@ -17,6 +17,8 @@ from typing import Any
 
 import uvloop
 
+from services.common.watchdog import watched
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -89,6 +91,7 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Runs a service's main coroutine on uvloop and returns its exit status."""
+    """Runs a service's main coroutine on uvloop and returns its exit status; ends the process if
+    the event loop no longer turns."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(watched(main))

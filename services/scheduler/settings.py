@@ -77,14 +77,19 @@ class SchedulerSettings(ServerSettings):
     """Seconds to wait for a pipeline, at first and after a loss, before this process gives up:
     enough to load the weights."""
 
-    silence_limit_s: float = Field(default=10.0, gt=0)
+    silence_limit_s: float = Field(default=8.0, gt=0)
     """Seconds after which a stage that says nothing counts as lost; it gives a sign of life every
     second, however busy it is. A process that dies is noticed at once, a network that is cut is
     not."""
 
     iteration_limit_s: float = Field(default=300.0, gt=0)
-    """Seconds after which an iteration that does not return ends the epoch; must exceed the longest
-    one, and with the policy `orca` a long prompt runs in one."""
+    """Seconds after which an iteration that does not return ends the epoch in any case; must exceed
+    the longest one, and with the policy `orca` a long prompt runs in one."""
+
+    hang_limit_s: float = Field(default=8.5, gt=0)
+    """Seconds after which any other iteration that does not return ends the epoch; those that take
+    long, by what iterations of their size have taken, may take ten times that in addition. More
+    than the workers', who find and end the rank that hangs."""
 
     traced_iterations_per_s: float = Field(default=20.0, ge=0)
     """Iterations of recorded requests that are recorded too, per second at most, and as many again
