@@ -16,6 +16,7 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.leader import Leader, build_scheduler
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
@@ -263,7 +264,9 @@ def pipeline_of(n_stages: int) -> Pipeline:
 def test_every_stage_has_a_batch_and_one_stage_has_the_next_and_hands_tokens_over(
     n_stages: int,
 ) -> None:
-    scheduler = build_scheduler(SchedulerSettings(n_stages=n_stages), pipeline_of(n_stages))
+    scheduler = build_scheduler(
+        SchedulerSettings(n_stages=n_stages), pipeline_of(n_stages), RequestPool(max_requests=8)
+    )
     assert scheduler.pipeline_depth == max(2, n_stages)
     scheduler.submit(Request(RequestId("r"), [1, 2], 10))
     assert scheduler.select() is not None
@@ -276,7 +279,7 @@ def test_the_policy_is_the_one_that_is_set(
     policy: Literal["orca", "chunked"], n_tokens: int
 ) -> None:
     settings = SchedulerSettings(n_stages=1, policy=policy, max_batch_size=4, max_batch_tokens=8)
-    scheduler = build_scheduler(settings, pipeline_of(1))
+    scheduler = build_scheduler(settings, pipeline_of(1), RequestPool(max_requests=8))
     scheduler.submit(Request(RequestId("r"), [1] * 20, 10))
     batch = scheduler.select()
     assert batch is not None

@@ -1,9 +1,8 @@
 """One client call while it runs.
 
 It is submitted once per answer. The events of all its answers come into one inbox and leave it as
-pieces of text; `close` cancels whatever still runs. Each answer stands for itself where the
-pipeline is lost: the scheduler client submits those without tokens again, and the first that had
-some ends the call.
+pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is lost, the
+scheduler client sees to it that each answer goes on.
 """
 
 import asyncio
@@ -53,7 +52,8 @@ class EncodedPrompt:
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    Answers may be held, or submitted again, until that point in time of the event loop's clock.
+    Answers may be held until `until`, a point in time of the event loop's clock, unless a scheduler
+    has taken them.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class Generation:
         """Yields the pieces of all answers as they come; empty pieces are left out.
 
         Raises:
-            Unavailable: the pipeline was lost before all answers had ended.
+            Unavailable: no pipeline went on with the answers in time.
+            RequestFailed: an answer was given up.
         """
         while self._running:
             event = self._early.popleft() if self._early else await self._inbox.get()
