@@ -174,13 +174,14 @@ class SchedulerService:
                 self._connections.pop(request).update(update)
                 self._observer.ended(request, reason)
 
-    def suspend(self, suspended: Iterable[Request], ended: Iterable[Update]) -> None:
-        """Takes no submissions until the next pipeline is there, and tells the frontends of the
-        requests that wait for it; `ended` could not wait."""
+    def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
+        """Takes no submissions until the next pipeline is there, and tells the frontends that their
+        requests wait for it; `ended` could not wait."""
         self.close()
         self._log = None
-        for request in suspended:
-            self._connections[request].suspend(request)
+        for request, frontend in self._connections.items():
+            frontend.suspend(request)
+        for request in begun:
             self._observer.suspended(request)
         self.deliver(ended)
 

@@ -174,21 +174,26 @@ async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> N
             assert (await it.read()).accepted
             it.stages.place(1, None)
             lost.controller.on_exit(0, "was killed")
-            [ended] = await it.until_closed()
-            assert ended.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
-            assert ended.message == "the pipeline was lost"
+            message = await it.read()
+            assert message.is_closed
+            assert not message.completed
+            assert [(s.request_id, s.n_losses) for s in message.suspended] == [("a", 1)]
+            waiting = Samples.of(it.registry)
+            assert waiting.sum("orcinus_requests_suspended_total") == 1
+            assert waiting.sum("orcinus_requests_waiting") == 1
         async with fake_stage(1, 2, answers=True) as replacement:
             it.stages.place(1, replacement.address)
-            await it.until_open()
-            await it.submit("b", n_tokens=3)
             assert await it.outcome() == (3, scheduler_pb2.COMPLETION_REASON_LENGTH)
             assert survivor.controller.describe().epoch == 2
             counted = Samples.of(it.registry)
             assert counted.sum("orcinus_epochs_formed_total") == 2
             assert counted.sum("orcinus_pipeline_losses_total") == 1
             assert counted.sum("orcinus_pipeline_up") == 1
-            assert counted.sum("orcinus_requests_accepted_total") == 2
-            assert counted.sum("orcinus_requests_failed_total") == 1
+            assert counted.sum("orcinus_requests_accepted_total") == 1
+            assert counted.sum("orcinus_requests_failed_total") == 0
+            assert counted.sum("orcinus_requests_suspected_total") == 1
+            assert counted.sum("orcinus_requests_resumed_total") == 1
+            assert counted.sum("orcinus_recomputed_tokens_total") == 3
             assert counted.sum("orcinus_requests_finished_total", reason="length") == 1
 
 

@@ -293,8 +293,6 @@ class SchedulerClient:
             self._pipeline = None
             self._last_open = loop.time()
             self._expiry = loop.call_later(self._resume_s, self._expire)
-            for request in self._requests.values():
-                request.is_stalled = True
         self._note_change()
 
     def _expire(self) -> None:
@@ -319,6 +317,7 @@ class SchedulerClient:
             case Accepted():
                 request.is_accepted = True
             case Suspended():
+                request.is_stalled = True
                 request.submission.n_losses = event.n_losses
                 request.span.suspended(request.request_id, event.n_losses)
                 return
