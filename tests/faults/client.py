@@ -7,7 +7,7 @@ listens, with what it has; everything else that goes wrong must not reach it, an
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,15 +64,17 @@ class Log:
 
     events: list[Event] = field(default_factory=list)
     n_resumed: int = 0
-    last_token_s: float = 0.0
-    """Time of the last token that any client got."""
+    decoding: dict[StreamId, float] = field(default_factory=dict)
+    """Streams that have begun and not ended, with the time of their last token."""
     n_begun: int = 0
     """Requests that were sent so far."""
 
     def write(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, Tokens) and event.token_ids:
-            self.last_token_s = event.time_s
+        if not isinstance(event, Tokens):
+            self.decoding.pop(event.stream, None)
+        elif event.token_ids:
+            self.decoding[event.stream] = event.time_s
 
 
 class Clients:
@@ -118,13 +120,16 @@ class Clients:
         """Asks, and goes on where the connection breaks; puts the limit off with each news."""
         loop = asyncio.get_running_loop()
         limit.reschedule(loop.time() + LIMIT_S)
+        has_news = False
         while True:
             try:
                 async with aclosing(receive(progress)) as pieces:
                     async for _ in pieces:
+                        has_news = True
                         limit.reschedule(loop.time() + LIMIT_S)
             except ConnectionBroke:
-                self.log.n_resumed += progress.request_id != ""
+                self.log.n_resumed += has_news
+                has_news = False
                 await asyncio.sleep(RETRY_S)
             else:
                 return
@@ -155,27 +160,25 @@ class Clients:
             async with self._http.stream("POST", path, json=body, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     raise error_of((await response.aread()).decode())
-                async for line in response.aiter_lines():
-                    if line == "data: [DONE]":
+                async for event_id, data in events_of(response.aiter_lines()):
+                    if data == "[DONE]":
                         return
-                    self._take_line(progress, line)
+                    self._take_event(progress, event_id, data)
                     yield
         except httpx.TransportError as error:
             raise ConnectionBroke from error
         raise ConnectionBroke  # a stream without [DONE] has not ended
 
-    def _take_line(self, progress: Progress, line: str) -> None:
-        """Takes a line of a stream: the id of an event, or its data."""
-        if line.startswith("id: "):
-            progress.last_event_id = line.removeprefix("id: ")
-        elif line.startswith("data: "):
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise error_of(json.dumps(chunk["error"]))
-            progress.request_id = chunk["id"]
-            progress.seed = chunk.get("seed", progress.seed)
-            for choice in chunk["choices"]:
-                self._take_choice(progress, choice)
+    def _take_event(self, progress: Progress, event_id: str | None, data: str) -> None:
+        """Takes an event that has come as a whole."""
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise error_of(data)
+        progress.last_event_id = event_id
+        progress.request_id = chunk["id"]
+        progress.seed = chunk.get("seed", progress.seed)
+        for choice in chunk["choices"]:
+            self._take_choice(progress, choice)
 
     def _take_choice(self, progress: Progress, choice: dict[str, Any]) -> None:
         index, token_ids = choice["index"], choice["token_ids"]
@@ -217,6 +220,19 @@ class Clients:
 def error_of(message: str) -> Exception:
     """Returns what an error over HTTP means to a client."""
     return ConnectionBroke() if is_leaving(message) else Refused(message)
+
+
+async def events_of(lines: AsyncIterator[str]) -> AsyncGenerator[tuple[str | None, str]]:
+    """Yields id and data of each server-sent event; one is complete with its empty line."""
+    event_id, data = None, ""
+    async for line in lines:
+        name, _, value = line.partition(": ")
+        if name == "id":
+            event_id = value
+        elif name == "data":
+            data = value
+        elif not line:
+            yield event_id, data
 
 
 def resumed_over_http(progress: Progress) -> tuple[dict[str, Any], dict[str, str]]:

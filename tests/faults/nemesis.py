@@ -108,7 +108,7 @@ class Nemesis:
         """Waits for a phase, or brings it about by a fault; returns whether it came."""
         match phase:
             case "decode":
-                return await self._until(lambda: time.monotonic() - self._log.last_token_s < 0.1)
+                return await self._until(self._are_decoding)
             case "prefill":
                 n_begun = self._log.n_begun
                 return await self._until(lambda: self._log.n_begun > n_begun)
@@ -129,6 +129,12 @@ class Nemesis:
                 await self._inject(Fault(role, index, "kill", "decode"), in_phase=True)
                 await asyncio.sleep(self._random.uniform(0.0, 5.0))
         return True
+
+    def _are_decoding(self) -> bool:
+        """Returns whether most streams that have begun got a token just now."""
+        since_s = time.monotonic() - 0.3
+        n_just_now = sum(time_s > since_s for time_s in self._log.decoding.values())
+        return n_just_now > len(self._log.decoding) / 2
 
     async def _until(self, is_reached: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + PHASE_TIMEOUT_S
@@ -158,7 +164,7 @@ class Nemesis:
         self._tree.signal(pid, signal.SIGCONT)
 
     async def _until_recovered(self, since_s: float) -> None:
-        """Waits until all processes are there, a pipeline serves and clients get tokens.
+        """Waits until all processes are there, a pipeline serves and all that have begun go on.
 
         Raises:
             NoRecovery: it takes too long.
@@ -171,7 +177,8 @@ class Nemesis:
                 epoch is not None
                 and not self._stopped
                 and self._tree.has_all_processes()
-                and self._log.last_token_s > max(since_s, time.monotonic() - 1.0)
+                and self._log.decoding
+                and min(self._log.decoding.values()) > since_s
             ):
                 self.epochs.append(epoch)
                 return

@@ -81,7 +81,9 @@ def summary(run: Run) -> dict[str, Any]:
         "n_tokens": sum(len(event.token_ids) for event in run.events if isinstance(event, Tokens)),
         "n_resumed": run.n_resumed,
         "n_restarts": run.n_restarts,
-        "violations": dict(Counter(item.kind for item in run.violations)),
+        "violations": dict(
+            Counter(kind for _, kind in {(item.stream, item.kind) for item in run.violations})
+        ),
         "leftovers": dict(run.leftovers),
         "first_epoch": run.epochs[0] if run.epochs else None,
         "last_epoch": run.epochs[-1] if run.epochs else None,
