@@ -222,7 +222,7 @@ def main(
         with tracing.started(
             "orcinus-scheduler", decides=True, max_links=settings.max_batch_size
         ) as traces:
-            return process.run(serve(settings, traces, build))
+            return process.run(serve(settings, traces, build), ready_fd=settings.ready_fd)
     except (Unavailable, LeadershipLost, OSError) as error:
         log.error("%s", error)
         return 1
