@@ -38,6 +38,10 @@ class Worker:
         self.calls.append("Describe")
         return worker_pb2.DescribeResponse()
 
+    async def AssignStage(self, request: Any, context: Any) -> worker_pb2.AssignStageResponse:
+        self.calls.append("AssignStage")
+        return worker_pb2.AssignStageResponse()
+
     async def JoinPipeline(self, request: Any, context: Any) -> worker_pb2.JoinPipelineResponse:
         self.calls.append("JoinPipeline")
         return worker_pb2.JoinPipelineResponse()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import RankSettings, WorkerSettings
+from services.worker.settings import RankSettings, StagePlace, WorkerSettings
 
 STOP_TIMEOUT_S = 5.0
 """Time for a rank to end by itself before it is killed."""
@@ -111,13 +111,13 @@ class RankProcess:
 
 
 async def start_ranks(
-    settings: WorkerSettings, listener: RankListener, *, module: str
+    settings: WorkerSettings, place: StagePlace, *, listener: RankListener, module: str
 ) -> list[RankProcess]:
     """Starts `python -m module` for every rank of a stage, in the order of their tp_rank."""
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
         await RankProcess.start(
-            settings.for_rank(tp_rank),
+            settings.for_rank(tp_rank, place),
             listener,
             module=module,
             n_threads=n_threads,

@@ -65,7 +65,7 @@ class Stage:
             [
                 f"--model={model}",
                 "--address=127.0.0.1:0",
-                f"--pod-name=worker-{index}",
+                f"--stage-index={index}",
                 f"--n-stages={n_stages}",
                 "--kv-memory=1MiB",
                 "--n-threads=1",
