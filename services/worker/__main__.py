@@ -6,8 +6,6 @@ listen → have a stage, by the settings or assigned → load it → serve it
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
-from typing import Self
 
 from services.common import process, tls, tracing
 from services.common.telemetry import configure_logging
@@ -15,7 +13,7 @@ from services.worker.controller.controller import Controller
 from services.worker.controller.endpoints import Endpoints
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
-from services.worker.controller.rank_process import RankProcess, start_ranks
+from services.worker.controller.rank_process import settle_ranks, start_ranks
 from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import StagePlace, WorkerSettings
 
@@ -35,62 +33,40 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = controller_of(settings, pipe, plan_relay)
+    # Before any gRPC object: these have threads, and threads and child processes do not mix.
+    ranks = await start_ranks(settings, controller, module=rank_module)
+    traces = tracing.start("orcinus-worker", decides=True)
     endpoints = await Endpoints.open(settings, controller)
     pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
     failure = controller.rank_watch.failure
-    ending = asyncio.create_task(until_end(controller, stop))
-    stage: Stage | None = None
+    tasks = [asyncio.create_task(until_end(controller, stop))]
     try:
-        place = await place_of(controller, endpoints, ending)
+        place = await place_of(controller, endpoints, tasks[0])
         if place is not None:
-            stage = await Stage.start(settings, place, controller, module=rank_module)
-            if await has_loaded(settings, controller, ending):
+            tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
+            controller.attach(ranks, tracer=tracer)
+            settle_ranks(settings, place, ranks)
+            watch = controller.rank_watch.watch(settings.rank_silence_limit_s)
+            tasks.append(asyncio.create_task(watch))
+            if await has_loaded(settings, controller, tasks[0]):
                 await endpoints.say_ready(True)
                 pipe.report({"ready": True})
                 log.info("%s on %s", place, endpoints.address)
-            await ending
+            await tasks[0]
         return outcome(controller)
     finally:
-        ending.cancel()
+        for task in tasks:
+            task.cancel()
         has_failed = failure.done()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
             await asyncio.sleep(FLUSH_S)
         await controller.close()
         await endpoints.stop_service()
-        if stage is not None:
-            # When one is lost, the others of its stage may wait for it for a long time.
-            await stage.stop(by_force=has_failed)
+        # When one is lost, the others of its stage may wait for it for a long time.
+        await asyncio.gather(*(rank.stop(by_force=has_failed) for rank in ranks))
         await endpoints.close()
-
-
-class Stage:
-    """The ranks of this worker, once it has a stage, and their traces."""
-
-    def __init__(
-        self, ranks: Sequence[RankProcess], traces: tracing.Tracing, watching: asyncio.Task[None]
-    ) -> None:
-        self._ranks = ranks
-        self._traces = traces
-        self._watching = watching
-
-    @classmethod
-    async def start(
-        cls, settings: WorkerSettings, place: StagePlace, controller: Controller, *, module: str
-    ) -> Self:
-        """Starts the ranks, which load the weights of the stage."""
-        ranks = await start_ranks(settings, place, listener=controller, module=module)
-        traces = tracing.start("orcinus-worker", decides=True)
-        tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
-        controller.attach(ranks, tracer=tracer)
-        watch = controller.rank_watch.watch(settings.rank_silence_limit_s)
-        return cls(ranks, traces, asyncio.create_task(watch))
-
-    async def stop(self, *, by_force: bool) -> None:
-        """Ends the ranks, at once `by_force`, and sends the last spans."""
-        self._watching.cancel()
-        await asyncio.gather(*(rank.stop(by_force=by_force) for rank in self._ranks))
-        await asyncio.to_thread(self._traces.close)
+        await asyncio.to_thread(traces.close)
 
 
 def controller_of(

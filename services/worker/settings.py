@@ -101,8 +101,12 @@ class StagePlace:
         return f"stage {self.stage_index} of {self.n_stages}"
 
 
+NO_SETTINGS = "{}"
+"""In the place of a rank's settings on its command line: they come later, by its channel."""
+
+
 class RankSettings(SharedSettings):
-    """Settings of one rank, which it is given as JSON on its command line."""
+    """Settings of one rank, which it is given as JSON."""
 
     tp_rank: int
     stage_index: int
