@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
+from services.common import rpc
 from services.scheduler.cluster.term import EPOCHS_PER_TERM
 from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
 from tests.fakes import FakeStage, fake_stage
@@ -138,3 +140,22 @@ async def test_a_leader_forms_epochs_while_the_api_server_is_away_and_keeps_its_
     assert site.term == 1
     assert leader.returncode is None
     assert standby.returncode is None
+
+
+async def test_a_leader_without_the_api_server_ends_when_another_has_the_stage(site: Site) -> None:
+    leader = await site.start("scheduler-0", lease_s=1, retry_s=0.2)
+    await site.until(lambda: site.term == 1)
+    site.api.errors = dict.fromkeys(("get", "update", "list", "watch"), 503)
+    await site.until(lambda: site.api.requests[-2:] == ["update", "update"])
+    async with rpc.connect(site.stage.address) as channel:
+        another_leaders = worker_pb2.JoinPipelineRequest(
+            pipeline_id="orcinus",
+            epoch=2 * EPOCHS_PER_TERM + 1,
+            members=[site.stage.address],
+            tp_size=1,
+            n_kv_blocks=50,
+        )
+        await worker_pb2_grpc.WorkerServiceStub(channel).JoinPipeline(another_leaders)
+    async with asyncio.timeout(LIMIT_S):
+        assert await leader.wait() == 1
+    assert site.stage.controller.epoch.number == another_leaders.epoch

@@ -7,9 +7,7 @@ from tests.fakes import describe_stage
 from tests.scheduler.core.workload import build
 
 
-def test_iterations_that_return_are_progress_and_requests_are_counted_until_the_epoch_ends() -> (
-    None
-):
+def test_iterations_that_return_are_progress_and_requests_count_until_the_epoch_ends() -> None:
     told: list[int] = []
     progress = Progress(on_iteration=lambda: told.append(progress.n_requests))
     assert progress.n_requests == 0
