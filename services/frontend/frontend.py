@@ -60,7 +60,9 @@ class Frontend:
         self._registry = metrics.new_registry()
         self._metrics = FrontendMetrics(self._registry)
         self._scheduler = SchedulerClient(
-            settings.scheduler, connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER)
+            settings.scheduler,
+            connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
+            resume_s=settings.resume_s,
         )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),

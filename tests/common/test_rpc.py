@@ -24,6 +24,7 @@ TREE = [
     (errors.PoolFull("full", retry_after_s=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable("gone"), grpc.StatusCode.UNAVAILABLE),
     (errors.StaleEpoch("old"), grpc.StatusCode.ABORTED),
+    (errors.RequestFailed("ends the pipeline"), grpc.StatusCode.INTERNAL),
     (errors.RequestCancelled("no"), grpc.StatusCode.CANCELLED),
     (ZeroDivisionError("a bug"), grpc.StatusCode.INTERNAL),
 ]
