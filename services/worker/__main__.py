@@ -58,13 +58,16 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         for task in tasks:
             task.cancel()
         has_failed = failure.done()
+        if has_failed:
+            # At once: who waits for them hears of it by their sockets.
+            for rank in ranks:
+                rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
             await asyncio.sleep(FLUSH_S)
         await controller.close()
         await endpoints.stop_service()
-        # When one is lost, the others of its stage may wait for it for a long time.
-        await asyncio.gather(*(rank.stop(by_force=has_failed) for rank in ranks))
+        await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
         await asyncio.to_thread(traces.close)
 
