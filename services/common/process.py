@@ -20,6 +20,8 @@ from typing import Any
 
 import uvloop
 
+from services.common.watchdog import watched
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BEAT_S = 1.0
 """Seconds between the signs of life that a service gives its launcher."""
@@ -107,10 +109,13 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 
 def run(main: Coroutine[Any, Any, int], *, ready_fd: int | None = None) -> int:
-    """Runs a service's main coroutine on uvloop and returns its exit status; beats on the pipe to
-    the launcher meanwhile, if there is one."""
+    """Runs a service's main coroutine on uvloop and returns its exit status.
+
+    Beats on the pipe to the launcher meanwhile, if there is one, and ends the process if the event
+    loop no longer turns.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_beating(main, ReadyPipe(ready_fd)))
+        return runner.run(watched(_beating(main, ReadyPipe(ready_fd))))
 
 
 async def _beating(main: Coroutine[Any, Any, int], pipe: ReadyPipe) -> int:

@@ -100,7 +100,9 @@ class Frontend:
             settings.public_tls_dir, require_client_certificate=False
         )
         limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
-        server = rpc.create_server([limit, *_renewal(settings.linger_s)])
+        server = rpc.create_server(
+            [*rpc.PUBLIC_SERVER_OPTIONS, limit, *_renewal(settings.linger_s)]
+        )
         servicer = InferenceServicer(
             self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
         )

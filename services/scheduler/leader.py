@@ -169,6 +169,7 @@ class Leader:
             on_timing=observers.timed,
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
+            hang_limit_s=self._settings.hang_limit_s,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )

@@ -114,7 +114,7 @@ class Stack:
     @contextlib.contextmanager
     def iterations(self) -> Iterator["IterationRecords"]:
         """Records of all iterations that start inside the block."""
-        with grpc.insecure_channel(self._scheduler_address()) as channel:
+        with grpc.insecure_channel(self.scheduler_address()) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             call = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
             call.initial_metadata()  # comes when the watch has begun
@@ -125,7 +125,8 @@ class Stack:
         """Addresses of the stages' controllers, in their order."""
         return self._option("--stages=").split(",")
 
-    def _scheduler_address(self) -> str:
+    def scheduler_address(self) -> str:
+        """Returns where the scheduler listens."""
         return self._option("--scheduler=")
 
     def _option(self, name: str) -> str:

@@ -152,4 +152,6 @@ def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
         attributes[semconv.REQUEST_FREQUENCY_PENALTY] = sampling.frequency_penalty
     if request.n_answers != 1:
         attributes[semconv.REQUEST_CHOICES] = request.n_answers
+    if request.resumption is not None:
+        attributes[semconv.RESUMED_TOKENS] = request.resumption.n_tokens
     return attributes
