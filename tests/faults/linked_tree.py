@@ -29,11 +29,12 @@ class Link:
         self._flows = asyncio.Event()
         self._flows.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server
 
     async def listen(self) -> str:
         """Returns the address at which the target is reached over this link."""
-        server = await asyncio.start_server(self._serve, HOST, 0)
-        return f"{HOST}:{server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def cut(self, for_s: float) -> None:
         """Ends all connections, and takes none for a time."""
@@ -75,10 +76,11 @@ class LinkedLauncher(Launcher):
     def __init__(self, settings: LocalSettings) -> None:
         super().__init__(settings)
         self._links: dict[str, Link] = {}
+        self._orders: asyncio.Server
 
     async def start(self, on_progress: OnProgress) -> Endpoints:
         """Starts everything and takes orders, and returns when it serves."""
-        await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
+        self._orders = await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
         return await super().start(on_progress)
 
     async def _start_scheduler(self, stages: list[str]) -> Child:

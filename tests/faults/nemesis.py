@@ -182,8 +182,7 @@ class Nemesis:
             NoRecovery: it takes too long.
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
-        while self._lasting:
-            await asyncio.wait(self._lasting)
+        await asyncio.gather(*self._lasting)
         since_s = time.monotonic()
         if self.injected:  # what was under way is not news
             since_s = max(since_s, self.injected[-1].time_s + UNDER_WAY_S)
