@@ -13,6 +13,7 @@ from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.service import RAW_METHODS, SERVICE, WorkerService
+from services.worker.settings import StagePlace
 
 
 def describe_stage(
@@ -34,6 +35,7 @@ def describe_stage(
         n_kv_blocks=50 - stage_index,
         rendezvous_address="127.0.0.1:1",
         protocol=PROTOCOL,
+        state=worker_pb2.WORKER_STATE_READY,
     )
 
 
@@ -92,18 +94,45 @@ async def fake_stage(
     stage_index: int = 0, n_stages: int = 1, *, answers: bool = False, loads: bool = True
 ) -> AsyncIterator[FakeStage]:
     """Serves one stage on loopback, whose rank `loads` before it does."""
-    controller = Controller(tp_size=1)
+    controller = Controller(tp_size=1, place=StagePlace(stage_index, n_stages))
     rank = FakeRank(controller, stage_index, n_stages, answers)
     controller.attach([rank])
     if loads:
         rank.load()
+    async with _served(controller) as address:
+        yield FakeStage(controller, rank, address)
+
+
+@contextlib.asynccontextmanager
+async def fake_worker(*, answers: bool = False, loads: bool = True) -> AsyncIterator[FakeStage]:
+    """Serves a worker without a stage on loopback, whose rank `loads` as soon as it has one."""
+    controller = Controller(tp_size=1)
+    rank = FakeRank(controller, answers=answers)
+
+    async def be_assigned() -> None:
+        place = await controller.assignment.wait()
+        rank.stage_index, rank.n_stages = place.stage_index, place.n_stages
+        controller.attach([rank])
+        if loads:
+            rank.load()
+
+    waiting = asyncio.create_task(be_assigned())
+    try:
+        async with _served(controller) as address:
+            yield FakeStage(controller, rank, address)
+    finally:
+        waiting.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _served(controller: Controller) -> AsyncIterator[str]:
     server = rpc.create_server()
     handler = rpc_handlers.service_handler(SERVICE, WorkerService(controller), raw=RAW_METHODS)
     server.add_generic_rpc_handlers((handler,))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     try:
-        yield FakeStage(controller, rank, address)
+        yield address
     finally:
         await controller.close()
         await server.stop(grace=0)

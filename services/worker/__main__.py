@@ -1,4 +1,7 @@
-"""`python -m services.worker`: one pipeline stage, that is a controller and its ranks."""
+"""`python -m services.worker`: one pipeline stage, that is a controller and its ranks.
+
+listen → have a stage, by the settings or assigned → load it → serve it
+"""
 
 import asyncio
 import logging
@@ -10,9 +13,9 @@ from services.worker.controller.controller import Controller
 from services.worker.controller.endpoints import Endpoints
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
-from services.worker.controller.rank_process import start_ranks
+from services.worker.controller.rank_process import settle_ranks, start_ranks
 from services.worker.controller.stage_tracer import StageTracer
-from services.worker.settings import WorkerSettings
+from services.worker.settings import StagePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -20,30 +23,40 @@ RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
 """Time for the last report to reach the engine master."""
 
+SPARE_AFTER_S = 15.0
+"""Seconds without a stage after which a worker counts as a spare; a leader that needs it assigns
+one within seconds."""
+
 
 async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[PlanRelay]) -> int:
-    """Serves until told to stop (0) or until a rank is lost (1)."""
+    """Serves until told to stop or to be another stage (0), or until a rank is lost (1)."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = controller_of(settings, pipe, plan_relay)
     # Before any gRPC object: these have threads, and threads and child processes do not mix.
     ranks = await start_ranks(settings, controller, module=rank_module)
     traces = tracing.start("orcinus-worker", decides=True)
-    tracer = StageTracer(traces.tracer, settings.place) if traces.is_on else None
-    controller.attach(ranks, tracer=tracer)
     endpoints = await Endpoints.open(settings, controller)
     pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
     failure = controller.rank_watch.failure
-    watching = asyncio.create_task(controller.rank_watch.watch(settings.rank_silence_limit_s))
+    tasks = [asyncio.create_task(until_end(controller, stop))]
     try:
-        if await has_loaded(controller, stop):
-            await endpoints.say_ready()
-            pipe.report({"ready": True})
-            log.info("stage %d of %d on %s", settings.place, settings.n_stages, endpoints.address)
-            await until_failure(failure, stop)
-        return outcome(failure)
+        place = await place_of(controller, endpoints, tasks[0])
+        if place is not None:
+            tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
+            controller.attach(ranks, tracer=tracer)
+            settle_ranks(settings, place, ranks)
+            watch = controller.rank_watch.watch(settings.rank_silence_limit_s)
+            tasks.append(asyncio.create_task(watch))
+            if await has_loaded(settings, controller, tasks[0]):
+                await endpoints.say_ready(True)
+                pipe.report({"ready": True})
+                log.info("%s on %s", place, endpoints.address)
+            await tasks[0]
+        return outcome(controller)
     finally:
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
         has_failed = failure.done()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
@@ -59,11 +72,12 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a stage, which reports its loading to the launcher."""
+    """Returns the controller of a worker, which reports its loading to the launcher."""
     return Controller(
         tp_size=settings.tp_size,
+        place=settings.place,
         connect=tls.connector(settings.tls_dir, role=tls.WORKER),
-        profile_orders=ProfileOrders(settings.profile_dir, stage_index=settings.place),
+        profile_orders=ProfileOrders(settings.profile_dir),
         on_progress=lambda n_done, n_total: pipe.report(
             {"loaded_bytes": n_done, "total_bytes": n_total}
         ),
@@ -71,42 +85,73 @@ def controller_of(
     )
 
 
-async def has_loaded(controller: Controller, stop: asyncio.Event) -> bool:
-    """Waits for the weights, and returns whether they came before the end of the stage."""
-    loading = asyncio.create_task(controller.loading.wait())
-    ending = asyncio.create_task(until_failure(controller.rank_watch.failure, stop))
+async def place_of(
+    controller: Controller, endpoints: Endpoints, ending: asyncio.Task[None]
+) -> StagePlace | None:
+    """Waits for a stage, and returns it; None if the end comes before. A worker that is not needed
+    for SPARE_AFTER_S is a spare, and is ready as that until it is needed."""
+    waiting = asyncio.create_task(controller.assignment.wait())
     try:
-        await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
-        has_ended = stop.is_set() or controller.rank_watch.failure.done()
-        return loading.done() and not has_ended
+        await asyncio.wait(
+            (waiting, ending), timeout=SPARE_AFTER_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not waiting.done():
+            log.info("a spare, without a stage, on %s", endpoints.address)
+            await endpoints.say_ready(True)
+            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
+            await endpoints.say_ready(False)
+        return None if ending.done() else waiting.result()
+    finally:
+        waiting.cancel()
+
+
+async def has_loaded(
+    settings: WorkerSettings, controller: Controller, ending: asyncio.Task[None]
+) -> bool:
+    """Waits for the weights, and returns whether they came before the end of the stage, which has
+    failed if they have not come in time."""
+    loading = asyncio.create_task(controller.loading.wait())
+    try:
+        await asyncio.wait(
+            (loading, ending), timeout=settings.load_limit_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not loading.done() and not ending.done():
+            controller.rank_watch.lose(f"no weights within {settings.load_limit_s:g} s")
+        return loading.done() and not ending.done()
     finally:
         loading.cancel()
-        ending.cancel()
 
 
-async def until_failure(failure: asyncio.Future[str], stop: asyncio.Event) -> None:
-    """Waits until a rank is lost, or until the process is told to stop."""
-    stopping = asyncio.create_task(stop.wait())
+async def until_end(controller: Controller, stop: asyncio.Event) -> None:
+    """Waits until a rank is lost, or until the process is told to stop or to be another stage."""
+    told = [
+        asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
+    ]
     try:
-        await asyncio.wait((stopping, failure), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (*told, controller.rank_watch.failure), return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
-        stopping.cancel()
+        for task in told:
+            task.cancel()
 
 
-def outcome(failure: asyncio.Future[str]) -> int:
+def outcome(controller: Controller) -> int:
     """Returns the exit status: 1 if a rank was lost."""
-    if not failure.done():
-        return 0
-    log.error("stopping: %s", failure.result())
-    return 1
+    failure = controller.rank_watch.failure
+    if failure.done():
+        log.error("stopping: %s", failure.result())
+        return 1
+    if controller.assignment.is_recalled.is_set():
+        log.info("ending, since another stage is needed than %s", controller.assignment.place)
+    return 0
 
 
 def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
     """Runs a stage; benchmarks put in other ranks and another way of forwarding plans."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
-    configure_logging(
-        f"worker {settings.place}", settings.log_level, log_format=settings.log_format
-    )
+    name = "worker" if settings.stage_index is None else f"worker {settings.stage_index}"
+    configure_logging(name, settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:
         process.die_with_parent()
     try:

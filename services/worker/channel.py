@@ -52,6 +52,8 @@ class MessageKind(IntEnum):
     """From the rank: the profile is written."""
     NOT_PROFILED = 14
     """From the rank: the reason for which there is no profile, as text."""
+    SETTINGS = 15
+    """To a rank that was started without: its RankSettings as JSON, before anything else."""
 
 
 class ChannelClosed(Exception):

@@ -1,13 +1,14 @@
 """Settings of a stage, and what it tells each of its ranks.
 
     SharedSettings   what controller and ranks are told alike
+    StagePlace       which stage a worker is, by its settings or by a leader's word
     RankSettings     SharedSettings, resolved for one rank
     WorkerSettings   SharedSettings, those of every server, and those of the controller alone
 
 A setting for ranks is spelled once, in SharedSettings.
 """
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -37,7 +38,7 @@ class SharedSettings(BaseModel):
     """Name of the model as clients spell it; the directory's name when empty."""
 
     n_stages: int = Field(default=1, ge=1)
-    """Stages the model is cut into."""
+    """Stages the model is cut into; where the leader assigns the stage, it says this too."""
 
     tp_size: int = Field(default=1, ge=1)
     """Ranks that share each layer of this stage."""
@@ -95,8 +96,23 @@ class SharedSettings(BaseModel):
     that in addition. Less than the scheduler's, which only ends the epoch."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """The place of a stage in its pipeline."""
+
+    stage_index: int
+    n_stages: int
+
+    def __str__(self) -> str:
+        return f"stage {self.stage_index} of {self.n_stages}"
+
+
+NO_SETTINGS = "{}"
+"""In the place of a rank's settings on its command line: they come later, by its channel."""
+
+
 class RankSettings(SharedSettings):
-    """Settings of one rank, which it is given as JSON on its command line."""
+    """Settings of one rank, which it is given as JSON."""
 
     tp_rank: int
     stage_index: int
@@ -112,10 +128,11 @@ class WorkerSettings(SharedSettings, ServerSettings):
     """Where the controller listens, host:port; port 0 takes a free one."""
 
     stage_index: int | None = Field(default=None, ge=0)
-    """Place in the pipeline, from 0; the number at the end of `pod_name` when not given."""
+    """Place in the pipeline, from 0. When not given, this worker has no stage until the leading
+    scheduler assigns one, and loads its weights then."""
 
-    pod_name: str = ""
-    """Name of the pod this runs in, such as `orcinus-worker-2`."""
+    load_limit_s: float = Field(default=600.0, gt=0)
+    """Seconds in which a stage must have read its weights; a worker that has not ends."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
     """Memory for keys and values on each rank, in bytes or like `512MiB`. On GPUs `auto`, which is
@@ -143,9 +160,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
-        if self.place >= self.n_stages:
+        if self.stage_index is not None and self.stage_index >= self.n_stages:
             raise ValueError(
-                f"stage {self.place} is not one of {self.n_stages}, which count from 0"
+                f"stage {self.stage_index} is not one of {self.n_stages}, which count from 0"
             )
         return self
 
@@ -180,16 +197,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
-    def place(self) -> int:
-        """Index of this stage in the pipeline, from 0."""
-        if self.stage_index is not None:
-            return self.stage_index
-        if not self.pod_name:
-            return 0
-        ordinal = re.search(r"-(\d+)$", self.pod_name)
-        if ordinal is None:
-            raise ValueError(f"pod_name {self.pod_name} does not end in a stage's number")
-        return int(ordinal[1])
+    def place(self) -> StagePlace | None:
+        """The stage that this worker is by its settings; None if one is assigned to it."""
+        return None if self.stage_index is None else StagePlace(self.stage_index, self.n_stages)
 
     @property
     def _kv_memory_bytes(self) -> int | None:
@@ -197,11 +207,12 @@ class WorkerSettings(SharedSettings, ServerSettings):
             return int(self.kv_memory)
         return None if self.device == "cuda" else 2**30
 
-    def for_rank(self, tp_rank: int) -> RankSettings:
-        """Returns the settings of the rank of that number."""
+    def for_rank(self, tp_rank: int, place: StagePlace) -> RankSettings:
+        """Returns the settings of the rank of that number of a stage."""
         own = {
             "tp_rank": tp_rank,
-            "stage_index": self.place,
+            "stage_index": place.stage_index,
+            "n_stages": place.n_stages,
             "served_model_name": self.served_model_name or self.model.resolve().name,
             "kv_memory_bytes": self._kv_memory_bytes,
         }

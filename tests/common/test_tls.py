@@ -38,6 +38,10 @@ class Worker:
         self.calls.append("Describe")
         return worker_pb2.DescribeResponse()
 
+    async def AssignStage(self, request: Any, context: Any) -> worker_pb2.AssignStageResponse:
+        self.calls.append("AssignStage")
+        return worker_pb2.AssignStageResponse()
+
     async def JoinPipeline(self, request: Any, context: Any) -> worker_pb2.JoinPipelineResponse:
         self.calls.append("JoinPipeline")
         return worker_pb2.JoinPipelineResponse()
@@ -312,7 +316,7 @@ async def test_a_table_is_kept_even_if_the_port_has_no_tls() -> None:
 
 
 def test_a_table_must_have_every_method() -> None:
-    with pytest.raises(KeyError, match="JoinPipeline"):
+    with pytest.raises(KeyError, match="AssignStage"):
         rpc_handlers.service_handler(
             WORKER_SERVICE, Worker(), callers={"Describe": {tls.SCHEDULER}}
         )

@@ -1,52 +1,35 @@
-"""Which stage a worker is, by what its pod says, and what it tells its ranks."""
+"""Which stage a worker is by its settings, and what it tells its ranks."""
 
 import pytest
 
-from services.worker.settings import RankSettings, SharedSettings, WorkerSettings
+from services.worker.settings import RankSettings, SharedSettings, StagePlace, WorkerSettings
 
 
-def place(*arguments: str) -> int:
+def place(*arguments: str) -> StagePlace | None:
     return WorkerSettings.load("worker", ["--model=/models/demo", *arguments]).place
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], 0),
-        (["--stage-index=1"], 1),
-        (["--pod-name=orcinus-worker-2"], 2),
-        (["--pod-name=orcinus-0-2"], 2),
-        (["--pod-name=orcinus-worker-2", "--stage-index=1"], 1),
-        (["--pod-name=any-name", "--stage-index=1"], 1),
-    ],
-    ids=["nothing", "index", "stateful set", "leader worker set", "both", "other name"],
-)
-def test_the_place_is_what_is_given_or_the_ordinal_of_the_pod(
-    arguments: list[str], expected: int
-) -> None:
-    assert place("--n-stages=3", *arguments) == expected
+def test_the_place_is_what_is_given() -> None:
+    assert place("--n-stages=3", "--stage-index=1") == StagePlace(1, 3)
 
 
-@pytest.mark.parametrize("argument", ["--stage-index=3", "--pod-name=orcinus-worker-3"])
-def test_a_place_beyond_the_last_stage_is_refused(argument: str) -> None:
-    with pytest.raises(SystemExit, match="stage 3 is not one of 3"):
-        place("--n-stages=3", argument)
-
-
-def test_a_pod_without_an_ordinal_must_be_told_its_place() -> None:
-    with pytest.raises(SystemExit, match="orcinus-worker-x does not end in a stage's number"):
-        place("--pod-name=orcinus-worker-x")
+def test_without_an_index_the_place_is_assigned() -> None:
+    assert place("--n-stages=3") is None
 
 
 def test_an_empty_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCINUS_STAGE_INDEX", "")  # from a label that the pod does not have
-    monkeypatch.setenv("ORCINUS_POD_NAME", "orcinus-worker-1")
-    assert place("--n-stages=2") == 1
+    assert place("--n-stages=2") is None
+
+
+def test_a_place_beyond_the_last_stage_is_refused() -> None:
+    with pytest.raises(SystemExit, match="stage 3 is not one of 3"):
+        place("--n-stages=3", "--stage-index=3")
 
 
 def kv_memory(*arguments: str) -> int | None:
     settings = WorkerSettings.load("worker", ["--model=/models/demo", *arguments])
-    return settings.for_rank(0).kv_memory_bytes
+    return settings.for_rank(0, StagePlace(0, 1)).kv_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -82,13 +65,14 @@ def test_memory_that_nobody_can_measure_is_refused(arguments: list[str], message
 
 
 def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
-    arguments = ["--model=/models/demo", "--pod-name=w-1", "--n-stages=2", "--tp-size=2"]
+    arguments = ["--model=/models/demo", "--n-stages=3", "--tp-size=2"]
     arguments += ["--block-size=8", "--log-level=DEBUG", "--transfer-timeout-s=7"]
     worker = WorkerSettings.load("worker", arguments)
-    rank = RankSettings.model_validate_json(worker.for_rank(1).model_dump_json())
-    shared = set(SharedSettings.model_fields) - {"served_model_name"}
+    rank = RankSettings.model_validate_json(worker.for_rank(1, StagePlace(1, 2)).model_dump_json())
+    shared = set(SharedSettings.model_fields) - {"served_model_name", "n_stages"}
     assert {name: getattr(rank, name) for name in shared} == {
         name: getattr(worker, name) for name in shared
     }
-    assert (rank.tp_rank, rank.stage_index, rank.served_model_name) == (1, 1, "demo")
+    assert (rank.tp_rank, rank.stage_index, rank.n_stages) == (1, 1, 2)
+    assert rank.served_model_name == "demo"
     assert (rank.log_level, rank.log_format) == ("DEBUG", "text")

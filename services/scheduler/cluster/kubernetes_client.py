@@ -327,7 +327,6 @@ def _pod(item: Any) -> Pod:
         phase=status.get("phase") or "",
         ip=status.get("podIP") or "",
         is_terminating=bool(metadata.get("deletionTimestamp")),
-        labels=metadata.get("labels") or {},
     )
 
 

@@ -1,17 +1,15 @@
-"""The pods of the pipeline: which pod is which stage, and its address.
+"""The workers' pods, and their addresses.
 
-The pods are listed once and then watched; after any trouble they are listed again. A stage's pod
-counts as soon as it has an address: whether it is ready to join is for it to say, and pods that
-have yet to load must be known too.
+The pods are listed once and then watched; after any trouble they are listed again. A pod counts as
+soon as it has an address: which stage it is, and whether it is ready to join, is for it to say.
 """
 
 import asyncio
 import logging
 import random
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -19,11 +17,6 @@ from services.common.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-INDEX_LABELS = (
-    "apps.kubernetes.io/pod-index",  # a StatefulSet's, from Kubernetes 1.28 on
-    "leaderworkerset.sigs.k8s.io/worker-index",
-)
-ORDINAL = re.compile(r"(?a:-(\d+))$")
 OVER = ("Failed", "Succeeded")
 
 FIRST_PAUSE_S = 0.2
@@ -49,7 +42,6 @@ class Pod:
     phase: str = "Running"
     ip: str = ""
     is_terminating: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class PodChange(Enum):
@@ -105,7 +97,7 @@ class PodSource(Protocol):
 
 
 class PodDirectory:
-    """The addresses of a pipeline's stages, kept up to date by `run`."""
+    """The addresses of the workers' pods, kept up to date by `run`."""
 
     def __init__(
         self,
@@ -126,33 +118,24 @@ class PodDirectory:
         self._clock = clock
         self._jitter = jitter
         self._pods: dict[str, Pod] = {}  # by uid: one of the same name may be there already
-        self._addresses: list[str | None] = [None] * n_stages
+        self._addresses: list[str] = []
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
-        self._odd_pods: set[str] = set()  # by uid: warned about
         self._trouble = ""
         self._refused_at: float | None = None  # first of the refusals that nothing has ended yet
 
     @property
-    def missing(self) -> list[int]:
-        """Stages that have no pod with an address."""
-        return [index for index, address in enumerate(self._addresses) if address is None]
+    def n_stages(self) -> int:
+        """Number of stages of the pipeline."""
+        return self._n_stages
 
-    def current(self) -> list[str | None]:
-        """Returns the address of each stage; None for a stage without one."""
+    def addresses(self) -> list[str]:
+        """Returns the `host:port` of every pod that can be reached, older ones first."""
         return list(self._addresses)
 
     async def changed(self) -> None:
-        """Waits until `current` returns something else than when this was called."""
+        """Waits until `addresses` returns something else than when this was called."""
         await self._has_changed.wait()
-
-    async def addresses(self) -> list[str]:
-        """Waits until every stage has a pod; returns their addresses in order."""
-        while True:
-            known = [address for address in self._addresses if address is not None]
-            if len(known) == self._n_stages:
-                return known
-            await self.changed()
 
     async def run(self) -> None:
         """Keeps the directory up to date until cancelled, whatever the API server does.
@@ -198,34 +181,17 @@ class PodDirectory:
         self._update()
 
     def _update(self) -> None:
-        """Gives each stage the newest of its pods that can be reached."""
-        addresses: list[str | None] = [None] * self._n_stages
-        for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name)):
-            if not pod.ip or pod.is_terminating or pod.phase in OVER:
-                continue
-            index = self._stage_index(pod)
-            if index is not None:
-                addresses[index] = _join_host_port(pod.ip, self._port)
-        self._odd_pods &= self._pods.keys()
+        """Takes the addresses of the pods that can be reached."""
+        addresses = [
+            _join_host_port(pod.ip, self._port)
+            for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
+            if pod.ip and not pod.is_terminating and pod.phase not in OVER
+        ]
         if addresses != self._addresses:
             self._addresses = addresses
-            log.info("stages: %s", ", ".join(address or "none" for address in addresses))
+            log.info("workers: %s", ", ".join(addresses) or "none")
             self._has_changed.set()
             self._has_changed = asyncio.Event()
-
-    def _stage_index(self, pod: Pod) -> int | None:
-        """Returns the stage that a pod is; None if it is none of the pipeline's."""
-        text = next((pod.labels[label] for label in INDEX_LABELS if pod.labels.get(label)), "")
-        ordinal = ORDINAL.search(pod.name)
-        if not text and ordinal:
-            text = ordinal[1]
-        if text.isdecimal() and int(text) < self._n_stages:
-            return int(text)
-        if pod.uid not in self._odd_pods:
-            self._odd_pods.add(pod.uid)
-            what = f"its index is {text}" if text else "it has no index"
-            log.warning("pod %s is none of the %d stages: %s", pod.name, self._n_stages, what)
-        return None
 
     def _report(self, trouble: str) -> None:
         """Logs trouble when it changes; an empty text means that there is none."""
@@ -243,7 +209,7 @@ class PodDirectory:
         if self._refused_at is None:
             self._refused_at = now
         if now - self._refused_at >= self._refused_limit_s:
-            raise PodsForbidden(f"the stages cannot be found: {trouble}") from trouble
+            raise PodsForbidden(f"the workers cannot be found: {trouble}") from trouble
 
     def _pause_s(self, n_short: int) -> float:
         """Returns the pause before the next watch, in seconds: 0 after a watch that lasted, else

@@ -1,31 +1,34 @@
-"""The addresses of the pipeline's stages: fixed ones, or those of pods that come and go."""
+"""The addresses of a pipeline's workers: fixed ones, or those of pods that come and go.
+
+Which of them is which stage, the workers say themselves.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class StageDirectory(Protocol):
-    """A directory of the stages' controllers."""
-
-    async def addresses(self) -> list[str]:
-        """Returns one `host:port` for each stage, in order; waits until there is one for each."""
+    """A directory of the workers' controllers."""
 
     @property
-    def missing(self) -> list[int]:
-        """Stages without a known address."""
+    def n_stages(self) -> int:
+        """Number of stages of the pipeline; there may be more workers, or fewer."""
+
+    def addresses(self) -> Sequence[str]:
+        """Returns the `host:port` of every worker that is known now, older ones first."""
 
 
 class StaticStages:
-    """Stages at addresses that were given."""
+    """Workers at addresses that were given, one for each stage."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
 
-    async def addresses(self) -> list[str]:
+    @property
+    def n_stages(self) -> int:
+        """The number of addresses."""
+        return len(self._addresses)
+
+    def addresses(self) -> Sequence[str]:
         """Returns the given addresses."""
         return list(self._addresses)
-
-    @property
-    def missing(self) -> list[int]:
-        """Always none: an address does not say whether anybody is there."""
-        return []

@@ -1,13 +1,16 @@
-"""Membership: the stages there are, and whether they can form one pipeline.
+"""Membership: the workers there are, and how they become one pipeline.
 
-Stages may start in any order, be unreachable for a while and come back at another address. What
-they say of themselves must agree before an epoch is formed; until then they are asked again, since
-stages of two versions stand side by side while one replaces the other.
+Workers may start in any order, be unreachable for a while and come back at another address. Those
+without a stage are given one (`muster` has the rule). What they say of themselves must agree before
+an epoch is formed; until then they are asked again, since stages of two versions stand side by side
+while one replaces the other.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -19,11 +22,18 @@ from services.common.errors import Unavailable
 from services.common.protocol import PROTOCOL
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.pipeline.muster import Muster, muster
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-DESCRIBE_TIMEOUT_S = 5.0
+DESCRIBE_TIMEOUT_S = 3.0
+"""Seconds after which a worker that does not answer counts as absent, so that a stage that nobody
+else holds is assigned to a free one."""
+
+CLAIM_S = 10.0
+"""Seconds for which a stage is not assigned to another worker while its own, which has answered
+before, does not: it may be busy, or start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,76 +75,200 @@ async def gather(
     timeout_s: float,
     connect: rpc.Connect = rpc.connect,
 ) -> Pipeline:
-    """Waits until all stages have loaded and agree, and makes the next epoch of them.
+    """Waits until there is a worker for each stage, all have loaded and agree, and makes the next
+    epoch of them; assigns stages that nobody holds.
 
     Raises:
         Unavailable: it took too long; says what was missing last.
         LeadershipLost: another scheduler leads.
     """
-    call = RollCall(stages, connect)
+    call = RollCall(stages, term, connect)
     try:
         async with asyncio.timeout(timeout_s):
             members = await call.until_complete()
+            seen = call.newest_epoch
     except TimeoutError:
         raise Unavailable(
-            f"no pipeline within {timeout_s:g} s: {call.trouble or _absence(stages.missing)}"
+            f"no pipeline within {timeout_s:.3g} s: {call.trouble or 'no worker has answered'}"
         ) from None
     finally:
         await call.close()
-    epoch = await term.next_epoch(max(member.description.epoch for member in members))
+    epoch = await term.next_epoch(seen)
     return Pipeline(pipeline_id, epoch, tuple(members))
 
 
 class RollCall:
-    """Asks the stages for their descriptions, until these fit together."""
+    """Asks the workers for their descriptions, and assigns stages to those that have none, until
+    they are a pipeline.
 
-    def __init__(self, stages: StageDirectory, connect: rpc.Connect) -> None:
+    Each is asked by itself, so that one that does not answer holds up nobody: another one may be
+    that stage, or become it.
+    """
+
+    def __init__(self, stages: StageDirectory, term: Term, connect: rpc.Connect) -> None:
         self.trouble = ""
         """The latest reason why the stages do not form a pipeline; empty before the first."""
         self._stages = stages
+        self._term = term
         self._connect = connect
         self._told: set[str] = set()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._has_news = asyncio.Event()
+        self._workers: dict[str, _Worker] = {}  # by address, in the directory's order
+        self._n_assigned: Counter[str] = Counter()
 
     async def until_complete(self) -> list[Member]:
-        """Returns all members, in the order of their stages."""
+        """Returns all members, in the order of their stages.
+
+        Raises:
+            LeadershipLost: another scheduler leads.
+        """
         while True:
+            self._has_news.clear()
+            await self._call(self._stages.addresses())
             try:
-                addresses = await self._stages.addresses()
-                await self._forget_all_but(addresses)
-                members = await asyncio.gather(*(self._describe(item) for item in addresses))
-                check_agreement(members)
+                return await self._members()
             except Unavailable as error:
                 self._note(error.message)
-                await asyncio.sleep(RETRY_S)
-            else:
-                return members
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), RETRY_S)
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that any of the workers has seen."""
+        return max((answer.epoch for answer in self._answers.values()), default=0)
 
     async def close(self) -> None:
-        """Closes the channels to the stages."""
-        await self._forget_all_but(())
+        """Ends all questions, and the channels to the workers."""
+        await self._call(())
 
-    async def _describe(self, address: str) -> Member:
-        if address not in self._channels:
-            self._channels[address] = self._connect(address, rpc.RECONNECT_OPTIONS)
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels[address])
-        try:
-            description = await stub.Describe(
-                worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise Unavailable(f"stage at {address}: {error.details()}") from error
-        return Member(address, description)
+    @property
+    def _answers(self) -> dict[str, worker_pb2.DescribeResponse]:
+        return {
+            address: worker.description
+            for address, worker in self._workers.items()
+            if worker.description is not None
+        }
 
-    async def _forget_all_but(self, addresses: Sequence[str]) -> None:
-        for address in self._channels.keys() - set(addresses):
-            await self._channels.pop(address).close(grace=None)
+    async def _members(self) -> list[Member]:
+        """Returns the members if there is one for each stage, else assigns those that are missing.
+
+        Raises:
+            Unavailable: says what is missing.
+        """
+        answers = self._answers
+        claims = (worker.claim for worker in self._workers.values())
+        found = muster(
+            answers,
+            self._stages.n_stages,
+            claimed={stage for stage in claims if stage is not None},
+            n_assigned=self._n_assigned,
+        )
+        if found.members:
+            members = [Member(address, answers[address]) for address in found.members]
+            check_agreement(members)
+            return members
+        if found.assignments and all(worker.is_settled for worker in self._workers.values()):
+            epoch = await self._term.next_epoch(self.newest_epoch)
+            for address, stage in found.assignments.items():
+                self._n_assigned[address] += 1
+                self._workers[address].assign(
+                    worker_pb2.AssignStageRequest(
+                        epoch=epoch, stage_index=stage, n_stages=self._stages.n_stages
+                    )
+                )
+        raise Unavailable(self._shortfall(found))
+
+    def _shortfall(self, found: Muster) -> str:
+        said = []
+        if found.loading:
+            said.append(f"weights are loaded on stage {_listed(found.loading)}")
+        if found.missing:
+            said.append(f"there is no worker for stage {_listed(found.missing)}")
+        said += [worker.trouble for worker in self._workers.values() if worker.trouble]
+        return "; ".join(said)
+
+    async def _call(self, addresses: Sequence[str]) -> None:
+        """Begins to ask workers that are new, and forgets those that are gone."""
+        for address in self._workers.keys() - set(addresses):
+            await self._workers.pop(address).close()
+        self._workers = {
+            address: self._workers.get(address)
+            or _Worker(address, self._connect, self._has_news.set)
+            for address in addresses
+        }
 
     def _note(self, trouble: str) -> None:
         self.trouble = trouble
         if trouble not in self._told:
             self._told.add(trouble)
             log.info("waiting for the stages: %s", trouble)
+
+
+class _Worker:
+    """A worker that is asked again and again what it is."""
+
+    def __init__(self, address: str, connect: rpc.Connect, on_news: Callable[[], None]) -> None:
+        self.address = address
+        self.description: worker_pb2.DescribeResponse | None = None
+        """The worker's latest answer; None if it did not answer the latest question."""
+        self.trouble = ""
+        self.is_settled = False
+        """Whether it has answered, or failed to, since it was told of a stage."""
+        self._channel = connect(address, rpc.RECONNECT_OPTIONS)
+        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._on_news = on_news
+        self._order: worker_pb2.AssignStageRequest | None = None
+        self._claim: tuple[int, float] | None = None  # a stage, and until when
+        self._asking = asyncio.create_task(self._ask_on())
+
+    @property
+    def claim(self) -> int | None:
+        """The stage that it held when it fell silent, for CLAIM_S."""
+        if self.description is not None or self._claim is None:
+            return None
+        stage, until = self._claim
+        return stage if asyncio.get_running_loop().time() < until else None
+
+    def assign(self, order: worker_pb2.AssignStageRequest) -> None:
+        """Has the worker told of its stage; it is not settled until it has said what it is then."""
+        log.info("stage %d is assigned to %s", order.stage_index, self.address)
+        self._order = order
+        self.description, self.is_settled = None, False
+        self._hold(order.stage_index)
+
+    async def close(self) -> None:
+        """Asks no more."""
+        self._asking.cancel()
+        await asyncio.wait((self._asking,))
+        await self._channel.close(grace=None)
+
+    async def _ask_on(self) -> None:
+        while True:
+            order, self._order = self._order, None
+            try:
+                if order is not None:
+                    await self._stub.AssignStage(order, timeout=DESCRIBE_TIMEOUT_S)
+                answer = await self._stub.Describe(
+                    worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                self._take(None, f"worker at {self.address}: {error.details()}")
+            else:
+                self._take(answer, "")
+            await asyncio.sleep(RETRY_S)
+
+    def _take(self, answer: worker_pb2.DescribeResponse | None, trouble: str) -> None:
+        if self._order is not None:
+            return  # the answer is older than the order
+        self.description, self.trouble, self.is_settled = answer, trouble, True
+        if answer is not None:
+            self._claim = None
+            if answer.state != worker_pb2.WORKER_STATE_FREE:
+                self._hold(answer.stage_index)
+        self._on_news()
+
+    def _hold(self, stage: int) -> None:
+        self._claim = (stage, asyncio.get_running_loop().time() + CLAIM_S)
 
 
 def check_agreement(members: Sequence[Member]) -> None:
@@ -166,5 +300,5 @@ def check_agreement(members: Sequence[Member]) -> None:
         next_layer += stage.n_layers
 
 
-def _absence(missing: Sequence[int]) -> str:
-    return f"nothing is known of stage {', '.join(map(str, missing))}"
+def _listed(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages))

@@ -5,6 +5,6 @@ they live. It never imports torch, never decodes a plan and never waits for a co
 
     service, endpoints   its gRPC methods, and its ports
     controller           its parts, and which of them a rank's message is for
-    epoch, plan_relay, report_feed, rank_watch, loading, profile_orders   the parts
+    assignment, epoch, plan_relay, report_feed, rank_watch, loading, profile_orders   the parts
     rank_process         a rank as a child process
 """

@@ -1,10 +1,11 @@
 """The controller of one stage (Orca, section 4.1): its parts, and which of them a message is for.
 
+    assignment      which stage this worker is
     epoch           the current epoch, and its ranks' way into it
     plans           plans in, to the ranks and to the next stage
     reports         what ranks report, to those who watch the stage
     rank_watch      heartbeats, and the loss of a rank
-    loading         progress of the weights, and the description of the stage
+    loading         progress of the weights, and the description of the loaded stage
     profile_orders  profiles that people order
 
 It never decodes a plan and never waits for a rank to compute.
@@ -18,6 +19,7 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
+from services.worker.controller.assignment import Assignment
 from services.worker.controller.epoch import Epoch
 from services.worker.controller.loading import Loading, OnProgress
 from services.worker.controller.plan_relay import PlanRelay
@@ -26,6 +28,7 @@ from services.worker.controller.rank_process import RankLink
 from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
+from services.worker.settings import StagePlace
 
 
 class Controller:
@@ -35,12 +38,15 @@ class Controller:
         self,
         *,
         tp_size: int,
+        place: StagePlace | None = None,
         connect: rpc.Connect = rpc.connect,
         profile_orders: ProfileOrders | None = None,
         on_progress: OnProgress | None = None,
         plan_relay: type[PlanRelay] = PlanRelay,
     ) -> None:
-        """`on_progress` is called while the ranks load. Benchmarks give another `plan_relay`."""
+        """Without a `place` the worker has no stage until one is assigned. `on_progress` is called
+        while the ranks load. Benchmarks give another `plan_relay`."""
+        self.assignment = Assignment(place)
         self.epoch = Epoch()
         self.reports = ReportFeed(self.epoch)
         self.plans = plan_relay(
@@ -59,27 +65,56 @@ class Controller:
         self._tracer = tracer
         self.epoch.attach(ranks)
         self.plans.attach(ranks, tracer=tracer)
-        self.profile_orders.attach(ranks)
+        place = self.assignment.place
+        self.profile_orders.attach(ranks, stage_index=place.stage_index if place else 0)
 
     def describe(self) -> worker_pb2.DescribeResponse:
-        """Returns the description of the stage.
+        """Returns the description of the worker.
 
         Raises:
-            Unavailable: not all ranks have loaded.
+            Unavailable: a rank is lost, and the process about to end.
         """
+        self._refuse_if_lost()
+        place = self.assignment.place
         description = self.loading.describe()
+        if description is not None:
+            description.state = worker_pb2.WORKER_STATE_READY
+        elif place is not None:
+            description = worker_pb2.DescribeResponse(
+                state=worker_pb2.WORKER_STATE_LOADING,
+                stage_index=place.stage_index,
+                n_stages=place.n_stages,
+            )
+        else:
+            description = worker_pb2.DescribeResponse(state=worker_pb2.WORKER_STATE_FREE)
+        description.is_fixed = self.assignment.is_fixed
         description.epoch = self.epoch.number
         description.protocol = PROTOCOL
         return description
+
+    def assign(self, request: worker_pb2.AssignStageRequest) -> None:
+        """Makes the worker a stage.
+
+        Raises:
+            StaleEpoch: the epoch is not newer than what the worker has seen.
+            InvalidRequest: the worker has another stage by its settings, or there is none such.
+        """
+        place = StagePlace(request.stage_index, request.n_stages)
+        self.assignment.check(place)
+        self.epoch.claim(request.epoch)
+        self.assignment.take(place)
 
     async def join(self, request: worker_pb2.JoinPipelineRequest) -> None:
         """Leaves the epoch that the stage is in and joins a newer one.
 
         Raises:
             StaleEpoch: the epoch is not newer.
-            Unavailable: the ranks did not find those of the other stages, or one of ours is lost.
+            Unavailable: the ranks did not find those of the other stages, one of ours is lost, or
+                has not loaded.
         """
         self._refuse_if_lost()
+        if self.loading.describe() is None:
+            raise Unavailable("this worker has not loaded a stage")
         self.epoch.advance(request)
         await self.close()
         self.epoch.check(request.epoch)  # a newer one may have come while this one waited,

@@ -28,7 +28,7 @@ class Endpoints:
 
     @classmethod
     async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
-        """Begins to listen; the stage is not ready yet.
+        """Begins to listen; the worker has started and is not ready yet.
 
         Raises:
             OSError: an address is taken.
@@ -52,13 +52,13 @@ class Endpoints:
         credentials = tls.server_credentials(settings.tls_dir)
         ends.address = rpc.bind(ends._server, settings.address, credentials)
         await ends._server.start()
+        await ends._health.set_started()
+        await ends._health.set_serving(True)
         return ends
 
-    async def say_ready(self) -> None:
-        """Tells probes that the stage has loaded and takes calls."""
-        await self._health.set_started()
-        await self._health.set_ready(True)
-        await self._health.set_serving(True)
+    async def say_ready(self, is_ready: bool) -> None:
+        """Tells probes whether this is a stage that has loaded, or a spare."""
+        await self._health.set_ready(is_ready)
 
     async def say_stopping(self, *, has_failed: bool) -> None:
         """Tells probes that the stage takes no calls any more, and whether it has failed."""

@@ -38,15 +38,25 @@ class Epoch:
         if number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
+    def claim(self, number: int) -> None:
+        """Makes an epoch the newest that is known, in which a leader assigns a stage and which no
+        pipeline has: a leader of an earlier term is refused from now on.
+
+        Raises:
+            StaleEpoch: it is not newer.
+        """
+        if number <= self.number:
+            raise StaleEpoch(f"epoch {number} is not newer than epoch {self.number}")
+        self.number = number
+
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
         """Makes the request's epoch the current one.
 
         Raises:
             StaleEpoch: it is not newer.
         """
-        if request.epoch <= self.number:
-            raise StaleEpoch(f"epoch {request.epoch} is not newer than epoch {self.number}")
-        self.pipeline_id, self.number = request.pipeline_id, request.epoch
+        self.claim(request.epoch)
+        self.pipeline_id = request.pipeline_id
 
     async def join_ranks(self, request: worker_pb2.JoinPipelineRequest) -> None:
         """Has all ranks leave the epoch they are in and join the current one.

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from orcinus.v1 import worker_pb2
 
-from services.common.errors import Unavailable
-
 OnProgress = Callable[[int, int], None]
 """Called with the bytes that all ranks have loaded and those they load in all."""
 
@@ -46,14 +44,11 @@ class Loading:
         """Waits until every rank has its weights."""
         await self._is_done.wait()
 
-    def describe(self) -> worker_pb2.DescribeResponse:
-        """Returns the description of the stage, with as many K/V blocks as every rank has.
-
-        Raises:
-            Unavailable: not all ranks have loaded.
-        """
+    def describe(self) -> worker_pb2.DescribeResponse | None:
+        """Returns the description of the stage, with as many K/V blocks as every rank has; None
+        until all ranks have loaded."""
         if not self._is_done.is_set():
-            raise Unavailable("the stage is loading its weights")
+            return None
         description = worker_pb2.DescribeResponse()
         description.CopyFrom(self._descriptions[0])
         description.n_kv_blocks = min(item.n_kv_blocks for item in self._descriptions.values())

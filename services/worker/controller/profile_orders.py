@@ -19,15 +19,16 @@ are written."""
 class ProfileOrders:
     """Orders for profiles in a directory; without one, all are refused."""
 
-    def __init__(self, directory: Path | None, *, stage_index: int = 0) -> None:
+    def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._stage_index = stage_index
+        self._stage_index = 0
         self._ranks: Sequence[RankLink] = ()
         self._ordered: asyncio.Future[None] | None = None
 
-    def attach(self, ranks: Sequence[RankLink]) -> None:
+    def attach(self, ranks: Sequence[RankLink], *, stage_index: int = 0) -> None:
         """Takes the ranks of the stage, in the order of their tp_rank."""
         self._ranks = ranks
+        self._stage_index = stage_index
 
     async def take(self, request: worker_pb2.ProfileRequest) -> Path:
         """Has a rank record its next iterations, and returns the file when it is written.

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import RankSettings, WorkerSettings
+from services.worker.settings import NO_SETTINGS, RankSettings, StagePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -57,25 +57,26 @@ class RankProcess:
     @classmethod
     async def start(
         cls,
-        settings: RankSettings,
+        tp_rank: int,
         listener: RankListener,
         *,
+        settings: RankSettings | None,
         module: str,
         n_threads: int,
         cpus: Sequence[int] = (),
     ) -> "RankProcess":
-        """Starts `python -m module` for a rank and connects to it.
+        """Starts `python -m module` for a rank and connects to it. Without settings it waits for
+        them (`MessageKind.SETTINGS`).
 
         If there are `cpus`, each of its compute threads has one of them to itself.
         """
-        tp_rank = settings.tp_rank
         pairs = [socket.socketpair() for _ in range(2)]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
             *(str(theirs.fileno()) for _, theirs in pairs),
-            settings.model_dump_json(),
+            NO_SETTINGS if settings is None else settings.model_dump_json(),
             pass_fds=[theirs.fileno() for _, theirs in pairs],
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(n_threads, cpus),
@@ -119,18 +120,29 @@ class RankProcess:
 async def start_ranks(
     settings: WorkerSettings, listener: RankListener, *, module: str
 ) -> list[RankProcess]:
-    """Starts `python -m module` for every rank of a stage, in the order of their tp_rank."""
+    """Starts `python -m module` for every rank of a stage, in the order of their tp_rank. Without a
+    place in the settings they wait until `settle_ranks` tells them theirs."""
+    place = settings.place
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
         await RankProcess.start(
-            settings.for_rank(tp_rank),
+            tp_rank,
             listener,
+            settings=None if place is None else settings.for_rank(tp_rank, place),
             module=module,
             n_threads=n_threads,
             cpus=settings.cpus_of(tp_rank),
         )
         for tp_rank in range(settings.tp_size)
     ]
+
+
+def settle_ranks(settings: WorkerSettings, place: StagePlace, ranks: Sequence[RankLink]) -> None:
+    """Tells ranks which stage they are, if they do not know it by their worker's settings."""
+    if settings.place is None:
+        for tp_rank, rank in enumerate(ranks):
+            own = settings.for_rank(tp_rank, place)
+            rank.send(MessageKind.SETTINGS, own.model_dump_json().encode())
 
 
 async def connect(

@@ -14,6 +14,7 @@ RAW_METHODS = ("RunIterations", "WatchStage")
 
 CALLERS = {
     "Describe": {tls.SCHEDULER},
+    "AssignStage": {tls.SCHEDULER},
     "JoinPipeline": {tls.SCHEDULER},
     "RunIterations": {tls.SCHEDULER, tls.WORKER},
     "WatchStage": {tls.SCHEDULER},
@@ -32,8 +33,15 @@ class WorkerService:
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.DescribeResponse:
-        """Returns the description of the stage."""
+        """Returns the description of the worker."""
         return self._controller.describe()
+
+    async def AssignStage(
+        self, request: worker_pb2.AssignStageRequest, context: Any
+    ) -> worker_pb2.AssignStageResponse:
+        """Makes the worker a stage."""
+        self._controller.assign(request)
+        return worker_pb2.AssignStageResponse()
 
     async def JoinPipeline(
         self, request: worker_pb2.JoinPipelineRequest, context: Any

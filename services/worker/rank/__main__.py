@@ -1,4 +1,8 @@
-"""`python -m services.worker.rank FD FD SETTINGS`: a rank, started by its stage's controller."""
+"""`python -m services.worker.rank FD FD SETTINGS`: a rank, started by its stage's controller.
+
+SETTINGS is `{}` where it is not known yet which stage this will be. The settings come by the
+channel then, when torch has long been imported.
+"""
 
 import os
 import signal
@@ -21,7 +25,10 @@ from services.worker.rank.lifeline import Lifeline
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import StageShard, join_peers
-from services.worker.settings import RankSettings
+from services.worker.settings import NO_SETTINGS, RankSettings
+
+SETTINGS_WAIT_S = 3600.0
+"""Seconds between two looks for the settings of a spare; whatever comes ends the wait at once."""
 
 
 def start(
@@ -48,12 +55,26 @@ def start(
     )
 
 
+def given_settings(channel: RankEnd) -> str | bytes:
+    """Returns the settings, as JSON, and waits for them if they are not on the command line."""
+    if sys.argv[3] != NO_SETTINGS:
+        return sys.argv[3]
+    try:
+        while (frame := channel.receive(SETTINGS_WAIT_S)) is None:
+            pass
+    except ChannelClosed:
+        sys.exit(0)  # this worker was never needed
+    kind, payload = frame
+    assert kind is MessageKind.SETTINGS, kind
+    return payload
+
+
 def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -> NoReturn:
     """Runs the rank that `make_rank` returns until the controller is gone."""
     channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
-    settings = RankSettings.model_validate_json(sys.argv[3])
+    settings = RankSettings.model_validate_json(given_settings(channel))
     configure_logging(
         f"rank {settings.stage_index}.{settings.tp_rank}",
         settings.log_level,

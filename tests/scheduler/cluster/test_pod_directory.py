@@ -26,9 +26,6 @@ from tests.simulated_time import simulate
 FIRST = "2026-11-20T10:00:00Z"
 LATER = "2026-11-20T10:00:01Z"
 
-POD_INDEX = "apps.kubernetes.io/pod-index"
-WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-
 
 def pod(
     name: str = "worker-0", ip: str = "10.0.0.1", *, created: str = FIRST, **fields: Any
@@ -110,56 +107,19 @@ async def last(coroutine: Coroutine[Any, Any, Any], limit_s: float) -> None:
         raise AssertionError("it ended")
 
 
-def test_addresses_come_in_the_order_of_stages_when_all_are_known() -> None:
+def test_addresses_come_as_pods_do_older_ones_first() -> None:
     async def story() -> None:
-        source = Pods([pod("worker-1", "10.0.0.9")])
+        source = Pods([pod("worker-b", "10.0.0.9", created=LATER)])
         async with running(source) as pods:
-            addresses = asyncio.create_task(pods.addresses())
+            assert pods.n_stages == 2
+            assert pods.addresses() == ["10.0.0.9:50053"]
+            source.tell(PodChange.SET, pod("worker-c", "fd00::1"))
+            source.tell(PodChange.SET, pod("worker-a", "10.0.0.1", created=LATER))
             await settle()
-            assert not addresses.done()
-            assert pods.current() == [None, "10.0.0.9:50053"]
-            assert pods.missing == [0]
-            source.tell(PodChange.SET, pod("worker-0", "fd00::1"))
-            assert await addresses == ["[fd00::1]:50053", "10.0.0.9:50053"]
-            assert pods.missing == []
+            expected = ["[fd00::1]:50053", "10.0.0.1:50053", "10.0.0.9:50053"]
+            assert pods.addresses() == expected
 
     simulate(story())
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "index"),
-    [
-        ("worker-1", {}, 1),
-        ("worker-1", {POD_INDEX: "0"}, 0),
-        ("group-0-1", {WORKER_INDEX: "0"}, 0),
-        ("group-0-0", {WORKER_INDEX: "1", POD_INDEX: "0"}, 0),
-        ("worker-1", {POD_INDEX: ""}, 1),
-        ("worker-2", {}, None),
-        ("worker-99999999999999999999", {}, None),
-        ("worker-1", {POD_INDEX: "2"}, None),
-        ("worker-1", {POD_INDEX: "-1"}, None),
-        ("worker-1", {POD_INDEX: "one"}, None),
-        ("worker-x1", {}, None),
-        ("worker", {}, None),
-    ],
-)
-def test_the_stage_is_taken_from_labels_and_else_from_the_name(
-    name: str, labels: dict[str, str], index: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> list[str | None]:
-        source = Pods([pod(name, labels=labels)])
-        async with running(source) as pods:
-            source.tell(PodChange.SET, pod(name, labels=labels))
-            await settle()
-            return pods.current()
-
-    expected: list[str | None] = [None, None]
-    if index is not None:
-        expected[index] = "10.0.0.1:50053"
-    assert simulate(story()) == expected
-    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == (1 if index is None else 0)
-    assert all(name in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +136,10 @@ def test_a_pod_counts_only_while_it_can_be_reached(unusable: Pod) -> None:
     async def story() -> None:
         source = Pods([pod()])
         async with running(source, 1) as pods:
-            assert pods.current() == ["10.0.0.1:50053"]
+            assert pods.addresses() == ["10.0.0.1:50053"]
             source.tell(PodChange.SET, unusable)
             await settle()
-            assert pods.current() == [None]
+            assert pods.addresses() == []
 
     simulate(story())
 
@@ -187,22 +147,7 @@ def test_a_pod_counts_only_while_it_can_be_reached(unusable: Pod) -> None:
 def test_a_pod_counts_before_it_is_ready() -> None:
     async def story() -> None:
         async with running(Pods([pod(phase="Pending")]), 1) as pods:
-            assert pods.current() == ["10.0.0.1:50053"]
-
-    simulate(story())
-
-
-@pytest.mark.parametrize("order", [1, -1], ids=["older first", "newer first"])
-def test_of_two_pods_for_a_stage_the_newer_wins_until_it_goes(order: int) -> None:
-    async def story() -> None:
-        older, newer = pod(), pod(ip="10.0.0.2", created=LATER)
-        source = Pods([older, newer][::order])
-        async with running(source, 1) as pods:
-            assert pods.current() == ["10.0.0.2:50053"]
-            going = pod(ip="10.0.0.2", created=LATER, is_terminating=True)
-            source.tell(PodChange.SET, going)
-            await settle()
-            assert pods.current() == ["10.0.0.1:50053"]
+            assert pods.addresses() == ["10.0.0.1:50053"]
 
     simulate(story())
 
@@ -214,7 +159,7 @@ def test_a_pod_that_comes_back_under_its_name_is_another_pod() -> None:
             source.tell(PodChange.SET, pod(ip="10.0.0.2", created=LATER))
             source.tell(PodChange.DELETED, pod())
             await settle()
-            assert pods.current() == ["10.0.0.2:50053"]
+            assert pods.addresses() == ["10.0.0.2:50053"]
 
     simulate(story())
 
@@ -224,13 +169,13 @@ def test_changed_waits_for_what_makes_a_difference() -> None:
         source = Pods([pod()])
         async with running(source, 1) as pods:
             change = asyncio.create_task(pods.changed())
-            source.tell(PodChange.SET, pod(labels={"some": "label"}))
+            source.tell(PodChange.SET, pod(phase="Pending"))
             source.tell(PodChange.NONE)
             await settle()
             assert not change.done()
             source.tell(PodChange.DELETED, pod())
             await change
-            assert pods.current() == [None]
+            assert pods.addresses() == []
             await last(pods.changed(), 10)
 
     simulate(story())
@@ -247,7 +192,7 @@ def test_a_watch_that_ends_goes_on_where_it_was() -> None:
             assert source.verbs == ["list", "watch 1", "watch 2"]
             source.tell(PodChange.DELETED, pod())
             await settle()
-            assert pods.missing == [0]
+            assert pods.addresses() == []
 
     simulate(story())
 
@@ -261,7 +206,7 @@ def test_a_version_that_is_too_old_has_the_pods_listed_again() -> None:
             source.feed.put_nowait(PodsExpired())
             await settle()
             assert source.verbs == ["list", "watch 1", "list", "watch 2"]
-            assert pods.current() == ["10.0.0.2:50053"]
+            assert pods.addresses() == ["10.0.0.2:50053"]
 
     simulate(story())
 
@@ -277,11 +222,11 @@ def test_trouble_loses_no_address_and_is_logged_once(caplog: pytest.LogCaptureFi
             source.watch_errors = [PodsUnavailable("no way") for _ in range(3)]
             source.feed.put_nowait(PodsUnavailable("no way"))
             await settle()
-            assert pods.current() == ["10.0.0.1:50053"]
+            assert pods.addresses() == ["10.0.0.1:50053"]
             source.pods = [pod(ip="10.0.0.2", created=LATER)]
             await pods.changed()
             await asyncio.sleep(60)
-            assert pods.current() == ["10.0.0.2:50053"]
+            assert pods.addresses() == ["10.0.0.2:50053"]
 
     simulate(story())
     messages = [record.message for record in caplog.records]
@@ -336,7 +281,8 @@ def test_a_refusal_that_passes_is_survived() -> None:
         source = Pods([pod()])
         source.list_errors = [PodsRefused("not yet") for _ in range(5)]
         async with running(source, 1) as pods:
-            assert await pods.addresses() == ["10.0.0.1:50053"]
+            await pods.changed()
+            assert pods.addresses() == ["10.0.0.1:50053"]
             await asyncio.sleep(60)
             source.list_errors = [PodsRefused("not now") for _ in range(5)]
             source.feed.put_nowait(PodsUnavailable("gone"))

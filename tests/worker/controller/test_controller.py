@@ -10,10 +10,11 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.common.errors import Unavailable
+from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.plan_relay import PlanRelay
-from tests.fakes import FakeStage, fake_stage, fake_stages
+from tests.fakes import FakeStage, describe_stage, fake_stage, fake_stages, fake_worker
 from tests.worker.controller.recording_rank import RecordingRank
 
 
@@ -69,13 +70,78 @@ async def test_a_plan_reaches_the_last_stage_while_every_rank_is_held_up() -> No
         assert [stage.rank.plans for stage in stages] == [sent, sent, sent]
 
 
-async def test_a_stage_that_is_loading_is_unavailable() -> None:
-    async with fake_stage(loads=False) as stage, rpc.connect(stage.address) as channel:
-        code = await refused_with(lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest()))
-        assert code is grpc.StatusCode.UNAVAILABLE
+async def test_a_stage_that_is_loading_says_so_and_joins_nothing() -> None:
+    async with fake_stage(1, 2, loads=False) as stage, rpc.connect(stage.address) as channel:
+        description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+        assert description == worker_pb2.DescribeResponse(
+            state=worker_pb2.WORKER_STATE_LOADING,
+            stage_index=1,
+            n_stages=2,
+            is_fixed=True,
+            protocol=PROTOCOL,
+        )
+        assert await refused_with(lambda: join([stage], epoch=1)) is grpc.StatusCode.UNAVAILABLE
         stage.rank.load()
         description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
         assert (description.model, description.epoch) == ("fake", 0)
+        assert description.state == worker_pb2.WORKER_STATE_READY
+
+
+async def test_a_stage_whose_rank_is_lost_describes_itself_no_more() -> None:
+    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
+        stage.controller.on_exit(0, "exited with status -9")
+        code = await refused_with(lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest()))
+        assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def assign(channel: grpc.aio.Channel, stage: int, epoch: int, n_stages: int = 2) -> None:
+    """Gives a worker a stage."""
+    request = worker_pb2.AssignStageRequest(epoch=epoch, stage_index=stage, n_stages=n_stages)
+    await stub_of(channel).AssignStage(request)
+
+
+async def test_a_worker_is_free_until_a_stage_is_assigned_to_it() -> None:
+    async with fake_worker() as worker, rpc.connect(worker.address) as channel:
+        description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+        free = worker_pb2.WORKER_STATE_FREE
+        assert description == worker_pb2.DescribeResponse(state=free, protocol=PROTOCOL)
+        assert await refused_with(lambda: join([worker], epoch=1)) is grpc.StatusCode.UNAVAILABLE
+        await assign(channel, 1, epoch=2)
+        await asyncio.wait_for(worker.controller.loading.wait(), 5)
+        description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+        assert (description.stage_index, description.n_stages) == (1, 2)
+        assert description.state == worker_pb2.WORKER_STATE_READY
+        assert (description.epoch, description.is_fixed) == (2, False)
+        await join([worker], epoch=3)
+
+
+async def test_an_assignment_of_an_older_term_is_aborted() -> None:
+    async with fake_worker() as worker, rpc.connect(worker.address) as channel:
+        await assign(channel, 0, epoch=5)
+        for stale in (4, 5):
+            code = await refused_with(lambda: assign(channel, 1, epoch=stale))  # noqa: B023
+            assert code is grpc.StatusCode.ABORTED
+        assert not worker.controller.assignment.is_recalled.is_set()
+        code = await refused_with(lambda: join([worker], epoch=5))
+        assert code is grpc.StatusCode.ABORTED
+
+
+async def test_a_worker_that_is_to_be_another_stage_is_recalled() -> None:
+    async with fake_worker() as worker, rpc.connect(worker.address) as channel:
+        await assign(channel, 0, epoch=1)
+        await assign(channel, 0, epoch=2)
+        assert not worker.controller.assignment.is_recalled.is_set()
+        await assign(channel, 1, epoch=3)
+        assert worker.controller.assignment.is_recalled.is_set()
+
+
+async def test_a_stage_of_the_settings_cannot_be_assigned_another() -> None:
+    async with fake_stage(0, 2) as stage, rpc.connect(stage.address) as channel:
+        await assign(channel, 0, epoch=1)
+        for index, n_stages in ((1, 2), (0, 3), (2, 2)):
+            code = await refused_with(lambda: assign(channel, index, 2, n_stages))  # noqa: B023
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert stage.controller.describe().epoch == 1
 
 
 async def test_an_epoch_that_is_not_newer_is_aborted() -> None:
@@ -162,6 +228,7 @@ async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_a
     controller = Controller(tp_size=1, plan_relay=LosesARank)
     rank = RecordingRank()
     controller.attach([rank])
+    controller.on_message(0, MessageKind.LOADED, describe_stage().SerializeToString())
     request = worker_pb2.JoinPipelineRequest(pipeline_id="p", epoch=1, members=["nobody"])
     with pytest.raises(Unavailable, match="rank 0 exited with status -9"):
         await asyncio.wait_for(controller.join(request), 5)

@@ -22,8 +22,8 @@ class OrderedRank:
 
 
 def profiles_in(directory: Path | None, rank: OrderedRank) -> ProfileOrders:
-    profiles = ProfileOrders(directory, stage_index=2)
-    profiles.attach([rank])
+    profiles = ProfileOrders(directory)
+    profiles.attach([rank], stage_index=2)
     return profiles
 
 

@@ -54,7 +54,7 @@ class Stage:
     async def start(
         cls,
         model: Path,
-        index: int,
+        index: int | None,
         *options: str,
         n_stages: int = N_STAGES,
         connect: rpc.Connect = rpc.connect,
@@ -66,7 +66,7 @@ class Stage:
             [
                 f"--model={model}",
                 "--address=127.0.0.1:0",
-                f"--pod-name=worker-{index}",
+                *([] if index is None else [f"--stage-index={index}"]),
                 f"--n-stages={n_stages}",
                 "--kv-memory=1MiB",
                 "--n-threads=1",
@@ -373,3 +373,39 @@ async def test_with_certificates_only_the_right_roles_reach_a_stage_and_plans_pa
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
                     await stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
                 assert refusal.value.code() is refused_with
+
+
+async def assign(stage: Stage, index: int, epoch: int) -> None:
+    await stage.stub.AssignStage(
+        worker_pb2.AssignStageRequest(epoch=epoch, stage_index=index, n_stages=N_STAGES), timeout=5
+    )
+
+
+async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path) -> None:
+    worker = await Stage.start(model, None)
+    try:
+        described = await worker.stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
+        assert described.state == worker_pb2.WORKER_STATE_FREE
+        [rank] = worker.process.children()
+        assert await worker.says(STARTUP)
+        assert await worker.says(LIVENESS)
+        assert not await worker.says(READINESS)
+        await assign(worker, 2, epoch=1)
+        described = await worker.describe()
+        assert (described.stage_index, described.n_stages) == (2, N_STAGES)
+        assert worker.process.children() == [rank]
+        assert described.state == worker_pb2.WORKER_STATE_READY
+        assert described.fingerprint
+        assert await worker.says(READINESS)
+        await assign(worker, 1, epoch=2)
+        assert await worker.child.obituary() == "stage None exited with status 0"
+    finally:
+        await worker.end()
+
+
+async def test_a_stage_that_takes_too_long_to_load_fails(model: Path) -> None:
+    stage = await Stage.start(model, 0, "--load-limit-s=0.1")
+    try:
+        assert await stage.child.obituary() == "stage 0 exited with status 1"
+    finally:
+        await stage.end()

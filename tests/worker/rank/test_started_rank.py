@@ -20,7 +20,7 @@ from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.transport import Place, Transport
-from services.worker.settings import RankSettings, WorkerSettings
+from services.worker.settings import RankSettings, StagePlace, WorkerSettings
 from tests.checkpoints import SMALL, Oracle, write_checkpoint
 from tests.worker.engine.plans import prefill
 
@@ -58,7 +58,7 @@ def decode(epoch: int, token: int) -> worker_pb2.RunIterationsRequest:
 
 def settings_of(checkpoint: Path, *, tp_rank: int = 0, **settings: Any) -> RankSettings:
     worker = WorkerSettings(model=checkpoint, block_size=BLOCK_SIZE, **settings)
-    return worker.for_rank(tp_rank)
+    return worker.for_rank(tp_rank, worker.place or StagePlace(0, worker.n_stages))
 
 
 class StartedRank:

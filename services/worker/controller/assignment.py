@@ -1,0 +1,47 @@
+"""Which stage a worker is: the one of its settings, or the one that a leader assigns.
+
+A worker is one stage for the life of its process. If a leader needs it as another one, the process
+ends, and whoever started it starts it again, without a stage.
+"""
+
+import asyncio
+
+from services.common.errors import InvalidRequest
+from services.worker.settings import StagePlace
+
+
+class Assignment:
+    """The stage of this worker, or that there is none yet."""
+
+    def __init__(self, fixed: StagePlace | None = None) -> None:
+        """`fixed` is the stage of the settings, which no leader changes."""
+        self.place = fixed
+        """The stage that this worker is; None until there is one."""
+        self.is_fixed = fixed is not None
+        """Whether the settings say which stage it is."""
+        self.is_recalled = asyncio.Event()
+        """Set when this worker is to be another stage, for which its process has to end."""
+        self._has_place = asyncio.Event()
+        if fixed is not None:
+            self._has_place.set()
+
+    def check(self, place: StagePlace) -> None:
+        """Raises InvalidRequest if this can never be that stage."""
+        if place.stage_index >= place.n_stages:
+            raise InvalidRequest("stage_index", f"there is no {place}")
+        if self.is_fixed and place != self.place:
+            raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
+
+    def take(self, place: StagePlace) -> None:
+        """Makes this worker that stage, or has its process end if it is another one."""
+        if self.place is None:
+            self.place = place
+            self._has_place.set()
+        elif place != self.place:
+            self.is_recalled.set()
+
+    async def wait(self) -> StagePlace:
+        """Waits until there is a stage, and returns it."""
+        await self._has_place.wait()
+        assert self.place is not None
+        return self.place
