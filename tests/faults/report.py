@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.checker import Event, StreamId, Tokens, Violation
-from tests.faults.nemesis import PHASES, Injected
+from tests.faults.nemesis import PHASES, UNDER_WAY_S, Injected
 
 SEVERAL = "several within one pause"
 
@@ -36,8 +36,8 @@ class Run:
 
 
 def longest_pauses(events: Iterable[Event], injected: Sequence[Injected]) -> dict[str, float]:
-    """Returns the longest time between two tokens of a stream in which a fault lies, by role and
-    kind of the fault."""
+    """Returns the longest time between two tokens of a stream that a fault has drawn out, by role
+    and kind of the fault."""
     times: dict[StreamId, list[float]] = defaultdict(list)
     for event in events:
         if isinstance(event, Tokens):
@@ -46,7 +46,7 @@ def longest_pauses(events: Iterable[Event], injected: Sequence[Injected]) -> dic
     longest: dict[str, float] = defaultdict(float)
     for stream_times in times.values():
         for before, after in itertools.pairwise(stream_times):
-            first, last = bisect.bisect(at, before), bisect.bisect(at, after)
+            first, last = bisect.bisect(at, before - UNDER_WAY_S), bisect.bisect(at, after)
             if first < last:
                 name = name_of(injected[first]) if last - first == 1 else SEVERAL
                 longest[name] = max(longest[name], after - before)

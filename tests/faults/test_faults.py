@@ -124,7 +124,7 @@ def settled_leftovers(tree: Tree, timeout_s: float = 10.0) -> dict[str, float]:
 async def test_no_stream_is_lost_or_changed(tmp_path: Path) -> None:
     print(f"\nseed {SEED}: FAULTS_SEED={SEED} FAULTS_N={N_FAULTS} repeats it", flush=True)
     model = write_model(tmp_path, num_hidden_layers=4)
-    with growing(model) as tree:
+    with growing(model, tmp_path) as tree:
         clients = Clients(tree.stack.http, tree.stack.grpc, Log())
         try:
             run = await disturbed(tree, clients, draw_questions(Random(SEED), N_STREAMS))
