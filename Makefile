@@ -16,6 +16,10 @@ SOURCES := services kernels benchmarks examples models tests
 TEST_WORKERS ?= 2
 IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 
+# Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
+FAULTS_N    ?= 200
+FAULTS_SEED ?=
+
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
 IMAGES       := frontend scheduler worker demo-model
@@ -50,7 +54,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
+.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +83,9 @@ test-triton: setup  ## Run the tests that interpret or compile the kernels for G
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
+test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
+	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
+
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
 	$(BIN)/python -m pytest -m prometheus $(ARGS)
@@ -87,6 +94,7 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
 check: fmt-check lint types layers manifests test test-thorough test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
+	$(MAKE) test-faults FAULTS_N=8
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

@@ -136,6 +136,7 @@ async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
             on_timing=lambda stage, timing: computes[stage].append(timing.compute_ns / 1e6),
             silence_limit_s=SILENCE_LIMIT_S,
             iteration_limit_s=SILENCE_LIMIT_S,
+            hang_limit_s=SILENCE_LIMIT_S,
         )
         await engine.start()
         scheduler = scheduler_for(case, batch_size)

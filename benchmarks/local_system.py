@@ -35,7 +35,15 @@ async def running(
         RuntimeError: it ended, or does not serve in time; it has said why on standard error.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, "--http-port=0", "--grpc-port=0", *arguments),
+        *(
+            sys.executable,
+            "-m",
+            module,
+            "--http-port=0",
+            "--grpc-port=0",
+            "--fail-fast",
+            *arguments,
+        ),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -24,6 +24,7 @@ from services.worker.controller.plan_relay import PlanRelay
 from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.epoch_member import EpochMember
@@ -87,8 +88,8 @@ class NullPeers:
         pass
 
 
-def start(settings: RankSettings, channel: RankEnd) -> Rank:
-    """A rank with a null runner."""
+def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
+    """A rank with a null runner, which is not watched."""
     torch.set_num_threads(1)
     runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
     rendezvous = None

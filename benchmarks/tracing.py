@@ -100,7 +100,12 @@ async def running(
         del os.environ[name]
     os.environ.update(environment)
     settings = LocalSettings(
-        model=arguments.model, stages=arguments.stages, http_port=0, grpc_port=0, threads=1
+        model=arguments.model,
+        stages=arguments.stages,
+        http_port=0,
+        grpc_port=0,
+        threads=1,
+        fail_fast=True,
     )
     others = set(psutil.Process().children(recursive=True))
     async with Launcher(settings) as launcher:

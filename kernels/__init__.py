@@ -19,6 +19,7 @@ from kernels.attention_form import AttentionForm
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.gelu_and_mul import gelu_and_mul
+from kernels.gelu_tanh import gelu_tanh
 from kernels.greedy import greedy
 from kernels.head_norms import HeadNorms
 from kernels.layer_norm import layer_norm
@@ -49,6 +50,7 @@ TORCH = Ops(
     layer_norm=layer_norm,
     rotary=rotary,
     silu_and_mul=silu_and_mul,
+    gelu_tanh=gelu_tanh,
     gelu_and_mul=gelu_and_mul,
     expert_mlp=expert_mlp,
     write_kv=write_kv,

@@ -22,7 +22,7 @@ NATIVE = Path(__file__).parent / "native"
 LIBRARIES = NATIVE / "lib"
 
 PORTABLE = "portable"  # what every processor has that the compiler compiles for
-OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
+OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 
 _X86_64 = {
     "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),

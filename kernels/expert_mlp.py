@@ -3,8 +3,11 @@
 Tokens are brought into the order of their experts, so that an expert's tokens lie side by side and
 its two matrix products are two calls, however many tokens there are. Experts that nobody chose cost
 nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares are
-summed in float32.
+summed in float32, in the order of the experts.
 """
+
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,19 +15,43 @@ from torch import Tensor
 from kernels.silu_and_mul import silu_and_mul
 
 
+class ExpertMLP(Protocol):
+    """The gated MLPs of all experts of a layer."""
+
+    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
+
+        `x` is [n_tokens, hidden], `experts` (int64, all different for a token) and `weights` are
+        [n_tokens, n_chosen]. The result is [n_tokens, hidden].
+        """
+
+
 def expert_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:
-    """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
+    """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
+    [n_experts, hidden, size]."""
 
-    `x` is [n_tokens, hidden], `gate_up` [n_experts, 2 * size, hidden], `down`
-    [n_experts, hidden, size], `experts` (int64, all different for a token) and `weights` are
-    [n_tokens, n_chosen]. The result is [n_tokens, hidden].
-    """
+    def mlp(expert: int, some: Tensor) -> Tensor:
+        inner = silu_and_mul(some @ gate_up[expert].t())  # [n, size]
+        return inner @ down[expert].t()  # [n, hidden]
+
+    return mix_experts(x, experts, weights, n_experts=len(down), mlp=mlp)
+
+
+def mix_experts(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    *,
+    n_experts: int,
+    mlp: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Computes an `ExpertMLP`, where `mlp` runs one expert over its tokens [n, hidden]."""
     n_chosen = experts.shape[1]
     chosen = experts.flatten()
     order = chosen.argsort(stable=True)  # [n_tokens * n_chosen]
-    n_of_expert = torch.bincount(chosen, minlength=len(gate_up)).tolist()
+    n_of_expert = torch.bincount(chosen, minlength=n_experts).tolist()
     tokens = order // n_chosen
     shares = weights.flatten().index_select(0, order).float()  # [n_tokens * n_chosen]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -32,8 +59,7 @@ def expert_mlp(
     for expert, n in enumerate(n_of_expert):
         if n:
             mine = tokens[begin : begin + n]
-            inner = silu_and_mul(x.index_select(0, mine) @ gate_up[expert].t())  # [n, size]
-            outer = inner @ down[expert].t()  # [n, hidden]
+            outer = mlp(expert, x.index_select(0, mine))  # [n, hidden]
             out.index_add_(0, mine, outer * shares[begin : begin + n, None])
             begin += n
     return out.to(x.dtype)

@@ -214,6 +214,7 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
     expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]

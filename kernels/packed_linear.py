@@ -2,9 +2,10 @@
 
 `pack(weight)` picks the form by device and element type, and the plain weight is not needed any
 more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
-as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Where the library is not
-built, or the processor has no instruction for the element type, oneDNN gets the weight in blocks of
-its own choice, once, instead of with every call. On a GPU it stays as it is, for cuBLAS.
+as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Its sums of a token do not
+depend on how many others there are (`docs/determinism.md`), which others do not promise. Where the
+library is not built, oneDNN gets the weight in blocks of its own choice, once, instead of with
+every call. On a GPU it stays as it is, for cuBLAS.
 
 With `quantization` "int8" a weight is int8 with a scale for each output, half the memory to read.
 On a CPU inputs become int8 with a scale for each token when they are multiplied, and sums are
@@ -16,7 +17,7 @@ A residual is added to the sums before they are rounded, so that fusing it makes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.expert_mlp import ExpertMLP, mix_experts
 from kernels.linear_weight import (
     Gate,
     GatedWeight,
@@ -44,6 +46,7 @@ from kernels.native.linear import (
     can_quantise_gated,
     has_int8,
 )
+from kernels.ops import Ops
 
 __all__ = [
     "CublasWeight",
@@ -56,6 +59,7 @@ __all__ = [
     "TableWeight",
     "can_compute",
     "pack",
+    "pack_experts",
     "pack_gated",
     "pack_table",
 ]
@@ -121,6 +125,32 @@ class _GatedInTwo:
         return self.gate(self.weight(x))
 
 
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
+
+    gate_up: Sequence[GatedWeight]
+    down: Sequence[LinearWeight]
+
+    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
+
+    def _mlp(self, expert: int, x: Tensor) -> Tensor:
+        return self.down[expert](self.gate_up[expert](x))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainExperts:
+    """Experts whose matrices stay as they are, for an operation that takes all of them."""
+
+    gate_up: Tensor
+    down: Tensor
+    op: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        return self.op(x, self.gate_up, self.down, experts, weights)
+
+
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
     """Whether weights on `device` can be quantised like this."""
     return quantization == "none" or _int8_forms(device.type) is not None
@@ -165,6 +195,20 @@ def pack_gated(
     if quantization == "none" and can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
     return _GatedInTwo(pack(weight, quantization), op)
+
+
+def pack_experts(gate_up: Tensor, down: Tensor, ops: Ops) -> ExpertMLP:
+    """Returns experts in the form that is fastest where they lie, with a gate of SiLU.
+
+    `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, `down`
+    [n_experts, hidden, size].
+    """
+    if not can_pack(down):
+        return _PlainExperts(gate_up, down, ops.expert_mlp)
+    return PackedExperts(
+        [pack_gated(weight, "silu", ops.silu_and_mul) for weight in gate_up],
+        [pack(weight) for weight in down],
+    )
 
 
 @dataclass(frozen=True, slots=True)

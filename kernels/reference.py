@@ -85,12 +85,18 @@ def attention(
     return torch.cat(attended)
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Returns `gelu(x)` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
+    wide = x.float()
+    inner = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
+
+
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gelu(gate) * up` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
+    """Returns `gelu(gate) * up`, with `gelu_tanh`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
-    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-    return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
+    return (gelu_tanh(gate) * up).to(gate_up.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -321,6 +321,8 @@ def _selects(request: web.Request, item: Object) -> bool:
     labels = item["metadata"].get("labels")
     if labels is None:
         return True  # not of a pod
+    if "fieldSelector" in request.query:
+        return request.query["fieldSelector"] == f"metadata.name={item['metadata']['name']}"
     wanted = request.query.get("labelSelector", "")
     return all(
         labels.get(key) == value

@@ -11,7 +11,7 @@ when the request is, or when the frontend goes away. `requests` keeps all that c
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -45,7 +45,7 @@ class FakeRequest:
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         """Cancelled, finished, or its frontend is gone."""
-        self.n_tokens = 0
+        self.n_tokens = len(submission.generated_token_ids)
         self._send = send
 
     def accept(self) -> None:
@@ -71,9 +71,7 @@ class FakeRequest:
 
     def tokens(self, *token_ids: int) -> None:
         """An iteration brought tokens."""
-        self.n_tokens += len(token_ids)
-        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=token_ids)
-        self._send(scheduler_pb2.ConnectResponse(tokens=[update]))
+        self._send(scheduler_pb2.ConnectResponse(tokens=[self._update(token_ids)]))
 
     def complete(self, reason: scheduler_pb2.CompletionReason, message: str = "") -> None:
         """The request ends."""
@@ -84,21 +82,35 @@ class FakeRequest:
 
     def last_token(self, token_id: int, reason: scheduler_pb2.CompletionReason) -> None:
         """The last iteration: its token and the end in one message."""
-        update = scheduler_pb2.TokenUpdate(request_id=self.request_id, token_ids=[token_id])
         completion = scheduler_pb2.Completion(request_id=self.request_id, reason=reason)
+        update = self._update([token_id])
         self._send(scheduler_pb2.ConnectResponse(tokens=[update], completed=[completion]))
+
+    def suspend(self, n_losses: int) -> None:
+        """The pipeline is lost, and the request waits for the next one."""
+        suspension = scheduler_pb2.Suspension(request_id=self.request_id, n_losses=n_losses)
+        self._send(scheduler_pb2.ConnectResponse(suspended=[suspension]))
+
+    def _update(self, token_ids: Sequence[int]) -> scheduler_pb2.TokenUpdate:
+        start, self.n_tokens = self.n_tokens, self.n_tokens + len(token_ids)
+        return scheduler_pb2.TokenUpdate(
+            request_id=self.request_id, token_ids=token_ids, start=start
+        )
 
 
 Behaviour = Callable[[FakeRequest], Awaitable[None]]
 
 
 def says(*token_ids: int) -> Behaviour:
-    """Generates these tokens, one per iteration, and ends as a real scheduler would."""
+    """Generates these tokens, one per iteration, but those that the request has already, and ends
+    as a real scheduler would."""
 
     async def behave(request: FakeRequest) -> None:
         request.accept()
         sampling = request.submission.sampling
         for n_tokens, token_id in enumerate(token_ids, start=1):
+            if n_tokens <= len(request.submission.generated_token_ids):
+                continue
             if token_id in sampling.stop_token_ids and n_tokens > sampling.min_tokens:
                 request.last_token(token_id, scheduler_pb2.COMPLETION_REASON_STOP)
                 return

@@ -17,6 +17,7 @@ from services.worker.channel import RankEnd
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
 from services.worker.engine.plan import Spans
 from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
 from services.worker.rank.rank import Rank
 from services.worker.settings import RankSettings
 
@@ -50,10 +51,10 @@ class PaddedBatchBuilder(BatchBuilder):
         return len(lengths) * max(lengths)
 
 
-def start(settings: RankSettings, channel: RankEnd) -> Rank:
+def start(settings: RankSettings, channel: RankEnd, activity: Activity) -> Rank:
     """Loads the model and returns a rank that pads; recorded graphs are for selective batching."""
     settings = settings.model_copy(update={"cuda_graphs": False})
-    return rank_process.start(settings, channel, batch_builder=PaddedBatchBuilder)
+    return rank_process.start(settings, channel, activity, batch_builder=PaddedBatchBuilder)
 
 
 if __name__ == "__main__":

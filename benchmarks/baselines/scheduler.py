@@ -26,7 +26,7 @@ class BaselineSchedulerSettings(SchedulerSettings):
     """Requests in a microbatch."""
 
 
-def build(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
+def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
     """A baseline for a pipeline.
 
     Raises:
@@ -45,7 +45,7 @@ def build(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
             max_batch_size=settings.max_batch_size, n_groups=1 if has_one_stage else depth
         )
     return RequestLevelScheduler(
-        RequestPool(max_requests=settings.max_requests),
+        pool,
         build_kv_manager(settings, pipeline),
         policy=policy,
         pipeline_depth=depth,

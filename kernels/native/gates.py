@@ -1,4 +1,4 @@
-"""The gates of gated MLPs on the CPU."""
+"""GeLU and the gates of gated MLPs on the CPU."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,16 +7,26 @@ import torch
 from torch import Tensor
 
 from kernels.gelu_and_mul import gelu_and_mul
+from kernels.gelu_tanh import gelu_tanh
 from kernels.native.call import ELEMENT, declare
 from kernels.silu_and_mul import silu_and_mul
 
 
 class Gates:
-    """Implements `kernels.silu_and_mul` and `kernels.gelu_and_mul`."""
+    """Implements `kernels.gelu_tanh`, `kernels.silu_and_mul` and `kernels.gelu_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "ippii")
         self._gelu = declare(library, "gelu_and_mul", "ippii")
+        self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        if x.dtype not in ELEMENT:
+            return gelu_tanh(x)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._gelu_tanh(ELEMENT[x.dtype], x.data_ptr(), out.data_ptr(), *x.shape)
+        return out
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.dtype not in ELEMENT:

@@ -40,18 +40,12 @@ class _Functions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _Functions | None:
-    """Returns the functions for `dtype`.
-
-    Returns None if there is no library or it does not compute with it at the processor's rate.
-    """
+    """Returns the functions for `dtype`; None if there is no library or it does not know it."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
-    has, panel = loaded.orcinus_linear_has, loaded.orcinus_linear_panel
-    has.argtypes, has.restype = [ctypes.c_int64], ctypes.c_int64
+    panel = loaded.orcinus_linear_panel
     panel.argtypes, panel.restype = [], ctypes.c_int64
-    if not has(ELEMENT[dtype]):
-        return None
     return _Functions(declare(loaded, "linear", "ipppppiiii"), panel())
 
 

@@ -36,6 +36,7 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         layer_norm=norms.layer_norm,
         rotary=rotary.rotary,
         silu_and_mul=gates.silu_and_mul,
+        gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
+from kernels.gelu_tanh import gelu_tanh
 from kernels.ops import Ops
 
 
@@ -39,6 +40,7 @@ def triton_ops() -> Ops | None:
         layer_norm=layer_norm,
         rotary=rotary,
         silu_and_mul=silu_and_mul,
+        gelu_tanh=gelu_tanh,
         gelu_and_mul=gelu_and_mul,
         expert_mlp=expert_mlp,
         write_kv=write_kv,

@@ -6,6 +6,7 @@
     ├── PermissionDenied    it is known who calls, and he may not
     ├── PoolFull            too much at once; says when to try again
     ├── Unavailable         no pipeline at the moment; may be tried again
+    ├── RequestFailed       it ends whatever serves it; must not be tried again
     ├── StaleEpoch          a message of an epoch that is over
     └── RequestCancelled    the client no longer wants it
 
@@ -48,6 +49,10 @@ class PoolFull(OrcinusError):
 
 class Unavailable(OrcinusError):
     """Nobody can serve the request now; trying again may help."""
+
+
+class RequestFailed(OrcinusError):
+    """The request itself seems to end whatever serves it; it must not be tried again."""
 
 
 class StaleEpoch(OrcinusError):

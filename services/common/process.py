@@ -2,14 +2,17 @@
 parent.
 
 A launcher that starts a service locally hands it the write end of a pipe (`ready_fd`). The
-service writes one JSON object per line: its addresses, progress while it loads, `ready`. In a
-cluster there is no such pipe; health checks tell the same.
+service writes one JSON object per line: its addresses, progress while it loads, `ready`, and every
+`BEAT_S` an empty one, by which the launcher knows that its event loop turns. In a cluster there is
+no such pipe; health checks tell the same.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
@@ -17,7 +20,11 @@ from typing import Any
 
 import uvloop
 
+from services.common.watchdog import watched
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+BEAT_S = 1.0
+"""Seconds between the signs of life that a service gives its launcher."""
 
 
 class ReadyPipe:
@@ -35,6 +42,19 @@ class ReadyPipe:
         """
         if self._fd is not None:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
+
+    async def beat(self) -> None:
+        """Writes an empty message every `BEAT_S`, until the launcher is gone.
+
+        It leaves one out where the pipe is full: a launcher that is stopped must stop nobody.
+        """
+        if self._fd is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # `report` ends the service on it
+            while True:
+                if select.select([], [self._fd], [], 0)[1]:
+                    self.report({})
+                await asyncio.sleep(BEAT_S)
 
 
 def die_with_parent() -> None:
@@ -88,7 +108,19 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
         task.result()
 
 
-def run(main: Coroutine[Any, Any, int]) -> int:
-    """Runs a service's main coroutine on uvloop and returns its exit status."""
+def run(main: Coroutine[Any, Any, int], *, ready_fd: int | None = None) -> int:
+    """Runs a service's main coroutine on uvloop and returns its exit status.
+
+    Beats on the pipe to the launcher meanwhile, if there is one, and ends the process if the event
+    loop no longer turns.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(watched(_beating(main, ReadyPipe(ready_fd))))
+
+
+async def _beating(main: Coroutine[Any, Any, int], pipe: ReadyPipe) -> int:
+    beating = asyncio.create_task(pipe.beat())
+    try:
+        return await main
+    finally:
+        beating.cancel()

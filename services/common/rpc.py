@@ -16,14 +16,20 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest message either side takes. What a client may send is limited, much lower, by its
 handler."""
 
-KEEPALIVE_S = 30
+KEEPALIVE_S = 5
+"""Pause between two pings. A peer that is stopped, or whose network is cut, is noticed in less than
+ten seconds, on either side. A peer whose event loop hangs answers: gRPC does it in its threads."""
+
+KEEPALIVE_TIMEOUT_S = 4
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-    ("grpc.keepalive_timeout_ms", 10_000),  # for what TCP has sent and the peer's host ignores
-    ("grpc.http2.ping_timeout_ms", 10_000),  # for the answer to a ping; a minute by default
+    # For what TCP has sent and the peer's host ignores.
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    # For the answer to a ping; a minute by default.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
@@ -32,6 +38,14 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),
     ("grpc.so_reuseport", 0),
 ]
+
+PUBLIC_SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
+]
+"""Options of a server for anybody, whose networks are worse than ours."""
 
 RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -46,6 +46,7 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
+    errors.RequestFailed: grpc.StatusCode.INTERNAL,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,
 }
 

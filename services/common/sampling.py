@@ -19,6 +19,9 @@ from services.common.errors import InvalidRequest
 
 INT32_MAX, INT64_MIN, INT64_MAX = 2**31 - 1, -(2**63), 2**63 - 1
 
+SEED_BITS = 53
+"""Bits of a seed that is drawn. Clients whose numbers are doubles can give it back as it is."""
+
 MAX_STOP_TOKENS = 256
 """Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
 
@@ -126,7 +129,7 @@ class SamplingParams:
     """Divides the logits above 0 of tokens in the prompt or generated, multiplies those below."""
 
     seed: int = whole_number(
-        lambda: secrets.randbits(63), low=INT64_MIN, high=INT64_MAX, column="int64"
+        lambda: secrets.randbits(SEED_BITS), low=INT64_MIN, high=INT64_MAX, column="int64"
     )
     """Seed of the counter-based random numbers; drawn at random by default."""
 

@@ -20,7 +20,7 @@ def main() -> int:
     if settings.ready_fd is not None:
         process.die_with_parent()
     with tracing.started("orcinus-frontend") as traces:
-        return process.run(serve(settings, traces))
+        return process.run(serve(settings, traces), ready_fd=settings.ready_fd)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class Frontend:
         self._registry = metrics.new_registry()
         self._metrics = FrontendMetrics(self._registry)
         self._scheduler = SchedulerClient(
-            settings.scheduler, connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER)
+            settings.scheduler,
+            connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
+            resume_s=settings.resume_s,
         )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
@@ -98,7 +100,9 @@ class Frontend:
             settings.public_tls_dir, require_client_certificate=False
         )
         limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
-        server = rpc.create_server([limit, *_renewal(settings.linger_s)])
+        server = rpc.create_server(
+            [*rpc.PUBLIC_SERVER_OPTIONS, limit, *_renewal(settings.linger_s)]
+        )
         servicer = InferenceServicer(
             self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
         )

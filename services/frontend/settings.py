@@ -55,8 +55,12 @@ class FrontendSettings(ServerSettings):
     than that is taken when there is no other."""
 
     hold_s: NonNegativeFloat = 30.0
-    """Seconds that a request waits for a pipeline when there is none, counted from its arrival; 0
-    refuses it at once. Longer than a change of the leading scheduler takes."""
+    """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
+    Longer than a change of the leading scheduler takes."""
+
+    resume_s: NonNegativeFloat = 600.0
+    """Seconds that a request which a scheduler had taken waits, from each loss, until it goes on;
+    longer than a stage takes to load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and

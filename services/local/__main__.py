@@ -1,7 +1,7 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
 Shows how the weights load, prints one line when it serves, stops on SIGINT or SIGTERM (0), and
-when a service dies (1).
+when a service dies that is not started again (1).
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves until told to stop or until a service dies; returns the exit status, 0 or 1."""
+    """Serves until told to stop or until a service stays dead; returns the exit status, 0 or 1."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(launch(settings, launcher_class))
     try:
@@ -69,7 +69,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts everything and waits for the first service that dies."""
+    """Starts everything and waits for the first service that is not started again."""
     bar = LoadingBar()
     async with launcher_class(settings) as launcher:
         starting = asyncio.create_task(launcher.start(bar.update))

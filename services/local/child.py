@@ -1,5 +1,5 @@
-"""A service as a child process. It reports on a pipe where it listens, how far it is, and that it
-is ready."""
+"""A service as a child process. It reports on a pipe where it listens, how far it is, that it is
+ready, and every second that its event loop turns."""
 
 import asyncio
 import contextlib
@@ -7,12 +7,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from services.common.process import BEAT_S
 from services.common.settings import PREFIX
 
 STOP_TIMEOUT_S = 10.0
+MAX_MISSED_BEATS = 8
+"""Turns of this process's loop, a second each, in which a service that turns is silent, before it
+counts as hung. On a machine that stands still or is starved they pass more slowly, too."""
+MAX_TURNS_TO_FIRST_BEAT = 60
+"""The same before its first sign of life, while it imports."""
+
+OnMessage = Callable[[dict[str, Any]], None]
+"""A function that is given each message of a service."""
 
 
 class ChildDied(Exception):
@@ -23,66 +32,84 @@ class Child:
     """A running service."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader
+        self, name: str, process: asyncio.subprocess.Process, on_message: OnMessage
     ) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
-        """All messages that were read from the service so far."""
+        """All that the service has reported so far."""
         self._process = process
-        self._lines = lines
+        self._on_message = on_message
+        self._n_messages = 0
+        self._is_hung = False
+        self._is_silent = False
+        self._has_news = asyncio.Condition()
+        self._reading: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, name: str, module: str, arguments: Sequence[str]) -> "Child":
+    async def start(
+        cls,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        on_message: OnMessage = lambda _: None,
+    ) -> "Child":
         """Starts `python -m module` in a session of its own, so that Ctrl-C reaches only the
         launcher."""
         read_fd, write_fd = os.pipe()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *arguments,
-            f"--ready-fd={write_fd}",
-            pass_fds=[write_fd],
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            env=_environment(),
-        )
-        os.close(write_fd)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                *arguments,
+                f"--ready-fd={write_fd}",
+                pass_fds=[write_fd],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment(),
+            )
+        finally:
+            os.close(write_fd)
         lines = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_fd, "rb")
         )
-        return cls(name, process, lines)
-
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields the messages of the service.
-
-        Raises:
-            ChildDied: it ended.
-        """
-        while line := await self._lines.readline():
-            message = json.loads(line)
-            self.said.update(message)
-            yield message
-        raise ChildDied(self.name)
+        child = cls(name, process, on_message)
+        child._reading = asyncio.create_task(child._read(lines))
+        return child
 
     async def wait_for(self, key: str) -> Any:
-        """Returns the value of the first message that has `key`.
+        """Returns what the service reports under `key`, once it has.
 
         Raises:
             ChildDied: it ended before.
         """
-        async for message in self.messages():
-            if key in message:
-                return message[key]
-        raise AssertionError("messages() ends by an error")
+        async with self._has_news:
+            await self._has_news.wait_for(lambda: key in self.said or self._is_silent)
+        if key not in self.said:
+            raise ChildDied(self.name)
+        return self.said[key]
 
     async def obituary(self) -> str:
         """Returns how the service ended, once it has."""
         status = await self._process.wait()
+        if self._is_hung:
+            return f"{self.name} hung and was killed"
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
         return f"{self.name} exited with status {status}"
+
+    async def kill_when_hung(self) -> None:
+        """Kills the service as soon as its event loop no longer turns."""
+        n_messages, n_missed = 0, 0
+        while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
+            await asyncio.sleep(BEAT_S)
+            n_missed = n_missed + 1 if n_messages == self._n_messages else 0
+            n_messages = self._n_messages
+        self._is_hung = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def stop(self) -> None:
         """Ends the service: by SIGTERM, and after a timeout by SIGKILL."""
@@ -93,6 +120,24 @@ class Child:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        self._reading.cancel()
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        """Takes what the service reports, until its end of the pipe is closed."""
+        try:
+            while line := await lines.readline():
+                self._n_messages += 1
+                if message := json.loads(line):
+                    self.said.update(message)
+                    self._on_message(message)
+                    await self._tell_waiters()
+        finally:
+            self._is_silent = True
+            await self._tell_waiters()
+
+    async def _tell_waiters(self) -> None:
+        async with self._has_news:
+            self._has_news.notify_all()
 
 
 def _environment() -> dict[str, str]:

@@ -1,18 +1,21 @@
 """Starts the services in the order in which they need each other, and ends them in reverse.
 
 All start at once as far as addresses allow: a service says where it listens before it is ready,
-and each waits for those it needs.
+and each waits for those it needs. Once all serve, a service that dies or hangs is started again.
 """
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 from services.common.cpus import usable_cpus
-from services.local.child import Child
+from services.local.child import Child, OnMessage
 from services.local.settings import LocalSettings
+from services.local.supervisor import RestartLimit, Supervisor
 
 HOST = "127.0.0.1"
 DRAIN_S = 5
@@ -40,19 +43,17 @@ class Launcher:
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason as its result, when a service has ended that should not have."""
+        """Done, with the reason as its result, when a service has ended that is not started again.
+        """
         self._settings = settings
-        self._waves: list[list[Child]] = []  # children that start, and stop, together
-        self._watches: list[asyncio.Task[None]] = []
+        self._waves: list[list[Supervisor]] = []  # services that start, and stop, together
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for watch in self._watches:
-            watch.cancel()
         for wave in reversed(self._waves):
-            await asyncio.gather(*(child.stop() for child in wave))
+            await asyncio.gather(*(service.stop() for service in wave))
 
     async def start(self, on_progress: OnProgress) -> Endpoints:
         """Starts everything and returns when it serves.
@@ -61,15 +62,18 @@ class Launcher:
             ChildDied: a service ended; it has said why, and `death` says which.
         """
         self._waves = [[], [], []]
-        workers = [await self._start_worker(index) for index in range(self._settings.stages)]
+        workers = [
+            await self._start_worker(index, on_progress) for index in range(self._settings.stages)
+        ]
         addresses = [await worker.wait_for("address") for worker in workers]
         scheduler = await self._start_scheduler(addresses)
         frontend = await self._start_frontend(await scheduler.wait_for("address"))
         await asyncio.gather(
-            *(_follow_loading(worker, i, on_progress) for i, worker in enumerate(workers)),
-            scheduler.wait_for("ready"),
+            *(child.wait_for("ready") for child in (*workers, scheduler)),
             frontend.wait_for("http"),
         )
+        for service in (service for wave in self._waves for service in wave):
+            service.restarts = not self._settings.fail_fast
         metrics = {
             child.name: child.said["metrics"]
             for child in (*workers, scheduler, frontend)
@@ -77,24 +81,40 @@ class Launcher:
         }
         return Endpoints(frontend.said["http"], frontend.said["grpc"], metrics)
 
-    async def _start(self, wave: int, name: str, module: str, options: dict[str, object]) -> Child:
-        options = {
-            **options,
-            "metrics-address": f"{HOST}:0" if self._settings.metrics else None,
-            "log-level": self._settings.log_level,
-        }
-        arguments = [f"--{key}={value}" for key, value in options.items() if value is not None]
-        child = await Child.start(name, module, arguments)
-        self._waves[wave].append(child)
-        self._watches.append(asyncio.create_task(self._note_death(child)))
+    async def _start(
+        self,
+        wave: int,
+        name: str,
+        module: str,
+        options: dict[str, object],
+        *,
+        ready_key: str = "ready",
+        on_message: OnMessage = lambda _: None,
+    ) -> Child:
+        """Starts a service; `ready_key` is what it reports when it is ready."""
+        service = Supervisor(
+            name,
+            module,
+            {
+                **options,
+                "metrics-address": f"{HOST}:0" if self._settings.metrics else None,
+                "log-level": self._settings.log_level,
+            },
+            ready_key=ready_key,
+            on_message=on_message,
+            tell=_complain,
+            give_up=self._note_death,
+            limit=RestartLimit(),
+        )
+        child = await service.start()
+        self._waves[wave].append(service)
         return child
 
-    async def _note_death(self, child: Child) -> None:
-        obituary = await child.obituary()
+    def _note_death(self, reason: str) -> None:
         if not self.death.done():
-            self.death.set_result(obituary)
+            self.death.set_result(reason)
 
-    async def _start_worker(self, index: int) -> Child:
+    async def _start_worker(self, index: int, on_progress: OnProgress) -> Child:
         settings = self._settings
         n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
         return await self._start(
@@ -117,6 +137,7 @@ class Launcher:
                 "n-threads": n_threads,
                 "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
             },
+            on_message=partial(_follow_loading, index, on_progress),
         )
 
     async def _start_scheduler(self, stages: list[str]) -> Child:
@@ -152,6 +173,7 @@ class Launcher:
                 "grpc-address": f"{HOST}:{settings.grpc_port}",
                 "drain-s": DRAIN_S,
             },
+            ready_key="http",
         )
 
 
@@ -172,9 +194,11 @@ def share_cpus(
     ]
 
 
-async def _follow_loading(worker: Child, index: int, on_progress: OnProgress) -> None:
-    async for message in worker.messages():
-        if "loaded_bytes" in message:
-            on_progress(index, message["loaded_bytes"], message["total_bytes"])
-        if "ready" in message:
-            return
+def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:
+    if "loaded_bytes" in message:
+        on_progress(index, message["loaded_bytes"], message["total_bytes"])
+
+
+def _complain(what: str) -> None:
+    sys.stderr.write(f"orcinus: {what}\n")
+    sys.stderr.flush()

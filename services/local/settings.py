@@ -63,6 +63,10 @@ class LocalSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Compute threads of each rank; 0 divides the CPUs that may be used among all ranks."""
 
+    fail_fast: bool = False
+    """Whether everything ends with the first service that dies or hangs. Otherwise it is started
+    again, up to five times in a minute."""
+
     metrics: bool = False
     """Whether each service serves `/metrics`, on a free port of loopback."""
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from services.common.health import Health
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
 from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
@@ -64,6 +66,7 @@ class SchedulerProcess:
         self._requests = RequestObservers(self._metrics.requests, *traced)
         self._service = SchedulerService(self._requests)
         self._elector: LeaderElector | None = None
+        self._port = ""
 
     async def run(self) -> None:
         """Serves until told to stop.
@@ -94,25 +97,35 @@ class SchedulerProcess:
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
         """Leads once this scheduler is elected, for as long as it holds the lease."""
-        settings = self._settings
-        if settings.lease_name is None:
+        if self._settings.lease_name is None:
             await self._lead(pods, Unopposed())
             return
-        self._elector = elector = LeaderElector(
-            client.lease_store(settings.namespace, settings.lease_name),
-            # A container that starts again in its pod is another candidate: it has lost its state.
-            identity=f"{settings.pod_name}_{settings.pod_uid}_{uuid4().hex[:8]}",
-            lease_duration_s=settings.lease_duration_s,
-            renew_deadline_s=settings.renew_deadline_s,
-            retry_period_s=settings.retry_period_s,
+        self._elector = elector = self._candidate(client, self._settings.lease_name)
+        watch = LeaderWatch(
+            elector, pod_has_ended=partial(client.pod_has_ended, self._settings.namespace)
         )
-        acquiring = asyncio.create_task(elector.acquire())
+        acquiring = asyncio.create_task(_acquire(elector, watch))
         try:
             if await process.happens_before(acquiring, self._stop):
                 term = ElectedTerm(acquiring.result(), elector)
                 await process.first_of(self._lead(pods, term), elector.hold())
         finally:
             await elector.release()
+
+    def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
+        """Returns this process as a candidate. A container that starts again in its pod is another
+        one, since it has lost its state, and knows that the one before it has ended."""
+        settings = self._settings
+        container = f"{settings.pod_name}_{settings.pod_uid}_"
+        host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
+        return LeaderElector(
+            client.lease_store(settings.namespace, lease_name),
+            identity=container + uuid4().hex[:8],
+            address=f"{host}:{self._port}" if host else "",
+            predecessors=container if settings.pod_uid else "",
+            lease_duration_s=settings.lease_duration_s,
+            retry_period_s=settings.retry_period_s,
+        )
 
     async def _lead(self, stages: StageDirectory, term: Term) -> None:
         """Leads until told to stop; frontends find this scheduler by its health meanwhile."""
@@ -145,13 +158,13 @@ class SchedulerProcess:
 
     async def _tell_readiness(self) -> None:
         """Keeps the readiness up to date: a leader is ready while it has a pipeline, a standby
-        while it sees the lease."""
+        while it could take over."""
         while True:
             elector = self._elector
             if elector is None or elector.is_leader:
                 is_ready = self._service.is_open
             else:
-                is_ready = elector.synced
+                is_ready = elector.could_take_over
             await self._health.set_ready(is_ready)
             await asyncio.sleep(READINESS_PERIOD_S)
 
@@ -168,6 +181,7 @@ class SchedulerProcess:
         )
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()
+        self._port = address.rpartition(":")[2]
         probes = await self._health.listen(settings.health_address)
         await self._health.set_started()
         self._pipe.report({"address": address, "metrics": metrics_address})
@@ -178,6 +192,15 @@ class SchedulerProcess:
             await server.stop(grace=FLUSH_S)
             if probes is not None:
                 await probes.stop(grace=0)
+
+
+async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
+    """Waits until this process leads, and watches who leads meanwhile; returns its term."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch.run())
+        term = await elector.acquire()
+        watching.cancel()
+    return term
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
@@ -199,7 +222,7 @@ def main(
         with tracing.started(
             "orcinus-scheduler", decides=True, max_links=settings.max_batch_size
         ) as traces:
-            return process.run(serve(settings, traces, build))
+            return process.run(serve(settings, traces, build), ready_fd=settings.ready_fd)
     except (Unavailable, LeadershipLost, OSError) as error:
         log.error("%s", error)
         return 1

@@ -2,8 +2,9 @@
 
     gather stages → join an epoch → serve → (lost) → gather stages → …
 
-A pipeline that loses a stage ends its requests as UNAVAILABLE; frontends stay connected and are
-told when the next one is there. Stages that live on keep their weights.
+A pipeline that loses a stage puts its requests down: they wait in the pool, which outlives the
+epochs, and the next one runs their tokens again as a prefill and goes on. Frontends stay connected
+and are told when the next one is there. Stages that live on keep their weights.
 """
 
 import asyncio
@@ -36,8 +37,8 @@ from services.scheduler.settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
 
-BuildScheduler = Callable[[SchedulerSettings, Pipeline], Scheduler]
-"""A function that makes the scheduling core for a pipeline."""
+BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
+"""A function that makes the scheduling core for a pipeline, with the requests that there are."""
 
 PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -102,6 +103,7 @@ class Leader:
         self._traces = traces
         self._connect = connect
         self._build = build or build_scheduler
+        self._pool = RequestPool(max_requests=settings.max_requests)
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
         """Serves until the event is set and the requests that run then have finished.
@@ -124,17 +126,17 @@ class Leader:
             )
             if not await happens_before(gathering, stop):
                 return
+            epoch = self._assemble(gathering.result())
             try:
-                await self._serve(gathering.result(), stop)
+                await self._serve(epoch, stop)
             except PipelineLost as loss:
-                timeout.note_loss(loss, was_open=self._service.is_open)
                 # The engine master has logged why; it names addresses, which are not for clients.
-                self._service.fail_all("the pipeline was lost")
+                timeout.note_loss(loss, was_open=self._service.is_open)
+                self._service.suspend(*epoch.scheduler.suspend())
                 await asyncio.sleep(timeout.pause_s)
 
-    async def _serve(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+    async def _serve(self, epoch: "_Epoch", stop: asyncio.Event) -> None:
         """Forms one epoch and serves it to its end."""
-        epoch = self._assemble(pipeline)
         loss: str | None = None
         try:
             starting = asyncio.create_task(epoch.engine.start())
@@ -152,7 +154,7 @@ class Leader:
 
     def _assemble(self, pipeline: Pipeline) -> "_Epoch":
         """Puts together what serves an epoch; nothing is started yet."""
-        scheduler = self._build(self._settings, pipeline)
+        scheduler = self._build(self._settings, pipeline, self._pool)
         iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
@@ -167,6 +169,7 @@ class Leader:
             on_timing=observers.timed,
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
+            hang_limit_s=self._settings.hang_limit_s,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )
@@ -181,10 +184,11 @@ class Leader:
         return _Epoch(pipeline, scheduler, engine, loop, observers, iteration_log)
 
     def _open(self, epoch: "_Epoch") -> None:
-        """Tells observers and frontends that requests may come."""
+        """Tells observers and frontends that requests may come, and takes over those there are."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
         self._service.open(describe(pipeline, scheduler), epoch.loop, epoch.iteration_log)
+        epoch.loop.adopt()
         self.has_served.set()
         log.info(
             "epoch %d: %d stages, %d K/V slots",
@@ -221,7 +225,9 @@ class _Epoch:
     iteration_log: IterationLog
 
 
-def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Scheduler:
+def build_scheduler(
+    settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool
+) -> Scheduler:
     """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
     Raises:
@@ -230,7 +236,7 @@ def build_scheduler(settings: SchedulerSettings, pipeline: Pipeline) -> Schedule
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
     return Scheduler(
-        RequestPool(max_requests=settings.max_requests),
+        pool,
         build_kv_manager(settings, pipeline),
         policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
         pipeline_depth=depth,

@@ -1,5 +1,8 @@
 """SchedulerService: requests come in from frontends, their tokens go out.
 
+A frontend owns what its requests have got: one that loses its scheduler submits them to the next
+one with their tokens. A request that loses its pipeline stays here, and waits for the next one.
+
 There is one stream per frontend; all tokens of an iteration for it leave as one message. Knows
 neither batches nor stages.
 """
@@ -32,6 +35,7 @@ _REASONS = {
     FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
     FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
     FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
+    FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
 }
 
 
@@ -79,12 +83,21 @@ class Connection:
         self._has_mail.set()
 
     def update(self, update: Update) -> None:
-        request_id = update.request.request_id
+        request, reason = update.request, update.finish_reason
+        request_id = request.request_id
         if update.token_id is not None:
-            self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id])
-        if update.finish_reason is not None:
+            start = len(request.generated_token_ids) - 1
+            self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id], start=start)
+        if reason is not None:
             del self.requests[request_id]
-            self._outbox.completed.add(request_id=request_id, reason=_REASONS[update.finish_reason])
+            self._outbox.completed.add(
+                request_id=request_id, reason=_REASONS[reason], message=update.message
+            )
+        self._has_mail.set()
+
+    def suspend(self, request: Request) -> None:
+        """Tells the frontend that a request waits for the next pipeline."""
+        self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
         self._has_mail.set()
 
     def fail(self, message: str) -> None:
@@ -112,7 +125,7 @@ class SchedulerService:
         self._frontends: set[Connection] = set()
         self._is_leading = False
         self._is_open = False
-        self._pipeline: scheduler_pb2.PipelineDescription
+        self._pipeline = scheduler_pb2.PipelineDescription()
         self._loop: ServingLoop
         self._log: IterationLog | None = None
 
@@ -131,7 +144,13 @@ class SchedulerService:
         loop: ServingLoop,
         iteration_log: IterationLog,
     ) -> None:
-        """Takes submissions from now on, and hands them to `loop`."""
+        """Takes submissions from now on, and hands them to `loop`.
+
+        Requests for another model than this pipeline's are given up.
+        """
+        for request in list(self._connections):
+            if self._pipeline.model != pipeline.model:
+                self._loop.cancel(request)
         self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
         self._is_open = True
         for frontend in self._frontends:
@@ -147,13 +166,24 @@ class SchedulerService:
         """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
         for update in updates:
             request, reason = update.request, update.finish_reason
-            if update.token_id is not None and len(request.generated_token_ids) == 1:
+            if update.token_id is not None and request.n_new_tokens == 1:
                 self._observer.first_token(request)
             if reason is None:
                 self._connections[request].update(update)
             else:
                 self._connections.pop(request).update(update)
                 self._observer.ended(request, reason)
+
+    def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
+        """Takes no submissions until the next pipeline is there, and tells the frontends that their
+        requests wait for it; `ended` could not wait."""
+        self.close()
+        self._log = None
+        for request, frontend in self._connections.items():
+            frontend.suspend(request)
+        for request in begun:
+            self._observer.suspended(request)
+        self.deliver(ended)
 
     def fail_all(self, message: str) -> None:
         """Ends every request as UNAVAILABLE and refuses new ones."""
@@ -238,6 +268,8 @@ class SchedulerService:
             max_new_tokens=submission.max_new_tokens,
             sampling=submission.sampling.SerializeToString(),
             stop_token_ids=frozenset(sampling.stop_token_ids),
+            generated_token_ids=list(submission.generated_token_ids),
+            n_losses=submission.n_losses,
         )
         self._loop.submit(request)
         self._connections[request] = connection
@@ -252,7 +284,7 @@ class SchedulerService:
     ) -> None:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        largest = max(submission.prompt_token_ids, default=0)
+        largest = max((*submission.prompt_token_ids, *submission.generated_token_ids), default=0)
         if largest >= self._pipeline.vocab_size:
             raise InvalidRequest(
                 "prompt", f"token {largest} is not below {self._pipeline.vocab_size}"

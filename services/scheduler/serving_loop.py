@@ -60,6 +60,10 @@ class ServingLoop:
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
+    def adopt(self) -> None:
+        """Takes over the requests that the pool has from the epoch before."""
+        self._deliver(self._scheduler.adopt())
+
     def drain(self) -> None:
         """Makes `run` return as soon as no request is left, and no batch in flight."""
         self._is_draining = True

@@ -39,15 +39,15 @@ class SchedulerSettings(ServerSettings):
     pod_uid: str = ""
     """Uid of this pod, for the same."""
 
-    lease_duration_s: float = Field(default=15.0, gt=0)
-    """Seconds that others wait for a leader that shows no sign of life."""
+    pod_ip: str = ""
+    """Address of this pod, at which standbys look whether the leader is there; without it they wait
+    for the lease to expire."""
 
-    renew_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds after its last renewal at which a leader steps down; less than the duration, so that
-    two never lead at once."""
+    lease_duration_s: float = Field(default=8.0, gt=0)
+    """Seconds that others wait for a leader that shows no sign of life and is not plainly dead."""
 
     retry_period_s: float = Field(default=2.0, gt=0)
-    """Seconds between attempts to renew the lease or to get it."""
+    """Seconds between attempts to renew the lease or to get it; less than half the duration."""
 
     pipeline_id: str = "orcinus"
     """Name of the pipeline, in every message of it."""
@@ -77,14 +77,19 @@ class SchedulerSettings(ServerSettings):
     """Seconds to wait for a pipeline, at first and after a loss, before this process gives up:
     enough to load the weights."""
 
-    silence_limit_s: float = Field(default=10.0, gt=0)
+    silence_limit_s: float = Field(default=8.0, gt=0)
     """Seconds after which a stage that says nothing counts as lost; it gives a sign of life every
     second, however busy it is. A process that dies is noticed at once, a network that is cut is
     not."""
 
     iteration_limit_s: float = Field(default=300.0, gt=0)
-    """Seconds after which an iteration that does not return ends the epoch; must exceed the longest
-    one, and with the policy `orca` a long prompt runs in one."""
+    """Seconds after which an iteration that does not return ends the epoch in any case; must exceed
+    the longest one, and with the policy `orca` a long prompt runs in one."""
+
+    hang_limit_s: float = Field(default=8.5, gt=0)
+    """Seconds after which any other iteration that does not return ends the epoch; those that take
+    long, by what iterations of their size have taken, may take ten times that in addition. More
+    than the workers', who find and end the rank that hangs."""
 
     traced_iterations_per_s: float = Field(default=20.0, ge=0)
     """Iterations of recorded requests that are recorded too, per second at most, and as many again
@@ -114,6 +119,6 @@ class SchedulerSettings(ServerSettings):
             raise ValueError(f"n_stages is {self.n_stages}, and stages has other many addresses")
         if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
             raise ValueError("max_batch_tokens must not be less than max_batch_size")
-        if self.renew_deadline_s >= self.lease_duration_s:
-            raise ValueError("renew_deadline_s must be less than lease_duration_s")
+        if 2 * self.retry_period_s >= self.lease_duration_s:
+            raise ValueError("retry_period_s must be less than half of lease_duration_s")
         return self

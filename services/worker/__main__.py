@@ -155,7 +155,7 @@ def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay
     if settings.ready_fd is not None:
         process.die_with_parent()
     try:
-        return process.run(serve(settings, rank_module, plan_relay))
+        return process.run(serve(settings, rank_module, plan_relay), ready_fd=settings.ready_fd)
     except OSError as error:
         log.error("%s", error)
         return 1

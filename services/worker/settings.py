@@ -86,8 +86,14 @@ class SharedSettings(BaseModel):
     """Where the ranks of all stages meet, on stage 0; 0 takes a free one."""
 
     transfer_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a rank gives up waiting for another's tensor; must exceed the longest
-    iteration. A pipeline that forms anew does not wait for that."""
+    """Seconds after which a rank gives up waiting for another's tensor, and the most that it may
+    compute one iteration; must exceed the longest. A pipeline that forms anew does not wait for
+    that."""
+
+    hang_limit_s: float = Field(default=6.0, ge=2)
+    """Seconds that any iteration may take on a rank before it counts as hung, and its stage starts
+    again; those that take long, by what iterations of their size have taken, may take ten times
+    that in addition. Less than the scheduler's, which only ends the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

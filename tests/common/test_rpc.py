@@ -24,6 +24,7 @@ TREE = [
     (errors.PoolFull("full", retry_after_s=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable("gone"), grpc.StatusCode.UNAVAILABLE),
     (errors.StaleEpoch("old"), grpc.StatusCode.ABORTED),
+    (errors.RequestFailed("ends the pipeline"), grpc.StatusCode.INTERNAL),
     (errors.RequestCancelled("no"), grpc.StatusCode.CANCELLED),
     (ZeroDivisionError("a bug"), grpc.StatusCode.INTERNAL),
 ]
@@ -197,7 +198,23 @@ async def test_a_peer_that_stands_still_is_noticed() -> None:
         call: Any = channel.stream_stream(rpc.method_path(scheduler, "Connect"))()
         assert await asyncio.wait_for(call.read(), 5)
         process.send_signal(signal.SIGSTOP)
-        error = await asyncio.wait_for(failure(call.read()), 10)  # 1.5 s to ping, 0.5 s to wait
+        error = await asyncio.wait_for(failure(call.read()), 10)  # 0.25 s to ping, 0.2 s to wait
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.thorough
+async def test_the_pings_of_a_quiet_channel_are_welcome_and_a_stop_is_noticed_in_ten_seconds() -> (
+    None
+):
+    scheduler = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
+    async with scheduler_process() as (process, address), rpc.connect(address) as channel:
+        call: Any = channel.stream_stream(rpc.method_path(scheduler, "Connect"))()
+        assert await asyncio.wait_for(call.read(), 5)
+        reading = asyncio.ensure_future(failure(call.read()))
+        done, _ = await asyncio.wait([reading], timeout=6 * rpc.KEEPALIVE_S)
+        assert not done, "the server took its pings for too many"
+        process.send_signal(signal.SIGSTOP)
+        error = await asyncio.wait_for(reading, 10)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -40,10 +40,10 @@ async def soon(waiting: Awaitable[Result]) -> Result:
 
 @asynccontextmanager
 async def client_of(
-    address: str, connect: rpc.Connect = rpc.connect
+    address: str, connect: rpc.Connect = rpc.connect, *, resume_s: float = 0.0
 ) -> AsyncIterator[SchedulerClient]:
     """A client that tries to reach a scheduler, or the one of several that leads."""
-    client = SchedulerClient(address, connect=connect, backoff=EAGER)
+    client = SchedulerClient(address, connect=connect, backoff=EAGER, resume_s=resume_s)
     running = asyncio.ensure_future(client.run())
     try:
         yield client
@@ -53,9 +53,11 @@ async def client_of(
 
 
 @asynccontextmanager
-async def connected(scheduler: FakeScheduler) -> AsyncIterator[SchedulerClient]:
+async def connected(
+    scheduler: FakeScheduler, *, resume_s: float = 0.0
+) -> AsyncIterator[SchedulerClient]:
     """A client that has reached its scheduler."""
-    async with client_of(await scheduler.start()) as client:
+    async with client_of(await scheduler.start(), resume_s=resume_s) as client:
         await soon(client.wait_open())
         yield client
     await scheduler.stop()
@@ -154,7 +156,7 @@ async def running(
             scheduler=await start_all(*schedulers),
             http_address="127.0.0.1:0",
             grpc_address="127.0.0.1:0",
-            **{"max_body_bytes": 100_000, "hold_s": 0.0, **settings},
+            **{"max_body_bytes": 100_000, "hold_s": 0.0, "resume_s": 0.0, **settings},
         ),
         traces,
     )

@@ -40,6 +40,12 @@ async def test_openai_client_does_without_a_template(tmp_path: Path) -> None:
     assert "no chat template" in output
 
 
+async def test_resuming_client_talks(tmp_path: Path) -> None:
+    async with running(tmp_path) as site:
+        output = await said("examples/resuming_client.py", f"{site.url}/v1")
+    assert "Once upon a time" in output
+
+
 async def test_grpc_client_talks(tmp_path: Path) -> None:
     async with running(tmp_path) as site:
         output = await said("examples/grpc_client.py", site.frontend.grpc_address)

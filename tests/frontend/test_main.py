@@ -51,6 +51,13 @@ def frontend_process(
         os.close(reading)
 
 
+def first_report(reading: int) -> dict[str, Any]:
+    """The first message that is more than a sign of life."""
+    with os.fdopen(reading, closefd=False) as lines:
+        messages = (json.loads(line) for line in lines)
+        return next(message for message in messages if message)
+
+
 async def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Exit status and what it wrote."""
     _, said = await asyncio.to_thread(process.communicate, timeout=START_S)
@@ -64,8 +71,7 @@ async def ready(directory: Path) -> AsyncIterator[tuple[Any, FakeScheduler, http
     scheduler = FakeScheduler(keeps_quiet)
     with frontend_process(directory, await scheduler.start()) as (process, reading):
         async with asyncio.timeout(START_S):
-            line = await asyncio.to_thread(os.read, reading, 4096)
-        addresses = json.loads(line)
+            addresses = await asyncio.to_thread(first_report, reading)
         assert addresses.keys() == {"http", "grpc", "metrics"}
         url = f"http://{addresses['http']}"
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:

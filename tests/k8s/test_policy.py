@@ -223,6 +223,7 @@ def test_connections_are_those_of_the_design(name: str) -> None:
     }
     assert allowed == {
         ("frontend", "scheduler", 50052),
+        ("scheduler", "scheduler", 50052),
         ("scheduler", "worker", 50053),
         *(("worker", "worker", p) for p in (8000, 50051, 50052, 50053, 50060, 29500, 41234)),
     }

@@ -93,6 +93,15 @@ def test_silu_and_mul(ops: Ops, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_tanh(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        x = 4 * torch.randn(n_tokens, 19, dtype=dtype)
+        before = x.clone()
+        assert_close(ops.gelu_tanh(x), reference.gelu_tanh(x), f"{n_tokens} tokens")
+        assert torch.equal(x, before), f"{n_tokens} tokens"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gelu_and_mul(ops: Ops, dtype: torch.dtype) -> None:
     for n_tokens in SIZES:
         gate_up = 4 * torch.randn(n_tokens, 2 * 19, dtype=dtype)

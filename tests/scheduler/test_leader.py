@@ -16,6 +16,7 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.leader import Leader, build_scheduler
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
@@ -165,21 +166,26 @@ async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> N
             assert (await it.read()).accepted
             it.stages.place(1, None)
             lost.controller.on_exit(0, "was killed")
-            [ended] = await it.until_closed()
-            assert ended.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
-            assert ended.message == "the pipeline was lost"
+            message = await it.read()
+            assert message.is_closed
+            assert not message.completed
+            assert [(s.request_id, s.n_losses) for s in message.suspended] == [("a", 1)]
+            waiting = Samples.of(it.registry)
+            assert waiting.sum("orcinus_requests_suspended_total") == 1
+            assert waiting.sum("orcinus_requests_waiting") == 1
         async with fake_stage(1, 2, answers=True) as replacement:
             it.stages.place(1, replacement.address)
-            await it.until_open()
-            await it.submit("b", n_tokens=3)
             assert await it.outcome() == (3, scheduler_pb2.COMPLETION_REASON_LENGTH)
             assert survivor.controller.describe().epoch == 2
             counted = Samples.of(it.registry)
             assert counted.sum("orcinus_epochs_formed_total") == 2
             assert counted.sum("orcinus_pipeline_losses_total") == 1
             assert counted.sum("orcinus_pipeline_up") == 1
-            assert counted.sum("orcinus_requests_accepted_total") == 2
-            assert counted.sum("orcinus_requests_failed_total") == 1
+            assert counted.sum("orcinus_requests_accepted_total") == 1
+            assert counted.sum("orcinus_requests_failed_total") == 0
+            assert counted.sum("orcinus_requests_suspected_total") == 1
+            assert counted.sum("orcinus_requests_resumed_total") == 1
+            assert counted.sum("orcinus_recomputed_tokens_total") == 3
             assert counted.sum("orcinus_requests_finished_total", reason="length") == 1
 
 
@@ -255,7 +261,9 @@ def pipeline_of(n_stages: int) -> Pipeline:
 def test_every_stage_has_a_batch_and_one_stage_has_the_next_and_hands_tokens_over(
     n_stages: int,
 ) -> None:
-    scheduler = build_scheduler(SchedulerSettings(n_stages=n_stages), pipeline_of(n_stages))
+    scheduler = build_scheduler(
+        SchedulerSettings(n_stages=n_stages), pipeline_of(n_stages), RequestPool(max_requests=8)
+    )
     assert scheduler.pipeline_depth == max(2, n_stages)
     scheduler.submit(Request(RequestId("r"), [1, 2], 10))
     assert scheduler.select() is not None
@@ -268,7 +276,7 @@ def test_the_policy_is_the_one_that_is_set(
     policy: Literal["orca", "chunked"], n_tokens: int
 ) -> None:
     settings = SchedulerSettings(n_stages=1, policy=policy, max_batch_size=4, max_batch_tokens=8)
-    scheduler = build_scheduler(settings, pipeline_of(1))
+    scheduler = build_scheduler(settings, pipeline_of(1), RequestPool(max_requests=8))
     scheduler.submit(Request(RequestId("r"), [1] * 20, 10))
     batch = scheduler.select()
     assert batch is not None

@@ -47,9 +47,13 @@ class Stack:
         while (line := self._lines.get(timeout=deadline - time.monotonic())) is not None:
             if match := READY.search(line):
                 self.http, self.grpc = f"http://{match[1]}", match[2]
-                self.tree = psutil.Process(self._process.pid).children(recursive=True)
+                self.look_at_tree()
                 return
         raise AssertionError(f"never ready:\n{''.join(self.output)}")
+
+    def look_at_tree(self) -> None:
+        """Notes the processes that there are now, after some were started again."""
+        self.tree = psutil.Process(self._process.pid).children(recursive=True)
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """The exit status."""
@@ -110,7 +114,7 @@ class Stack:
     @contextlib.contextmanager
     def iterations(self) -> Iterator["IterationRecords"]:
         """Records of all iterations that start inside the block."""
-        with grpc.insecure_channel(self._scheduler_address()) as channel:
+        with grpc.insecure_channel(self.scheduler_address()) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             call = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
             call.initial_metadata()  # comes when the watch has begun
@@ -121,7 +125,8 @@ class Stack:
         """Addresses of the stages' controllers, in their order."""
         return self._option("--stages=").split(",")
 
-    def _scheduler_address(self) -> str:
+    def scheduler_address(self) -> str:
+        """Returns where the scheduler listens."""
         return self._option("--scheduler=")
 
     def _option(self, name: str) -> str:
@@ -164,12 +169,19 @@ class IterationRecords:
 def serving(
     model: Path, *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[Stack]:
-    """Orcinus serving a model on free ports; whatever is left of it afterwards is killed."""
-    options = {"http_port": 0, "grpc_port": 0, "kv_memory": "16MiB", "threads": 1, **options}
-    arguments = [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
-        for name, value in options.items()
-    ]
+    """Orcinus serving a model on free ports; whatever is left of it afterwards is killed.
+
+    A service that dies ends all, unless `fail_fast` is False: a test must not miss it.
+    """
+    options = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "kv_memory": "16MiB",
+        "threads": 1,
+        "fail_fast": True,
+        **options,
+    }
+    arguments = [_argument(name.replace("_", "-"), value) for name, value in options.items()]
     process = subprocess.Popen(
         [sys.executable, "-m", "services.local", f"--model={model}", *arguments],
         cwd=ROOT,
@@ -194,6 +206,12 @@ def serving(
         assert process.stdout is not None
         stack._reader.join(5)
         process.stdout.close()
+
+
+def _argument(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _stage_of(command: list[str]) -> int:

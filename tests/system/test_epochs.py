@@ -68,6 +68,7 @@ class Run:
             on_timing=lambda *_: None,
             silence_limit_s=60,
             iteration_limit_s=60,
+            hang_limit_s=60,
         )
         await self.engine.start()
         return self

@@ -1,11 +1,13 @@
-"""How the process tree ends: on signals, and when any of its members dies. Nothing hangs, nothing
-stays."""
+"""How the process tree ends: on signals, and with `--fail-fast` when any of its members dies; else
+what has died comes back. Nothing hangs, nothing stays."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +22,16 @@ from tests.system.stack import ROOT, Stack, serving
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
 MAX_S = 5.0
+MAX_HUNG_S = 12.0
+"""For a hung process to be found: ten seconds, and two for a busy machine."""
+MAX_BACK_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def healing(model: Path) -> Iterator[Stack]:
+    """Two stages that come back when they are lost; each test may harm it once."""
+    with serving(model, stages=2, fail_fast=False) as stack:
+        yield stack
 
 
 def stream_until_it_breaks(stack: Stack) -> dict[str, object]:
@@ -100,6 +112,54 @@ def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
             posted.result()
         assert stack.wait() != 0
         assert stack.survivors() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        pytest.param("services.worker.rank", signal.SIGKILL, id="rank dies"),
+        pytest.param("services.worker", signal.SIGKILL, id="controller dies"),
+        pytest.param("services.scheduler", signal.SIGKILL, id="scheduler dies"),
+        pytest.param("services.frontend", signal.SIGKILL, id="frontend dies"),
+        *(
+            pytest.param(module, signal.SIGSTOP, id=f"{name} stops", marks=pytest.mark.thorough)
+            for module, name in (
+                ("services.worker", "controller"),
+                ("services.scheduler", "scheduler"),
+                ("services.frontend", "frontend"),
+            )
+        ),
+    ],
+)
+def test_a_member_that_is_lost_comes_back_where_it_was(
+    healing: Stack, module: str, number: signal.Signals
+) -> None:
+    question = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    healing.look_at_tree()
+    before = list(healing.tree)
+    answer = answer_if_any(healing, question)
+    assert answer is not None
+    lost = psutil.Process(healing.pids(module)[0])
+    lost.send_signal(number)
+    lost.wait(MAX_HUNG_S)
+    deadline = time.monotonic() + MAX_BACK_S
+    while (again := answer_if_any(healing, question)) is None:
+        assert time.monotonic() < deadline, "".join(healing.output)
+        time.sleep(0.1)
+    assert again["token_ids"] == answer["token_ids"]
+    assert "starting it again (" in "".join(healing.output)
+    healing.look_at_tree()
+    assert len(healing.tree) == len(before)
+
+
+def answer_if_any(stack: Stack, question: dict[str, object]) -> dict[str, object] | None:
+    """The answer to a request; None where it is refused or its connection breaks."""
+    with contextlib.suppress(httpx.TransportError):
+        response = stack.post("/v1/completions", {**question, "return_token_ids": True})
+        if response.status_code == 200:
+            answer: dict[str, object] = response.json()["choices"][0]
+            return answer
+    return None
 
 
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:

@@ -6,10 +6,15 @@
 //
 // A piece walks over its keys a tile of 64 at a time. All queries of the piece, those of the heads that
 // share the K/V head side by side, go over the tile six rows at a time: scores, online softmax (Milakov
-// & Gimelshein, 2018), weighted values. Where there are many rows, the tile is packed before: keys are
-// transposed and values put into the form that the processor's multiply-add wants. Where there are
-// few, which is where a request decodes, a row is multiplied with each key as it is stored, and the
-// sums of the lanes of as many products as a vector has lanes are taken at once.
+// & Gimelshein, 2018), weighted values. Keys are transposed before, so that a lane has the score of a
+// key. Where there are many rows, values are put into the form that the processor's multiply-add wants;
+// where there are few, which is where a request decodes, each block of rows does so as it reads them.
+//
+// A query's result does not depend on the batch, the threads or the piece: its sums follow positions.
+// Tiles begin at multiples of 64 in the sequence. A segment is 256 keys, from a multiple of 256; its
+// softmax begins anew, and the results of segments are folded in their order, whether one thread
+// computes them or several. A key that a query does not see adds an exact zero. Every sum goes over the
+// head's elements, or over keys, in their order, with the same roundings for any number of rows.
 //
 // For g query heads per K/V head of d elements, a piece of q queries does 4 * g * q * d floating point
 // operations for every key, and packs 2 * d elements: packing costs less than a tenth from about 30
@@ -40,11 +45,12 @@ constexpr int kTileKeys = 64;
 constexpr int kTileVectors = kTileKeys / kLanes;
 constexpr int kBlockRows = 6;  // of a block whose sums stay in registers
 constexpr int kBlockVectors = kRegisters == 32 ? 4 : 2;
-constexpr int kStoredRows = 2 * kBlockRows;  // for which packing a tile does not pay
+constexpr int kStoredRows = 2 * kBlockRows;  // for which packing values does not pay
 constexpr int kPieceRows = 96;      // that share one packed tile
 constexpr int kFewestRows = 24;     // if there is too little work to give every thread that many
 constexpr int kPiecesPerThread = 4;  // as many at least, so that they finish together
-constexpr int64_t kFewestKeys = 256;  // of a part, if the keys of one query are divided
+constexpr int64_t kSegmentKeys = 256;  // whose softmax is computed by itself
+static_assert(kSegmentKeys % kTileKeys == 0);
 constexpr float kLowest = -1e30f;
 constexpr int kLineBytes = 64;
 
@@ -55,11 +61,7 @@ struct Float32Words {
   static Floats multiply_add(Floats sum, const uint32_t* left, Words right) {
     float x;
     std::memcpy(&x, left, sizeof x);
-    return sum + x * (Floats)right;
-  }
-
-  static Floats multiply_add(Floats sum, Words left, Words right) {
-    return sum + (Floats)left * (Floats)right;
+    return fused(splat(x), (Floats)right, sum);
   }
 
   template <class T>
@@ -92,10 +94,6 @@ struct BFloat16Words {
     uint32_t x;
     std::memcpy(&x, left, sizeof x);
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)right);
-  }
-
-  static Floats multiply_add(Floats sum, Words left, Words right) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
   }
 
   static Words load_row(const BFloat16* from, int n) {
@@ -170,7 +168,11 @@ struct Batch {
   float exponent() const { return soft_cap > 0 ? kLog2E : scale * kLog2E; }
 };
 
-// Some queries of a span, some K/V heads, and some of the keys that these queries see.
+// The number of the segment that a key belongs to.
+constexpr int64_t segment_of(int64_t key) { return key / kSegmentKeys; }
+
+// Some queries of a span, some K/V heads, and some of the keys that these queries see. The first key is
+// that of a tile.
 struct Piece {
   int64_t span;
   int64_t first_token;  // in the batch
@@ -181,9 +183,33 @@ struct Piece {
   int64_t first_key;
   int64_t end_key;
   int64_t cost;
-  int64_t first_part = -1;  // of the parts that its keys are divided into; -1: not divided
-  int64_t n_parts = 1;
-  int64_t part = 0;
+  int64_t n_parts = 1;  // that the keys of these queries are divided into; each part is a piece
+  int64_t first_segment = 0;  // of all parts, as the next two
+  int64_t n_segments = 0;
+  int64_t first_result = -1;  // the place of the first segment's results; -1: there is one part
+};
+
+// Results of rows over some of their keys, not yet divided by the sums of their weights.
+struct Results {
+  float* sums;     // [rows, padded_dim], weighted values
+  float* weights;  // [rows, kLanes], sums of weights
+  float* largest;  // [rows], the largest score so far
+
+  static int64_t floats(int64_t n_rows, int64_t padded_dim) {
+    return n_rows * (padded_dim + kLanes + 1);
+  }
+
+  static Results at(float* memory, int64_t n_rows, int64_t padded_dim) {
+    float* weights = memory + n_rows * padded_dim;
+    return {memory, weights, weights + n_rows * kLanes};
+  }
+
+  // Those of no keys.
+  void clear(int64_t n_rows, int64_t padded_dim) const {
+    std::fill_n(sums, n_rows * padded_dim, 0.0f);
+    std::fill_n(weights, n_rows * kLanes, 0.0f);
+    std::fill_n(largest, n_rows, kLowest);
+  }
 };
 
 // Memory of one thread, kept between calls.
@@ -261,16 +287,16 @@ class Worker {
   static constexpr int kFetched = kLineBytes / sizeof(T);
   static constexpr int kStoredElements = kBlockVectors * kLanes;
 
-  // Floats of one row's result that is not yet divided by the sum of its weights, and the two numbers
-  // that it takes to put two such results together.
-  static int64_t part_floats(int64_t head_dim) {
-    return round_up(static_cast<int>(head_dim), kLanes) + 2;
+  // Floats of the results of one segment of a piece.
+  int64_t result_floats(const Piece& piece) const {
+    return Results::floats(n_rows(piece) * piece.n_kv_heads, padded_dim_);
   }
 
-  // Attends; the result goes to `out`, or to `part` if the keys are divided. `claim` says which piece
-  // this thread does afterwards; it is asked as late as possible, and its first keys are fetched.
+  // Attends; the result goes to `out`, or those of segments to `results` if the keys are divided.
+  // `claim` says which piece this thread does afterwards; it is asked as late as possible, and its
+  // first keys are fetched.
   template <class Claim>
-  void run(const Piece& piece, float* part, const Claim& claim) {
+  void run(const Piece& piece, float* results, const Claim& claim) {
     prepare(piece);
     for (int64_t key = piece.first_key; key < piece.end_key; key += kTileKeys) {
       offsets_.swap(next_offsets_);
@@ -281,8 +307,29 @@ class Worker {
       }
       spread(piece, key);
       for (int64_t i = 0; i < piece.n_kv_heads; ++i) attend_tile(piece, key, i);
+      const bool is_last = key + kTileKeys >= piece.end_key;
+      if (!is_last && segment_of(key + kTileKeys) == segment_of(key)) continue;
+      if (results != nullptr) {
+        std::copy_n(results_.sums, result_floats(piece), results);
+        results += result_floats(piece);
+      } else if (segment_of(key) == segment_of(piece.first_key)) {
+        std::swap(results_, total_);
+      } else {
+        fold(total_, results_, n_rows(piece) * piece.n_kv_heads);
+      }
+      if (!is_last) results_.clear(n_rows(piece) * piece.n_kv_heads, padded_dim_);
     }
-    finish(piece, part);
+    if (results == nullptr) finish(piece, total_);
+  }
+
+  // Folds the results of all segments of a piece, which lie one after the other, in their order.
+  void combine(const Piece& piece, float* results) {
+    const int64_t rows = n_rows(piece) * piece.n_kv_heads;
+    const Results total = Results::at(results, rows, padded_dim_);
+    for (int64_t i = 1; i < piece.n_segments; ++i) {
+      fold(total, Results::at(results + i * result_floats(piece), rows, padded_dim_), rows);
+    }
+    finish(piece, total);
   }
 
   // Before the first piece.
@@ -293,22 +340,20 @@ class Worker {
 
   void prepare(const Piece& piece) {
     const int64_t rows = n_rows(piece), all_rows = rows * piece.n_kv_heads;
-    const int64_t row_bytes = 4 * (head_words_ + padded_dim_ + kLanes + 1) + 8;
-    scratch_.reset(all_rows * row_bytes + 4 * kTileKeys * (head_words_ + padded_dim_) +
-                   4 * 2 * kBlockRows * kTileKeys + 16 * 64);
+    const int64_t results = Results::floats(all_rows, padded_dim_);
+    scratch_.reset(4 * (all_rows * head_words_ + 2 * results) + 8 * rows +
+                   4 * kTileKeys * (head_words_ + padded_dim_) + 4 * 2 * kBlockRows * kTileKeys +
+                   16 * 64);
     queries_ = scratch_.take<uint32_t>(all_rows * head_words_);
-    sums_ = scratch_.take<float>(all_rows * padded_dim_);
-    weights_ = scratch_.take<float>(all_rows * kLanes);
-    largest_ = scratch_.take<float>(all_rows);
+    results_ = Results::at(scratch_.take<float>(results), all_rows, padded_dim_);
+    total_ = Results::at(scratch_.take<float>(results), all_rows, padded_dim_);
     positions_ = scratch_.take<int64_t>(rows);
     packed_keys_ = scratch_.take<uint32_t>(head_words_ * kTileKeys);
     packed_values_ = scratch_.take<uint32_t>(padded_dim_ * kTileKeys);
     scores_ = scratch_.take<float>(kBlockRows * kTileKeys);
     probabilities_ = scratch_.take<uint32_t>(kBlockRows * kTileKeys);
 
-    std::fill_n(sums_, all_rows * padded_dim_, 0.0f);
-    std::fill_n(weights_, all_rows * kLanes, 0.0f);
-    std::fill_n(largest_, all_rows, kLowest);
+    results_.clear(all_rows, padded_dim_);
     int64_t* position = positions_;
     for (int64_t i = 0; i < piece.n_queries; ++i) {
       position = std::fill_n(position, batch_.group_size, piece.first_position + i);
@@ -442,11 +487,9 @@ class Worker {
     const int64_t head = (piece.first_kv_head + i) * batch_.head_dim;
     const T *keys = batch_.keys + head, *values = batch_.values + head;
     const int rows = static_cast<int>(n_rows(piece));
-    const bool is_packed = rows > kStoredRows || head_dim_ % kStoredElements != 0;
-    if (is_packed) {
-      pack_keys(keys, n_keys);
-      pack_values(values, n_keys);
-    }
+    const bool are_values_packed = rows > kStoredRows || head_dim_ % kStoredElements != 0;
+    pack_keys(keys, n_keys);
+    if (are_values_packed) pack_values(values, n_keys);
     for (int row = 0; row < rows; row += kBlockRows) {
       const int n = std::min(kBlockRows, rows - row);
       // The last of these rows sees the most keys at the end, the first at the beginning.
@@ -456,39 +499,30 @@ class Worker {
       const int n_vectors = static_cast<int>((end + kLanes - 1) / kLanes);
       const int64_t first = i * rows + row;
       with_constant<kBlockRows>(n, [&](auto n_block_rows) {
-        if (is_packed) {
-          attend_packed<n_block_rows>(first, positions_ + row, key, n_keys, n_vectors);
-        } else {
-          attend_stored<n_block_rows>(keys, values, first, positions_ + row, key, n_keys, n_vectors);
-        }
+        attend<n_block_rows>(are_values_packed ? nullptr : values, first, positions_ + row, key,
+                             n_keys, n_vectors);
       });
     }
   }
 
-  // Rows that begin at row `first` of all heads over the first `n_vectors` vectors of a packed tile.
+  // Rows that begin at row `first` of all heads over the first `n_vectors` vectors of a tile. Its values
+  // are packed, or stored as `values`.
   template <int kRows>
-  [[gnu::noinline]] void attend_packed(int64_t first, const int64_t* positions, int64_t key,
-                                       int n_keys, int n_vectors) {
+  [[gnu::noinline]] void attend(const T* values, int64_t first, const int64_t* positions,
+                                int64_t key, int n_keys, int n_vectors) {
     float decay[round_up(kBlockRows, kLanes)] = {};
-    score_packed<kRows>(first, n_vectors);
+    score<kRows>(first, n_vectors);
     weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
-    add_packed<kRows>(first, n_vectors, decay);
-  }
-
-  // The same over a tile that is not packed.
-  template <int kRows>
-  [[gnu::noinline]] void attend_stored(const T* keys, const T* values, int64_t first,
-                                       const int64_t* positions, int64_t key, int n_keys,
-                                       int n_vectors) {
-    float decay[round_up(kBlockRows, kLanes)] = {};
-    score_stored<kRows>(keys, first, n_vectors);
-    weigh<kRows>(first, positions, key, n_keys, n_vectors, decay);
-    add_stored<kRows>(values, first, n_vectors, decay);
+    if (values == nullptr) {
+      add_packed<kRows>(first, n_vectors, decay);
+    } else {
+      add_stored<kRows>(values, first, n_vectors, decay);
+    }
   }
 
   // Scores of rows that begin at row `first` of all heads, of the first `n_vectors` vectors of keys.
   template <int kRows>
-  void score_packed(int64_t first, int n_vectors) {
+  void score(int64_t first, int n_vectors) {
     const uint32_t* queries = queries_ + first * head_words_;
     for (int vector = 0; vector < n_vectors; vector += kBlockVectors) {
       with_constant<kBlockVectors>(std::min(kBlockVectors, n_vectors - vector), [&](auto n_constant) {
@@ -505,35 +539,10 @@ class Worker {
     }
   }
 
-  // The same from keys as they are stored: the products of as many of them as a vector has lanes, and
-  // then the sums of these vectors' lanes, all at once.
-  template <int kRows>
-  void score_stored(const T* keys, int64_t first, int n_vectors) {
-    const int n_words = head_words_;
-    for (int vector = 0; vector < n_vectors; ++vector) {
-      const int64_t* offsets = offsets_.data() + vector * kLanes;
-      for (int r = 0; r < kRows; ++r) {
-        const uint32_t* query = queries_ + (first + r) * n_words;
-        Floats sums[kLanes] = {};
-        for (int word = 0; word < n_words; word += kLanes) {
-          const Words left = load_words(query + word);
-          const T* const from = keys + word * Product::kDepth;
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; ++i) {
-            const Words right = Product::load_row(from + offsets[i], kStoredElements);
-            sums[i] = Product::multiply_add(sums[i], left, right);
-          }
-        }
-        store(scores_ + r * kTileKeys + vector * kLanes, sums_of_lanes(sums));
-      }
-      fetch(keys_ahead_, n_fetched_);
-    }
-  }
-
   // Adds the values of the first `n_vectors` vectors of keys to the rows' sums, which decay before.
   template <int kRows>
   void add_packed(int64_t first, int n_vectors, const float* decay) {
-    float* results = sums_ + first * padded_dim_;
+    float* results = results_.sums + first * padded_dim_;
     for (int at = 0; at < padded_dim_; at += kBlockVectors * kLanes) {
       const int n_left = (padded_dim_ - at) / kLanes;
       with_constant<kBlockVectors>(std::min(kBlockVectors, n_left), [&](auto n_constant) {
@@ -552,7 +561,7 @@ class Worker {
   void add_stored(const T* values, int64_t first, int n_vectors, const float* decay) {
     constexpr int n = kStoredElements / kLanes;
     const int n_fetched = (n_fetched_ * kStoredElements + padded_dim_ - 1) / padded_dim_;
-    float* results = sums_ + first * padded_dim_;
+    float* results = results_.sums + first * padded_dim_;
     for (int at = 0; at < padded_dim_; at += kStoredElements) {
       Floats sums[kRows][n];
       load_decayed(sums, results + at, decay);
@@ -608,7 +617,7 @@ class Worker {
   void weigh(int64_t first, const int64_t* positions, int64_t key, int n_keys, N n_vectors,
              float* decay) {
     const float exponent = batch_.exponent();
-    float* const largest = largest_ + first;
+    float* const largest = results_.largest + first;
     for (int r = 0; r < kRows; ++r) {
       float* scores = scores_ + r * kTileKeys;
       if (batch_.soft_cap > 0) cap(scores, n_vectors);
@@ -626,15 +635,16 @@ class Worker {
     for (int r = 0; r < kRows; r += kLanes) store(decay + r, exp2(load(decay + r)));
     for (int r = 0; r < kRows; ++r) {
       const float* scores = scores_ + r * kTileKeys;
-      const float subtracted = largest[r] * exponent;
-      Floats sum = decay[r] * load(weights_ + (first + r) * kLanes);
+      const Floats subtracted = splat(-largest[r] * exponent);
+      float* const weights = results_.weights + (first + r) * kLanes;
+      Floats sum = decay[r] * load(weights);
       uint32_t* to = probabilities_ + r * (kTileKeys / Product::kDepth);
       for (int v = 0; v < n_vectors; ++v) {
-        const Floats weight = exp2(load(scores + v * kLanes) * exponent - subtracted);
+        const Floats weight = exp2(fused(load(scores + v * kLanes), splat(exponent), subtracted));
         sum += weight;
         Product::store_weights(to, v * kLanes, weight);
       }
-      store(weights_ + (first + r) * kLanes, sum);
+      store(weights, sum);
     }
   }
 
@@ -657,50 +667,39 @@ class Worker {
     }
   }
 
-  void finish(const Piece& piece, float* part) {
-    float* sums = sums_;
-    for_each_row(piece, [&, row = int64_t{0}](int64_t token, int64_t head) mutable {
-      const float weight = sum_of_lanes(load(weights_ + row * kLanes));
+  // Takes further keys of `n_rows` rows into their results.
+  [[gnu::noinline]] void fold(const Results& total, const Results& more, int64_t n_rows) const {
+    const float exponent = batch_.exponent();
+    for (int64_t row = 0; row < n_rows; ++row) {
+      const float largest = std::max(total.largest[row], more.largest[row]);
+      const Floats before = exp2(splat((total.largest[row] - largest) * exponent));
+      const Floats share = exp2(splat((more.largest[row] - largest) * exponent));
+      const auto add = [&](float* to, const float* from) {
+        store(to, fused(share, load(from), before * load(to)));
+      };
+      for (int at = 0; at < padded_dim_; at += kLanes) {
+        add(total.sums + row * padded_dim_ + at, more.sums + row * padded_dim_ + at);
+      }
+      add(total.weights + row * kLanes, more.weights + row * kLanes);
+      total.largest[row] = largest;
+    }
+  }
+
+  void finish(const Piece& piece, const Results& results) {
+    float* sums = results.sums;
+    const float* weights = results.weights;
+    for_each_row(piece, [&](int64_t token, int64_t head) {
       Product::restore_order(sums, head_dim_);
-      if (part == nullptr) {
-        T* to = out(token, head);
-        const float factor = 1 / weight;
-        for (int at = 0; at < head_dim_; at += kLanes) {
-          store_up_to(to + at, factor * load(sums + at), head_dim_ - at);
-        }
-      } else {
-        part = std::copy_n(sums, padded_dim_, part);
-        *part++ = largest_[row];
-        *part++ = weight;
+      T* to = out(token, head);
+      const float factor = 1 / sum_of_lanes(load(weights));
+      for (int at = 0; at < head_dim_; at += kLanes) {
+        store_up_to(to + at, factor * load(sums + at), head_dim_ - at);
       }
       sums += padded_dim_;
-      ++row;
+      weights += kLanes;
     });
   }
 
- public:
-  // Puts the parts of a piece together, which lie `part_size` floats apart.
-  void combine(const Piece& piece, const float* parts, int64_t part_size) const {
-    for_each_row(piece, [&](int64_t token, int64_t head) {
-      float largest = kLowest;
-      for (int64_t i = 0; i < piece.n_parts; ++i) {
-        largest = std::max(largest, parts[i * part_size + padded_dim_]);
-      }
-      for (int at = 0; at < padded_dim_; at += kLanes) {
-        Floats sum{}, weight{};
-        for (int64_t i = 0; i < piece.n_parts; ++i) {
-          const float* part = parts + i * part_size;
-          const Floats share = exp2(splat((part[padded_dim_] - largest) * batch_.exponent()));
-          sum += share * load(part + at);
-          weight += share * part[padded_dim_ + 1];
-        }
-        store_up_to(out(token, head) + at, sum / weight, head_dim_ - at);
-      }
-      parts += padded_dim_ + 2;
-    });
-  }
-
- private:
   static thread_local Scratch scratch_;
   const Batch<T>& batch_;
   int head_dim_;
@@ -709,9 +708,8 @@ class Worker {
 
   // Rows are those of the piece's first K/V head, then those of the next; head by head within a token.
   uint32_t* queries_;   // [rows, head_words]
-  float* sums_;         // [rows, padded_dim], weighted values
-  float* weights_;      // [rows, kLanes], sums of weights
-  float* largest_;      // [rows], the largest score so far
+  Results results_;     // of the segment
+  Results total_;       // of the segments before
   int64_t* positions_;  // [rows of one K/V head]
   uint32_t* packed_keys_;
   uint32_t* packed_values_;
@@ -723,7 +721,7 @@ class Worker {
   std::array<int64_t, kTileKeys> next_offsets_{};
   Ahead keys_ahead_;
   Ahead values_ahead_;
-  int n_fetched_ = 0;  // lines for each vector of keys of a tile that is not packed
+  int n_fetched_ = 0;  // lines for each vector of keys of a tile whose values are not packed
 };
 
 template <class T, class Product>
@@ -751,7 +749,8 @@ std::vector<Piece> divide(const Batch<T>& batch, int n_threads) {
     int64_t position = batch.starts[span];
     while (token < end_token) {
       const int64_t n = std::min(n_queries, end_token - token);
-      const int64_t first_key = batch.window ? std::max<int64_t>(position + 1 - batch.window, 0) : 0;
+      const int64_t first_seen = batch.window ? std::max<int64_t>(position + 1 - batch.window, 0) : 0;
+      const int64_t first_key = first_seen / kTileKeys * kTileKeys;
       const int64_t end_key = position + n;
       // Packing a tile costs about as much as eight rows over it.
       const int64_t cost = (end_key - first_key) * (n * batch.group_size + 8);
@@ -764,29 +763,33 @@ std::vector<Piece> divide(const Batch<T>& batch, int n_threads) {
 
   const int64_t most = total / n_wanted + 1;
   std::vector<Piece> pieces;
-  int64_t n_parts = 0;
-  for (Piece piece : whole) {
+  int64_t n_results = 0;
+  for (const Piece& piece : whole) {
     // Decodes keep their heads together, whose keys lie side by side; if they are too large, heads
     // are separated first, because that is free, and then keys.
     const bool is_small = piece.n_queries * batch.group_size <= kFewestRows;
     const int64_t heads =
         is_small ? std::clamp<int64_t>(most / piece.cost, 1, batch.n_kv_heads) : 1;
-    const int64_t n_keys = piece.end_key - piece.first_key;
-    const int64_t parts = std::clamp<int64_t>(piece.cost / most, 1, (n_keys - 1) / kFewestKeys + 1);
+    const int64_t first_segment = segment_of(piece.first_key);
+    const int64_t n_segments = segment_of(piece.end_key - 1) + 1 - first_segment;
+    const int64_t parts = std::clamp<int64_t>(piece.cost / most, 1, n_segments);
     for (int64_t head = 0; head < batch.n_kv_heads; head += heads) {
       Piece share = piece;
       share.first_kv_head = head;
       share.n_kv_heads = std::min(heads, batch.n_kv_heads - head);
       share.n_parts = parts;
-      share.first_part = parts > 1 ? n_parts : -1;
+      share.first_segment = first_segment;
+      share.n_segments = n_segments;
+      share.first_result = parts > 1 ? n_results : -1;
       share.cost = piece.cost * share.n_kv_heads / parts;
       for (int64_t i = 0; i < parts; ++i) {
-        share.part = i;
-        share.first_key = piece.first_key + n_keys * i / parts;
-        share.end_key = piece.first_key + n_keys * (i + 1) / parts;
+        const int64_t begin = (first_segment + n_segments * i / parts) * kSegmentKeys;
+        const int64_t end = (first_segment + n_segments * (i + 1) / parts) * kSegmentKeys;
+        share.first_key = std::max(piece.first_key, begin);
+        share.end_key = std::min(piece.end_key, end);
         pieces.push_back(share);
       }
-      if (parts > 1) n_parts += parts;
+      if (parts > 1) n_results += n_segments;
     }
   }
   std::sort(pieces.begin(), pieces.end(),
@@ -800,16 +803,17 @@ void attention(const Batch<T>& batch) {
   const std::vector<Piece> pieces = divide(batch, omp_get_max_threads());
   if (pieces.empty()) return;
 
-  // Parts of divided pieces: their results, and how many of a piece are done.
-  int64_t n_parts = 0, part_rows = 0;
+  // Of pieces with divided keys: results of segments, and how many parts are done, by `first_result`.
+  int64_t n_results = 0, most_rows = 0;
   for (const Piece& piece : pieces) {
-    if (piece.first_part < 0) continue;
-    n_parts = std::max(n_parts, piece.first_part + piece.n_parts);
-    part_rows = std::max(part_rows, piece.n_queries * batch.group_size * piece.n_kv_heads);
+    if (piece.first_result < 0) continue;
+    n_results = std::max(n_results, piece.first_result + piece.n_segments);
+    most_rows = std::max(most_rows, piece.n_queries * batch.group_size * piece.n_kv_heads);
   }
-  const int64_t part_size = part_rows * Work::part_floats(batch.head_dim);
-  std::vector<float> parts(n_parts * part_size);
-  std::vector<std::atomic<int64_t>> n_done(n_parts);
+  const int64_t result_size =
+      Results::floats(most_rows, round_up(static_cast<int>(batch.head_dim), kLanes));
+  const std::unique_ptr<float[]> results(new float[n_results * result_size]);
+  std::vector<std::atomic<int64_t>> n_done(n_results);
 
   // Every other thread begins with the smallest pieces: these are decodes, which wait for memory while
   // prompts compute.
@@ -830,15 +834,16 @@ void attention(const Batch<T>& batch) {
     while (piece != nullptr) {
       const Piece* following = nullptr;
       const auto claim_following = [&] { return following = claim(); };
-      if (piece->first_part < 0) {
+      if (piece->first_result < 0) {
         work.run(*piece, nullptr, claim_following);
       } else {
-        float* first = parts.data() + piece->first_part * part_size;
-        work.run(*piece, first + piece->part * part_size, claim_following);
+        float* first = results.get() + piece->first_result * result_size;
+        const int64_t n_before = segment_of(piece->first_key) - piece->first_segment;
+        work.run(*piece, first + n_before * work.result_floats(*piece), claim_following);
         // Whoever finishes the last part has all the others.
-        auto& done = n_done[piece->first_part];
+        auto& done = n_done[piece->first_result];
         if (done.fetch_add(1, std::memory_order_acq_rel) == piece->n_parts - 1) {
-          work.combine(*piece, first, part_size);
+          work.combine(*piece, first);
         }
       }
       piece = following;

@@ -4,7 +4,10 @@
 // other in the order in which they are used: one step of the sum over inputs after the other, and in
 // a step one word for each output. A word is one float32, two bfloat16 or four int8 inputs, as the
 // instruction takes them, so that one loop serves all of them. Inputs are brought into the same
-// words, [step][token] for up to kTokens tokens at a time, which are then summed in registers.
+// words, [step][token] for up to kTokens tokens at a time, which are then summed in registers. Where
+// no instruction takes bfloat16, a word of weights becomes two of float32, and inputs are float32.
+//
+// The sum of an output goes over inputs in their order, whatever the number of tokens and threads.
 //
 // With few tokens the weights come from memory as fast as it gives them; with more, the next panel
 // is fetched while this one is computed with. Threads take panels from their own half and, when that
@@ -49,20 +52,29 @@ struct Scales {
 struct PlainDot {
   using Sum = Floats;
   static constexpr bool kIsQuantised = false;
+  static constexpr int kParts = 1;  // words of inputs for a word of weights
+  static Words part(Words weights, int) { return weights; }
   static Sum start(const Scales&, int64_t) { return Sum{}; }
   static Floats result(Sum sum, const Scales&, int64_t, int64_t) { return sum; }
 };
 
 struct FloatDot : PlainDot {
-  static constexpr int kInputs = 1;  // in a word
+  static constexpr int kInputs = 1;  // in a word of weights
   static Sum add(Sum sum, Words weights, uint32_t input) {
     float x;
     std::memcpy(&x, &input, sizeof x);
-    return sum + (Floats)weights * x;
+    return fused((Floats)weights, splat(x), sum);
   }
 };
 
-#if defined(__AVX512BF16__)
+#if !defined(__AVX512BF16__)
+// Each word of weights is used twice, as two float32, with a word of inputs each.
+struct BFloat16Dot : FloatDot {
+  static constexpr int kInputs = 2;
+  static constexpr int kParts = 2;
+  static Words part(Words weights, int i) { return i == 0 ? weights << 16 : weights & 0xffff0000; }
+};
+#else
 struct BFloat16Dot : PlainDot {
   static constexpr int kInputs = 2;
   static Sum add(Sum sum, Words weights, uint32_t input) {
@@ -78,7 +90,9 @@ struct BFloat16Dot : PlainDot {
 struct Int8Dot {
   static constexpr int kInputs = 4;
   static constexpr bool kIsQuantised = true;
+  static constexpr int kParts = 1;
   using Sum = Ints;
+  static Words part(Words weights, int) { return weights; }
   static Sum start(const Scales& scales, int64_t output) {
     return (Sum)load_words(scales.starts + output);
   }
@@ -145,13 +159,17 @@ void multiply(const uint32_t* weights, const uint32_t* inputs, int64_t n_steps, 
     if (n <= 4) __builtin_prefetch(soon + kLineBytes, 0, 2);
     soon += bytes_per_step;
     const Words low = load_words(weights), high = load_words(weights + kLanes);
+#pragma GCC unroll 2
+    for (int part = 0; part < Dot::kParts; ++part) {
+      const Words low_part = Dot::part(low, part), high_part = Dot::part(high, part);
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) {
-      sums[i][0] = Dot::add(sums[i][0], low, inputs[i]);
-      sums[i][1] = Dot::add(sums[i][1], high, inputs[i]);
+      for (int i = 0; i < n; ++i) {
+        sums[i][0] = Dot::add(sums[i][0], low_part, inputs[i]);
+        sums[i][1] = Dot::add(sums[i][1], high_part, inputs[i]);
+      }
+      inputs += n;
     }
     weights += kPanel;
-    inputs += n;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < n; ++i) {
@@ -255,6 +273,20 @@ void arrange_bytes(const Element* x, int64_t n_in, int64_t n_steps, int n, uint3
 }
 #endif
 
+// Words of inputs as float32, one for each.
+inline void arrange_wide(const BFloat16* x, int64_t n_in, int64_t n_words, int n, uint32_t* out) {
+  thread_local Buffer buffer;
+  auto* wide = reinterpret_cast<float*>(buffer.of(n * n_words + kLanes));
+  for (int token = 0; token < n; ++token) {
+    float* row = wide + token * n_words;
+    for (int64_t i = 0; i < n_in; i += kLanes) {
+      store_up_to(row + i, load_up_to(x + token * n_in + i, n_in - i), n_in - i);
+    }
+    std::fill(row + n_in, row + n_words, 0.0f);
+  }
+  arrange(wide, n_words, n_words, n, out);
+}
+
 struct alignas(kLineBytes) Counter {
   std::atomic<int64_t> next;
 };
@@ -273,11 +305,13 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
   thread_local Buffer buffer, scales;
   if (Dot::kIsQuantised) job.scales.tokens = reinterpret_cast<float*>(scales.of(n_tokens));
   const int64_t n_steps = (n_in + Dot::kInputs - 1) / Dot::kInputs;
+  const int64_t n_words = n_steps * Dot::kParts;  // of inputs of a token
   const int64_t n_panels = (job.n_out + kPanel - 1) / kPanel;
-  const int64_t most = std::max<int64_t>(kTokens, kInputBytes / (n_steps * 4));
+  const int64_t most = std::max<int64_t>(kTokens, kInputBytes / (n_words * 4));
   const int64_t n_passes = (n_tokens + most - 1) / most;
-  const bool is_arranged = !Dot::kIsQuantised && n_tokens == 1 && n_in % Dot::kInputs == 0;
-  uint32_t* arranged = is_arranged ? nullptr : buffer.of((n_tokens + n_passes) / n_passes * n_steps);
+  const bool is_as_stored = !Dot::kIsQuantised && Dot::kParts == 1;
+  const bool is_arranged = is_as_stored && n_tokens == 1 && n_in % Dot::kInputs == 0;
+  uint32_t* arranged = is_arranged ? nullptr : buffer.of((n_tokens + n_passes) / n_passes * n_words);
   const int n_wanted = static_cast<int>(std::min<int64_t>(
       std::min(omp_get_max_threads(), kMaxThreads), std::max<int64_t>(1, n_panels)));
   Counter counters[kMaxThreads];
@@ -297,6 +331,8 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
           if constexpr (Dot::kIsQuantised) {
             arrange_bytes(of_block, n_in, n_steps, n, arranged + begin * n_steps,
                           job.scales.tokens + row + begin);
+          } else if constexpr (Dot::kParts > 1) {
+            arrange_wide(of_block, n_in, n_words, n, arranged + begin * n_words);
           } else {
             arrange(of_block, n_in, n_steps, n, arranged + begin * n_steps);
           }
@@ -326,7 +362,7 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
               stride = 2 * kLineBytes;
             }
             multiply_of<Dot, Element>(n, std::make_integer_sequence<int, kTokens>())(
-                of_panel, inputs + begin * n_steps, n_steps, soon, stride, job, row + begin,
+                of_panel, inputs + begin * n_words, n_steps, soon, stride, job, row + begin,
                 panel * kPanel);
           }
         }
@@ -348,17 +384,6 @@ extern "C" {
 // Returns the number of outputs of a panel.
 int64_t orcinus_linear_panel() { return orcinus::kPanel; }
 
-// Returns whether weights of this element type are multiplied at the processor's rate.
-int64_t orcinus_linear_has(int64_t element) {
-#if defined(__AVX512BF16__)
-  return element == orcinus::kBFloat16 || element == orcinus::kFloat32;
-#elif defined(__AVX2__)
-  return element == orcinus::kFloat32;
-#else
-  return 0;
-#endif
-}
-
 // Computes out = finish(x @ weight.T + bias + residual) for x [n_tokens, n_in]; all tensors are dense
 // and of `element`.
 void orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
@@ -374,12 +399,10 @@ void orcinus_linear(int64_t element, const void* x, const void* weights, const v
                                 n_out, how});
     return;
   }
-#if defined(__AVX512BF16__)
   linear<BFloat16Dot>(static_cast<const BFloat16*>(x), words, n_tokens, n_in,
                       Job<BFloat16>{static_cast<const BFloat16*>(bias),
                                     static_cast<const BFloat16*>(residual),
                                     static_cast<BFloat16*>(out), n_out, how});
-#endif
 }
 
 // Returns whether int8 weights are multiplied at the processor's rate.

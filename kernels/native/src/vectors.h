@@ -2,6 +2,10 @@
 //
 // Everything is written with the compiler's vector extension (GCC, Clang), so one source serves all
 // instruction sets; intrinsics stand only where the compiler does not find the instruction itself.
+//
+// The compiler fuses no product with a sum (`-ffp-contract=off`): it might do so in one instance of a
+// template and not in another, whose results must be the same to the bit. `fused` does where it is
+// worth it.
 
 #pragma once
 
@@ -11,6 +15,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace orcinus {
@@ -45,6 +51,19 @@ inline Ints splat(int32_t x) { return x - Ints{}; }
 
 inline Floats select(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// a * b + c, rounded once where the target can.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
 
 inline Ints lane_indices() {
   Ints indices;
@@ -172,19 +191,6 @@ inline void transpose(Words (&rows)[kLanes]) {
   }
 }
 
-// The sum of each vector's lanes, in their order.
-template <int kStep = kLanes / 2>
-[[gnu::always_inline]] inline Floats sums_of_lanes(Floats (&rows)[kLanes]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kStep; ++i) {
-    Words first = (Words)rows[i], second = (Words)rows[i + kStep];
-    swap_quarters<kStep>(first, second, std::make_integer_sequence<int, kLanes>());
-    rows[i] = (Floats)first + (Floats)second;
-  }
-  if constexpr (kStep > 1) return sums_of_lanes<kStep / 2>(rows);
-  return rows[0];
-}
-
 // --- Functions ------------------------------------------------------------------------------------
 
 constexpr float kLog2E = 1.44269504088896341f;
@@ -195,12 +201,12 @@ inline Floats exp2(Floats x) {
   const Floats shifted = x + 12582912.0f;
   const Floats f = x - (shifted - 12582912.0f);  // [-0.5, 0.5]
   // Taylor's series of 2^f; the first term left out is below 2e-7.
-  Floats p = f * 1.540353039e-4f + 1.333355815e-3f;
-  p = p * f + 9.618129108e-3f;
-  p = p * f + 5.550410866e-2f;
-  p = p * f + 2.402265070e-1f;
-  p = p * f + 6.931471806e-1f;
-  p = p * f + 1.0f;
+  Floats p = fused(f, splat(1.540353039e-4f), splat(1.333355815e-3f));
+  p = fused(p, f, splat(9.618129108e-3f));
+  p = fused(p, f, splat(5.550410866e-2f));
+  p = fused(p, f, splat(2.402265070e-1f));
+  p = fused(p, f, splat(6.931471806e-1f));
+  p = fused(p, f, splat(1.0f));
   const Floats power = (Floats)((Ints)p + ((Ints)shifted << 23));
   return x < -126.0f ? Floats{} : power;
 }

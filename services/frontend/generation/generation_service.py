@@ -33,6 +33,7 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.limits import Limits
 from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ INLINE_CHARACTERS = 8192
 millisecond; longer ones go to a thread."""
 
 TOKEN_BYTES = 40
-"""Bytes that a token of a prompt takes in memory: a number, and its place in a tuple."""
+"""Bytes that a token of a request takes in memory: a number, and its place in a tuple."""
 
 
 class GenerationService:
@@ -168,6 +169,7 @@ class GenerationService:
             model=pipeline.model,
             until=until,
             was_held=was_held,
+            resumption=request.resumption,
             span=span,
             call=call,
         )
@@ -197,6 +199,9 @@ class GenerationService:
     ) -> tuple[EncodedPrompt, ...]:
         limits.check_model(request.model)
         stop_token_ids = limits.stop_token_ids(request.options)
+        if request.resumption is not None:
+            for answer in request.resumption.answers:
+                limits.check_tokens(TOKENS_FIELD, answer.token_ids)
         encoded = []
         for prompt in request.prompts:
             token_ids = await self._to_tokens(prompt)
@@ -244,6 +249,8 @@ def _n_bytes(request: GenerationRequest) -> int:
         else:
             is_text = isinstance(prompt, str)
             n_bytes += getsizeof(prompt) if is_text else TOKEN_BYTES * len(prompt)
+    if request.resumption is not None:
+        n_bytes += TOKEN_BYTES * request.resumption.n_tokens
     return n_bytes
 
 

@@ -29,6 +29,7 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
+from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
@@ -74,20 +75,22 @@ class InferenceServicer:
         """Answers piece by piece."""
         account = self._api_keys.account_of(_authorization(context))
         request = self._to_request(message)
+        if message.HasField("resumption"):
+            request = _resumed(request, message)
         # A call may end while this generator is not running but waiting for the client to read.
         with account.in_flight(request) as share:
             context.add_done_callback(lambda _: share.close())  # type: ignore[arg-type]
             async with self._service.open(request) as generation:
                 context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
-                prompt_token_ids = _prompt_token_ids(generation)
+                first = {} if generation.is_resumed else _first_fields(generation)
                 async for piece in generation.pieces():
                     yield inference_pb2.GenerateStreamResponse(
                         request_id=generation.request_id,
                         model=generation.model,
                         choice=_to_choice(piece, generation),
-                        prompt_token_ids=prompt_token_ids,
+                        **first,
                     )
-                    prompt_token_ids = ()
+                    first = {}
                 yield inference_pb2.GenerateStreamResponse(
                     request_id=generation.request_id,
                     model=generation.model,
@@ -184,6 +187,30 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     given = {field.name: value for field, value in options.ListFields()}
     given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
     return GenerationOptions(**given)
+
+
+def _resumed(
+    request: GenerationRequest, message: inference_pb2.GenerateStreamRequest
+) -> GenerationRequest:
+    so_far, sampling = message.resumption, message.options.sampling
+    resumption = Resumption(
+        request_id=so_far.request_id,
+        seed=so_far.seed,
+        answers=tuple(
+            AnswerSoFar(tuple(answer.token_ids), answer.is_finished) for answer in so_far.answers
+        ),
+    )
+    return request.resumed(
+        resumption, own_seed=sampling.seed if sampling.HasField("seed") else None
+    )
+
+
+def _first_fields(generation: Generation) -> dict[str, Any]:
+    """Returns the fields that only the first message of a stream has."""
+    return {
+        "prompt_token_ids": _prompt_token_ids(generation),
+        "seed": generation.options.sampling.seed,
+    }
 
 
 def _to_choice(piece: Piece, generation: Generation) -> inference_pb2.Choice:

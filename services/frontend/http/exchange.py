@@ -8,7 +8,7 @@ cancelling.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -18,8 +18,13 @@ from services.common import errors
 
 Result = TypeVar("Result")
 
-Event = bytes
-"""The data of one server-sent event, one line."""
+
+class Event(NamedTuple):
+    """A server-sent event: its data, one line, and its id if it has one."""
+
+    data: bytes
+    event_id: bytes = b""
+
 
 END = b"data: [DONE]\n\n"
 
@@ -103,9 +108,10 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            first = await anext(events)
+            first = await anext(events, None)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send_data(send, _framed(first))
+            if first is not None:
+                await _send_data(send, _framed(first))
             try:
                 async for event in events:
                     await _send_data(send, _framed(event))
@@ -120,4 +126,7 @@ async def _send_data(send: Send, data: bytes) -> None:
 
 
 def _framed(event: Event) -> bytes:
-    return b"data: %b\n\n" % event
+    data, event_id = event
+    if event_id:
+        return b"id: %b\ndata: %b\n\n" % (event_id, data)
+    return b"data: %b\n\n" % data

@@ -9,7 +9,8 @@ from services.common import errors
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import openai_errors
+from services.frontend.http import event_id, openai_errors
+from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import Event, EventStream, read_body, while_connected
 from services.frontend.http.openai_request import (
     Body,
@@ -98,8 +99,10 @@ class OpenAIApi:
         return parse_body(kind, await read_body(request, self._max_body_bytes))
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
+        position = _position(request)
         if body.stream:
-            return EventStream(self._events(body, account), explain=_explain)
+            return EventStream(self._events(body, position, account), explain=_explain)
+        body.check_resumption(position)
         return JSONResponse(await while_connected(request.receive, self._whole(body, account)))
 
     async def _whole(self, body: GenerationBody, account: Account) -> Json:
@@ -109,23 +112,35 @@ class OpenAIApi:
                 pieces = await generation.complete()
                 return _shape(generation, body).answer(pieces)
 
-    async def _events(self, body: GenerationBody, account: Account) -> AsyncGenerator[Event]:
-        request = body.to_request()
+    async def _events(
+        self, body: GenerationBody, position: StreamPosition | None, account: Account
+    ) -> AsyncGenerator[Event]:
+        request = body.to_request(position)
         with account.in_flight(request):
             async with self._service.open(request) as generation:
-                shape = _shape(generation, body)
+                shape = _shape(generation, body, position)
                 async for piece in generation.pieces():
-                    for chunk in shape.chunks(piece):
-                        yield chunk
-                if body.includes_usage:
-                    yield shape.usage_chunk()
+                    for event in shape.events(piece):
+                        yield event
+                if body.includes_usage and not (position and position.has_usage):
+                    yield shape.usage_event()
 
 
 def _explain(error: errors.OrcinusError) -> Event:
-    return to_json(openai_errors.error_object(error))
+    return Event(to_json(openai_errors.error_object(error)))
 
 
-def _shape(generation: Generation, body: GenerationBody) -> Shape:
+def _position(request: Request) -> StreamPosition | None:
+    """Returns where the client's stream broke, if this one is to go on there."""
+    text = request.headers.get(event_id.HEADER)
+    return None if text is None else StreamPosition.parse(text)
+
+
+def _shape(
+    generation: Generation, body: GenerationBody, position: StreamPosition | None = None
+) -> Shape:
     if isinstance(body, CompletionBody):
-        return CompletionShape(generation, includes_usage=body.includes_usage, echo=bool(body.echo))
-    return ChatShape(generation, includes_usage=body.includes_usage)
+        return CompletionShape(
+            generation, position, includes_usage=body.includes_usage, echo=bool(body.echo)
+        )
+    return ChatShape(generation, position, includes_usage=body.includes_usage)

@@ -37,6 +37,7 @@ _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Unavailable: _Kind(503, "server_error", "unavailable"),
     errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
+    errors.RequestFailed: _Kind(500, "server_error", "request_failed"),
     errors.RequestCancelled: _Kind(CLIENT_CLOSED_REQUEST, "invalid_request_error", "cancelled"),
 }
 

@@ -30,6 +30,7 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.common.sampling import SamplingParams
+from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     ChatMessage,
@@ -38,6 +39,7 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
+from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
 
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
@@ -118,6 +120,38 @@ else:
     SamplingBody = create_model("SamplingBody", **SAMPLING)
 
 
+class ResumptionBody(BaseModel):
+    """What a client has of a stream that broke, besides the id of its last event. Answers of which
+    it has nothing may be left out at the end."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    seed: int
+    token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
+
+    def to_resumption(self, position: StreamPosition) -> Resumption:
+        """Returns the resumption at a position in the stream.
+
+        Raises:
+            InvalidRequest: the tokens are not those up to there.
+        """
+        if len(self.token_ids) > len(position.answers):
+            raise errors.InvalidRequest(
+                TOKENS_FIELD,
+                f"is of {len(self.token_ids)} answers, {HEADER} of {len(position.answers)}",
+            )
+        answers = []
+        for index, at in enumerate(position.answers):
+            token_ids = self.token_ids[index] if index < len(self.token_ids) else []
+            if len(token_ids) != at.n_tokens:
+                raise errors.InvalidRequest(
+                    TOKENS_FIELD,
+                    f"has {len(token_ids)} tokens of answer {index}, {HEADER} counts {at.n_tokens}",
+                )
+            answers.append(AnswerSoFar(tuple(token_ids), at.is_finished))
+        return Resumption(request_id=position.request_id, seed=self.seed, answers=tuple(answers))
+
+
 class GenerationBody(SamplingBody, ABC):
     """The fields that both kinds of generation have."""
 
@@ -131,6 +165,7 @@ class GenerationBody(SamplingBody, ABC):
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    resumption: ResumptionBody | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -155,10 +190,32 @@ class GenerationBody(SamplingBody, ABC):
             raise errors.InvalidRequest("stream_options", "only with stream = true")
         return self
 
-    def to_request(self) -> GenerationRequest:
-        """Returns the request in the words that both protocols share."""
-        return GenerationRequest(
+    def check_resumption(self, position: StreamPosition | None) -> None:
+        """Raises InvalidRequest unless a stream is resumed, with all that it takes, or none is."""
+        if position is None and self.resumption is None:
+            return
+        if not self.stream:
+            raise errors.InvalidRequest("resumption", "only with stream = true")
+        if position is None:
+            raise errors.InvalidRequest(HEADER, "must be given with resumption")
+        if self.resumption is None:
+            raise errors.InvalidRequest("resumption", f"must be given with {HEADER}")
+
+    def to_request(self, position: StreamPosition | None = None) -> GenerationRequest:
+        """Returns the request in the words that both protocols share.
+
+        Raises:
+            InvalidRequest: the resumption contradicts the position or the request.
+        """
+        self.check_resumption(position)
+        request = GenerationRequest(
             prompts=self.prompts, options=self._options(), model=self.model or ""
+        )
+        if position is None or self.resumption is None:
+            return request
+        return request.resumed(
+            self.resumption.to_resumption(position),
+            own_seed=_given(self, SAMPLING).get("seed"),
         )
 
     def _options(self) -> GenerationOptions:

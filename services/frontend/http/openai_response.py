@@ -2,9 +2,13 @@
 
 Both kinds of generation differ in a few names; `CompletionShape` and `ChatShape` know these, and
 nothing else about the protocol does.
+
+The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
+events have ids, and after a resumption only those come that the client lacks, byte for byte. Other
+streams have no ids, since popular clients of streams, vLLM's benchmark among them, know no lines
+but those of data.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +17,10 @@ import pydantic_core
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
+from services.frontend.http.event_id import AnswerPosition, EventIds, StreamPosition
+from services.frontend.http.exchange import Event
 from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.request_id import created_at
 
 Json = dict[str, Any]
 
@@ -25,47 +32,68 @@ def to_json(value: Json) -> bytes:
 
 
 class Shape(ABC):
-    """The shape of the answers of one kind of generation."""
+    """The shape of the answers of one kind of generation, from a position in its stream on."""
 
     id_prefix: str
     answer_object: str
     chunk_object: str
 
-    def __init__(self, generation: Generation, *, includes_usage: bool = False) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        position: StreamPosition | None = None,
+        *,
+        includes_usage: bool = False,
+    ) -> None:
         self._generation = generation
-        self._created = int(time.time())
-        self._begun: set[int] = set()
+        nowhere = (AnswerPosition(),) * generation.n_answers
+        self._ids = EventIds(
+            generation.request_id, nowhere if position is None else position.answers
+        )
+        self._has_ids = generation.options.return_token_ids
         # Most of a chunk is the same in all chunks of a stream, so it is written once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if includes_usage else b"}"
+        self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
     def answer(self, pieces: Sequence[Piece]) -> Json:
         """Returns the complete answer, made of whole pieces."""
         choices = [self._whole_choice(piece) for piece in pieces]
         return {**self._envelope(self.answer_object), "choices": choices, "usage": self._usage()}
 
-    def chunks(self, piece: Piece) -> Iterator[bytes]:
-        """Yields the events, in JSON, for a new piece of an answer."""
-        is_first = piece.index not in self._begun
-        self._begun.add(piece.index)
-        for choice in self._chunk_choices(piece, is_first=is_first):
-            yield b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end)
+    def events(self, piece: Piece) -> Iterator[Event]:
+        """Yields the events for a new piece of an answer, a chunk in JSON each."""
+        is_first = not self._ids.has_begun(piece.index)
+        for part, choice in self._chunk_choices(piece, is_first=is_first):
+            self._ids.advance(
+                part.index, len(part.token_ids), is_finished=part.finish_reason is not None
+            )
+            chunk = b"%b[%b]%b%b" % (
+                self._chunk_start,
+                to_json(choice),
+                self._seed,
+                self._chunk_end,
+            )
+            self._seed = b""  # only in the first
+            yield Event(chunk, self._ids.current() if self._has_ids else b"")
 
-    def usage_chunk(self) -> bytes:
-        """Returns the last event of a stream, in JSON, for clients that want to know the usage."""
-        return b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
+    def usage_event(self) -> Event:
+        """Returns the last event of a stream, for clients that want to know the usage."""
+        chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
+        return Event(chunk, self._ids.usage() if self._has_ids else b"")
 
     @abstractmethod
     def _whole_choice(self, piece: Piece) -> Json: ...
 
     @abstractmethod
-    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]: ...
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
+        """Yields the choices of a piece's chunks, each with the part of the piece that it has."""
 
     def _envelope(self, kind: str) -> Json:
         return {
             "id": self.id_prefix + self._generation.request_id,
             "object": kind,
-            "created": self._created,
+            "created": created_at(self._generation.request_id),
             "model": self._generation.model,
         }
 
@@ -103,20 +131,25 @@ class CompletionShape(Shape):
     chunk_object = "text_completion"
 
     def __init__(
-        self, generation: Generation, *, includes_usage: bool = False, echo: bool = False
+        self,
+        generation: Generation,
+        position: StreamPosition | None = None,
+        *,
+        includes_usage: bool = False,
+        echo: bool = False,
     ) -> None:
-        super().__init__(generation, includes_usage=includes_usage)
+        super().__init__(generation, position, includes_usage=includes_usage)
         self._echo = echo
 
     def _whole_choice(self, piece: Piece) -> Json:
         content = {"text": self._echoed(piece.index) + piece.text}
         return self._choice(piece, content) | self._prompt_token_ids(piece.index)
 
-    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]:
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
         if is_first:
-            yield self._whole_choice(piece)
+            yield piece, self._whole_choice(piece)
         else:
-            yield self._choice(piece, {"text": piece.text})
+            yield piece, self._choice(piece, {"text": piece.text})
 
     def _echoed(self, index: int) -> str:
         return self._generation.prompt_text(index) if self._echo else ""
@@ -136,12 +169,13 @@ class ChatShape(Shape):
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return self._choice(piece, {"message": message})
 
-    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[Json]:
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
         if is_first:
             role = {"role": "assistant", "content": "", "refusal": None}
-            yield self._choice(Piece(piece.index), {"delta": role})
+            empty = Piece(piece.index)
+            yield empty, self._choice(empty, {"delta": role})
         delta = {"content": piece.text} if piece.text else {}
-        yield self._choice(piece, {"delta": delta})
+        yield piece, self._choice(piece, {"delta": delta})
 
 
 def model_object(pipeline: Pipeline) -> Json:

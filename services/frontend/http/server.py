@@ -173,13 +173,17 @@ def listen(address: str) -> socket.socket:
     """
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (host.strip("[]"), int(port)),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=BACKLOG,
         )
     except OSError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
+    # Connections inherit it. asyncio's own loop sets it only on sockets that name their protocol,
+    # which these do not: each event would wait for the client to acknowledge the one before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def address_of(listener: socket.socket, address: str) -> str:

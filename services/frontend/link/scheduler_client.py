@@ -2,9 +2,10 @@
 
 Requests and cancellations go up; what an iteration brings comes down in one message and is handed
 to the inboxes of the requests it concerns. The scheduler says when it has a pipeline and when it
-has none; while there is none, requests are held here. A request that fails as unavailable before
-it has any tokens is held and sent again, its client none the wiser, until its time is up; one that
-has tokens fails, since nobody could go on where it stopped.
+has none; while there is none, new requests are held here. Every token that came is kept in the
+request's submission: whoever is lost, the request is submitted to the next scheduler with what it
+has and goes on after that, its client none the wiser, until its time is up. Each update says where
+its tokens belong, so that none comes twice and none is missing.
 
 When the stream ends, the client begins another (`scheduler_stream`) to whoever leads then.
 """
@@ -18,7 +19,14 @@ from dataclasses import dataclass
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
-from services.frontend.link.scheduler_events import Event, Failed, Tokens, events_of
+from services.frontend.link.scheduler_events import (
+    Accepted,
+    Event,
+    Failed,
+    Suspended,
+    Tokens,
+    events_of,
+)
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
@@ -62,8 +70,9 @@ class _Request:
     until: float
     span: RequestSpan
     was_held: bool = False
-    has_tokens: bool = False
     was_sent: bool = False
+    is_accepted: bool = False  # by the scheduler that leads
+    is_stalled: bool = False  # no token since the pipeline was lost
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
 
@@ -75,7 +84,28 @@ class _Request:
     def is_held(self) -> bool:
         return self.next_attempt is not None
 
-    def take(self) -> None:
+    def new_tokens(self, event: Tokens) -> Tokens:
+        """Keeps the tokens, and returns the event with those that are new.
+
+        Raises:
+            RuntimeError: tokens are missing, or other ones were there before.
+        """
+        kept = self.submission.generated_token_ids
+        n_kept = len(kept)
+        if event.start != n_kept:
+            n_known = n_kept - event.start
+            if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
+                raise RuntimeError(
+                    f"request {self.request_id}: tokens from {event.start} on do not continue the "
+                    f"{n_kept} that are there"
+                )
+            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept)
+        kept.extend(event.token_ids)
+        self.submission.n_losses = 0
+        self.is_stalled = False
+        return event
+
+    def release(self) -> None:
         """Stops holding the request; the next attempt is no longer scheduled."""
         if self.next_attempt is not None:
             self.next_attempt.cancel()
@@ -94,8 +124,11 @@ class SchedulerClient:
         *,
         connect: rpc.Connect = rpc.connect,
         backoff: Backoff | None = None,
+        resume_s: float = 600.0,
     ) -> None:
         self._address = address
+        self._resume_s = resume_s
+        self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._requests: dict[str, _Request] = {}
@@ -180,9 +213,11 @@ class SchedulerClient:
         """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
 
         Until the time `until` the request is held while it can't be sent, and sent again when it
-        fails as unavailable before it has tokens. So it may be accepted more than once. A request
-        that was held, here or before it came here, is also sent again when the pool is full, since
-        all that were held come at once. `span` is told of each of these.
+        fails as unavailable. Once a scheduler has taken it, it has `resume_s` seconds from each
+        loss. So it may be accepted more than once; `generated_token_ids` of the submission are the
+        tokens it has, and events bring those after them. A request that was held, here or before
+        it came here, is also sent again when the pool is full, since all that were held come at
+        once. `span` is told of each of these.
         """
         request = _Request(
             submission=submission,
@@ -201,7 +236,7 @@ class SchedulerClient:
         if request is None:
             return
         if request.is_held:
-            request.take()
+            request.release()
             return
         cancellation = scheduler_pb2.Cancellation(request_id=request_id)
         self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
@@ -245,6 +280,8 @@ class SchedulerClient:
         if pipeline != self._last_known:
             log.info("scheduler at %s serves %s", self._address, pipeline)
         self._pipeline = self._last_known = pipeline
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._note_change()
         for request in list(self._requests.values()):
             if request.is_held:
@@ -252,9 +289,18 @@ class SchedulerClient:
 
     def _shut(self) -> None:
         if self._pipeline is not None:
+            loop = asyncio.get_running_loop()
             self._pipeline = None
-            self._last_open = asyncio.get_running_loop().time()
+            self._last_open = loop.time()
+            self._expiry = loop.call_later(self._resume_s, self._expire)
         self._note_change()
+
+    def _expire(self) -> None:
+        """Gives up the requests that have waited for the next pipeline for too long."""
+        for request in list(self._requests.values()):
+            if request.is_stalled and not request.is_held:
+                self.cancel(request.request_id)
+                self._end(request, errors.Unavailable("the pipeline was lost; try again"))
 
     def _lose(self) -> None:
         self._has_leader = False
@@ -268,6 +314,13 @@ class SchedulerClient:
         if request is None or request.is_held:
             return  # cancelled a moment ago, or it has failed already
         match event:
+            case Accepted():
+                request.is_accepted = True
+            case Suspended():
+                request.is_stalled = True
+                request.submission.n_losses = event.n_losses
+                request.span.suspended(request.request_id, event.n_losses)
+                return
             case Failed(error=errors.Unavailable() as error):
                 self._hold(request, error)
                 return
@@ -275,14 +328,14 @@ class SchedulerClient:
                 self._hold(request, error, pause_s=max(error.retry_after_s, ATTEMPT_PAUSE_S))
                 return
             case Tokens():
-                request.has_tokens = True
+                event = request.new_tokens(event)
         if event.is_last:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
 
     def _attempt(self, request: _Request) -> None:
         """Sends a request, or holds it if it can't be sent."""
-        request.take()
+        request.release()
         if self._is_stopping:
             self._fail(request, errors.Unavailable(STOPPING))
         elif self._pipeline is None:
@@ -309,7 +362,10 @@ class SchedulerClient:
         """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if request.has_tokens or now >= request.until:
+        if request.is_accepted:
+            request.is_accepted = False
+            request.until = max(request.until, now + self._resume_s)
+        if now >= request.until:
             self._fail(request, error)
             return
         request.span.held(request.request_id, error.message)
@@ -319,8 +375,11 @@ class SchedulerClient:
         request.next_attempt = loop.call_at(at, self._attempt, request)
 
     def _fail(self, request: _Request, error: errors.Unavailable | errors.PoolFull) -> None:
-        request.take()
+        request.release()
         del self._requests[request.request_id]
+        self._end(request, error)
+
+    def _end(self, request: _Request, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))
 
     def _note_change(self) -> None:

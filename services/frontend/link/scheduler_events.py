@@ -29,10 +29,20 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Event: the request has new tokens."""
+    """Event: the request has new tokens; `start` is the first one's place in the output, from 0."""
 
     request_id: str
     token_ids: tuple[int, ...]
+    start: int
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """Event: the request waits for another pipeline, after so many losses in a row."""
+
+    request_id: str
+    n_losses: int
     is_last: ClassVar[bool] = False
 
 
@@ -54,7 +64,7 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | Tokens | Finished | Failed
+Event = Accepted | Tokens | Suspended | Finished | Failed
 
 
 def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
@@ -64,9 +74,18 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected))
     for update in response.tokens:
-        yield Tokens(update.request_id, tuple(update.token_ids))
+        yield _tokens(update)
+    for suspension in response.suspended:
+        yield Suspended(suspension.request_id, suspension.n_losses)
     for completed in response.completed:
         yield _end(completed)
+
+
+def _tokens(update: scheduler_pb2.TokenUpdate) -> Tokens | Failed:
+    if not update.HasField("start"):
+        error = _unavailable("the scheduler is of another version than the frontend")
+        return Failed(update.request_id, error)
+    return Tokens(update.request_id, tuple(update.token_ids), update.start)
 
 
 def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
@@ -75,6 +94,9 @@ def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
             return Finished(completed.request_id, FinishReason.STOP)
         case scheduler_pb2.COMPLETION_REASON_LENGTH:
             return Finished(completed.request_id, FinishReason.LENGTH)
+        case scheduler_pb2.COMPLETION_REASON_FAILED:
+            error = errors.RequestFailed(completed.message or "the request could not be served")
+            return Failed(completed.request_id, error)
     # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
     return Failed(completed.request_id, _unavailable(completed.message or "the pipeline was lost"))
 

@@ -34,12 +34,12 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
         ),
     ),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", rpc.KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
 ]
 """gRPC options of the channel. Calls go only to peers whose health says that they serve. A peer
-that vanished without a word is noticed after 25 seconds, while requests are still held."""
+that vanished without a word is noticed in less than ten seconds, while requests are still held."""
 
 
 class SchedulerStream:

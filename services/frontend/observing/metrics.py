@@ -43,9 +43,9 @@ class Call:
         self._n_answers = n_answers
         self._started_at = _now()
         self._first_token_at: dict[int, float] = {}
-        self.answers: list[tuple[FinishReason, float, int]] = []
-        """For each complete answer: how it ended, the seconds after its first token, and its
-        tokens."""
+        self.answers: list[tuple[FinishReason, float, int, int]] = []
+        """For each complete answer: how it ended, the seconds after its first token of this call,
+        its tokens, and those of them that came in this call."""
         self.n_prompt_tokens = 0
 
     @property
@@ -68,10 +68,14 @@ class Call:
         if index not in self._first_token_at:
             self._first_token_at[index] = _now()
 
-    def finished(self, index: int, reason: FinishReason, *, n_tokens: int) -> None:
-        """Notes that an answer is complete."""
+    def finished(
+        self, index: int, reason: FinishReason, *, n_tokens: int, n_resumed: int = 0
+    ) -> None:
+        """Notes that an answer is complete; its first `n_resumed` tokens came in an earlier
+        call."""
         now = _now()
-        self.answers.append((reason, now - self._first_token_at.get(index, now), n_tokens))
+        elapsed_s = now - self._first_token_at.get(index, now)
+        self.answers.append((reason, elapsed_s, n_tokens, n_tokens - n_resumed))
 
 
 class FrontendMetrics:
@@ -110,6 +114,11 @@ class FrontendMetrics:
             semconv.ANSWERS_FINISHED, "Complete answers.", ["reason"], registry=registry
         )
         self._finished = {reason: finished.labels(reason.value) for reason in FinishReason}
+        self._resumed = Counter(
+            semconv.ANSWERS_RESUMED,
+            "Answers whose client came back for the rest of a stream that broke.",
+            registry=registry,
+        )
         self._http = Counter(
             semconv.HTTP_REQUESTS, "HTTP requests answered.", ["route", "status"], registry=registry
         )
@@ -121,6 +130,8 @@ class FrontendMetrics:
     def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
         """Measures the call that runs inside the `with` block."""
         call = Call(request.n_answers)
+        if request.resumption is not None:
+            self._resumed.inc(len(request.resumption.answers))
         error_type = OTHER_ERROR
         try:
             yield call
@@ -167,11 +178,11 @@ class FrontendMetrics:
         if error_type:
             return
         self._input.inc(call.n_prompt_tokens)
-        for reason, seconds, n_tokens in call.answers:
+        for reason, seconds, n_tokens, n_new in call.answers:
             self._finished[reason].inc()
             self._output.inc(n_tokens)
-            if n_tokens > 1:
-                self._per_token.labels(*labels).observe(seconds / (n_tokens - 1), trace)
+            if n_new > 1:
+                self._per_token.labels(*labels).observe(seconds / (n_new - 1), trace)
 
 
 class Answers(Protocol):

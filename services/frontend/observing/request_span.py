@@ -15,7 +15,7 @@ from services.common import errors, semconv, tracing
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
 
-_OURS = (errors.Unavailable, errors.StaleEpoch)
+_OURS = (errors.Unavailable, errors.RequestFailed, errors.StaleEpoch)
 """Errors of the server; all others are the client's, or what it has asked for."""
 
 
@@ -57,6 +57,12 @@ class RequestSpan:
     def resubmitted(self, request_id: str, reason: str) -> None:
         """Notes that an answer which a scheduler had is sent again."""
         self._note(semconv.RESUBMITTED, request_id, reason)
+
+    def suspended(self, request_id: str, n_losses: int) -> None:
+        """Notes that an answer waits for another pipeline, after so many losses in a row."""
+        if self._is_recorded:
+            attributes = {semconv.REQUEST_ID: request_id, semconv.REQUEST_LOSSES: n_losses}
+            self._span.add_event(semconv.SUSPENDED, attributes)
 
     def first_token(self) -> None:
         """Notes the time of the first token; called whenever tokens come."""
@@ -146,4 +152,6 @@ def _attributes(request: GenerationRequest) -> dict[str, AttributeValue]:
         attributes[semconv.REQUEST_FREQUENCY_PENALTY] = sampling.frequency_penalty
     if request.n_answers != 1:
         attributes[semconv.REQUEST_CHOICES] = request.n_answers
+    if request.resumption is not None:
+        attributes[semconv.RESUMED_TOKENS] = request.resumption.n_tokens
     return attributes

@@ -7,10 +7,12 @@ checked by `Limits`. Fields are named as clients spell them.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from services.common import errors
-from services.common.sampling import INT32_MAX, SamplingParams, WholeNumbers
+from services.common.sampling import INT32_MAX, OPTIONS, SamplingParams, WholeNumbers
+from services.frontend.request.resumption import SEED_FIELD, Resumption
 
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` for text and token prompts, as in the OpenAI API."""
@@ -83,22 +85,39 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One client call: prompts, each to be answered `options.n` times."""
+    """One client call: prompts, each to be answered `options.n` times, from the start or, with a
+    resumption, from where a stream broke."""
 
     prompts: tuple[Prompt, ...]
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
     model: str = ""
+    resumption: Resumption | None = None
 
     @property
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
         return len(self.prompts) * self.options.n
 
+    def resumed(self, resumption: Resumption, *, own_seed: int | None) -> Self:
+        """Returns the request as it goes on. `own_seed` is the seed that the client gives for
+        itself, if any.
+
+        Raises:
+            InvalidRequest: that is another seed than the stream's, or the latter is none.
+        """
+        OPTIONS["seed"].allowed.check(SEED_FIELD, resumption.seed)
+        if own_seed is not None and own_seed != resumption.seed:
+            raise errors.InvalidRequest(SEED_FIELD, f"is not the request's own seed, {own_seed}")
+        sampling = replace(self.options.sampling, seed=resumption.seed)
+        options = replace(self.options, sampling=sampling)
+        return replace(self, options=options, resumption=resumption)
+
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.
 
         Raises:
-            InvalidRequest: there is no prompt, or too many, or an option is out of its range.
+            InvalidRequest: there is no prompt, or too many, an option is out of its range, or the
+            resumption is of another request.
         """
         self.options.check()
         if not self.prompts:
@@ -107,6 +126,12 @@ class GenerationRequest:
             raise errors.InvalidRequest(
                 "prompt", f"asks for more than {MAX_ANSWERS} answers at once"
             )
+        if self.resumption is not None:
+            self.resumption.check(n_answers=self.n_answers)
+            if not self.options.return_token_ids:
+                raise errors.InvalidRequest(
+                    "return_token_ids", "must be true: only streams that show tokens are resumed"
+                )
 
 
 def prompt_field(prompt: Prompt) -> str:

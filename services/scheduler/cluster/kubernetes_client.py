@@ -42,6 +42,9 @@ SILENCE_LIMIT_S = 150.0
 """Seconds without a line after which a watch is taken for dead: servers send bookmarks every
 minute."""
 
+ADDRESS_ANNOTATION = "orcinus/leader-address"
+"""Annotation of the lease that says where its holder listens."""
+
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 _FAILURES = (
@@ -84,6 +87,24 @@ class KubernetesClient:
         """Returns the store of a Lease object, which must exist."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
+    async def pod_has_ended(self, namespace: str, name: str, uid: str) -> bool:
+        """Returns whether a pod is gone, or none of its containers runs.
+
+        Raises:
+            PodsUnavailable: the pods could not be asked for.
+            PodsRefused: this process may not ask for them.
+        """
+        # By `list`: this process has no right to `get`.
+        query = [("fieldSelector", f"metadata.name={name}")]
+        try:
+            async with await _request_pods(
+                self._api, namespace, query, self._call_timeout_s
+            ) as response:
+                items = (await _checked(response)).get("items") or []
+            return not any(_runs(item) for item in items if _uid(item) == uid)
+        except _FAILURES as error:
+            raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
+
     def pods(self, namespace: str, selector: str) -> "KubernetesPods":
         """Returns the pods that have certain labels."""
         return KubernetesPods(
@@ -120,8 +141,14 @@ class KubernetesLeaseStore:
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Replaces the lease; raises as `LeaseStore.write`."""
-        # Labels, annotations and owners stay as they were read; a newer version refuses the write.
-        metadata = self._metadata.model_copy(update={"resource_version": record.version})
+        # Labels, owners and others' annotations stay as they were read; a newer version refuses the
+        # write.
+        annotations = dict(self._metadata.annotations or {}) | {ADDRESS_ANNOTATION: record.address}
+        if not record.address:
+            del annotations[ADDRESS_ANNOTATION]
+        metadata = self._metadata.model_copy(
+            update={"resource_version": record.version, "annotations": annotations}
+        )
         spec = client.V1LeaseSpec(
             holder_identity=record.holder,
             lease_transitions=record.transitions,
@@ -154,6 +181,7 @@ class KubernetesLeaseStore:
             transitions=spec.lease_transitions or 0,
             duration_s=spec.lease_duration_seconds or 0,
             version=metadata.resource_version,
+            address=(metadata.annotations or {}).get(ADDRESS_ANNOTATION, ""),
             acquire_time=spec.acquire_time,
             renew_time=spec.renew_time,
         )
@@ -217,28 +245,15 @@ class KubernetesPods:
             raise self._translated("watch", error) from error
 
     async def _request(self, query: dict[str, str], timeout_s: float) -> aiohttp.ClientResponse:
-        # The client's own CoreV1Api takes longer to import than the scheduler, and 25 MB.
-        request = await self._api.param_serialize(
-            "GET",
-            "/api/v1/namespaces/{namespace}/pods",
-            path_params={"namespace": self._namespace},
-            query_params=[("labelSelector", self._selector), *query.items()],
-            header_params={"Accept": "application/json"},
-            auth_settings=["BearerToken"],
-        )
-        answer = await self._api.call_api(*request, _request_timeout=timeout_s)
-        response: aiohttp.ClientResponse = answer.response
-        return response
+        selected = [("labelSelector", self._selector), *query.items()]
+        return await _request_pods(self._api, self._namespace, selected, timeout_s)
 
     async def _next_line(self, response: aiohttp.ClientResponse) -> bytes:
         async with asyncio.timeout(self._silence_limit_s):
             return await response.content.readline()
 
     def _translated(self, verb: str, error: Exception) -> PodsRefused | PodsUnavailable:
-        message = _explain(f"{verb} pods in namespace {self._namespace}", error)
-        if _status(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return PodsRefused(message)
-        return PodsUnavailable(message)
+        return _pods_trouble(f"{verb} pods in namespace {self._namespace}", error)
 
 
 async def _configuration() -> client.Configuration:
@@ -260,6 +275,23 @@ async def _configuration() -> client.Configuration:
             f"usable KUBECONFIG: {error}"
         ) from error
     return configuration
+
+
+async def _request_pods(
+    api: client.ApiClient, namespace: str, query: list[tuple[str, str]], timeout_s: float
+) -> aiohttp.ClientResponse:
+    # The client's own CoreV1Api takes longer to import than the scheduler, and 25 MB.
+    request = await api.param_serialize(
+        "GET",
+        "/api/v1/namespaces/{namespace}/pods",
+        path_params={"namespace": namespace},
+        query_params=query,
+        header_params={"Accept": "application/json"},
+        auth_settings=["BearerToken"],
+    )
+    answer = await api.call_api(*request, _request_timeout=timeout_s)
+    response: aiohttp.ClientResponse = answer.response
+    return response
 
 
 async def _checked(response: aiohttp.ClientResponse) -> Any:
@@ -290,12 +322,23 @@ def _pod(item: Any) -> Pod:
     status = item.get("status") or {}
     return Pod(
         name=_part(metadata, "name", str),
-        uid=_part(metadata, "uid", str),
+        uid=_uid(item),
         created=_part(metadata, "creationTimestamp", str),
         phase=status.get("phase") or "",
         ip=status.get("podIP") or "",
         is_terminating=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _runs(item: Any) -> bool:
+    """Whether a container of a pod runs, as far as its node has told."""
+    statuses = (item.get("status") or {}).get("containerStatuses") or ()
+    return any("running" in (status.get("state") or {}) for status in statuses)
+
+
+def _uid(item: Any) -> str:
+    uid: str = _part(_part(item, "metadata", dict), "uid", str)
+    return uid
 
 
 def _version(item: Any) -> str:
@@ -323,6 +366,13 @@ def _micro_time(time: datetime | None) -> datetime | None:
 
 def _status(error: Exception) -> int | None:
     return error.status if isinstance(error, client.ApiException) else None
+
+
+def _pods_trouble(action: str, error: Exception) -> PodsRefused | PodsUnavailable:
+    message = _explain(action, error)
+    if _status(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return PodsRefused(message)
+    return PodsUnavailable(message)
 
 
 def _explain(action: str, error: Exception) -> str:

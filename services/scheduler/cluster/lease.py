@@ -32,6 +32,10 @@ class LeaseRecord:
     renew_time: datetime | None = None
     """Time at which the holder last renewed it, by the holder's wall clock."""
 
+    address: str = ""
+    """Address of the leader, host:port, at which others may look whether it is there; empty if it
+    has told none."""
+
 
 class LeaseConflict(Exception):
     """Raised when somebody has written the lease since the version at hand was read."""

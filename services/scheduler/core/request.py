@@ -28,6 +28,12 @@ class FinishReason(Enum):
     STOP = auto()
     LENGTH = auto()
     CANCELLED = auto()
+    FAILED = auto()
+
+
+MAX_LOSSES = 3
+"""Lost epochs in a row that a request may have been on board of: after that it counts as their
+cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +42,8 @@ class Request:
 
     Its sequence is the prompt followed by the generated tokens, and by `n_awaited` tokens that are
     being sampled. Of these, the first `n_scheduled` have been sent to the ranks, so that their keys
-    and values are stored or about to be.
+    and values are stored or about to be. A request may come with tokens that it generated
+    elsewhere, and be put down and begin anew: all tokens that it has then are its prefill.
     """
 
     request_id: RequestId
@@ -49,6 +56,10 @@ class Request:
     """The place in the order of arrival, assigned by the pool."""
     state: RequestState = RequestState.INITIATION
     generated_token_ids: list[int] = field(default_factory=list)
+    n_losses: int = 0
+    """Epochs in a row that were lost with this request on board, without a token of it since."""
+    n_prefill_tokens: int = 0
+    """Tokens of the sequence when it was last `put_down`, or came into the pool."""
     n_scheduled: int = 0
     n_awaited: int = 0
     """Tokens that the batches in flight are sampling."""
@@ -66,6 +77,21 @@ class Request:
     def n_tokens(self) -> int:
         """The number of tokens of the sequence so far."""
         return len(self.prompt_token_ids) + len(self.generated_token_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be the cause of a loss."""
+        return self.n_losses > 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its next span comes after all tokens that it began with."""
+        return self.n_scheduled >= self.n_prefill_tokens
+
+    @property
+    def n_new_tokens(self) -> int:
+        """The number of tokens that it has generated since it began, or began anew."""
+        return self.n_tokens - self.n_prefill_tokens
 
     @property
     def n_unscheduled(self) -> int:
@@ -107,9 +133,18 @@ class Request:
         head = self.prompt_token_ids[start : start + n_tokens]
         return head + self.generated_token_ids[: n_tokens - len(head)]
 
+    def put_down(self) -> None:
+        """Takes the request back to its beginning, with the tokens that it has; what it held on the
+        ranks must be gone."""
+        self.state = RequestState.INITIATION
+        self.reservation = None
+        self.n_scheduled = self.n_awaited = self.n_in_flight = 0
+        self.n_prefill_tokens = self.n_tokens
+
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a sampled token; returns why the request ends with it, or None."""
         self.generated_token_ids.append(token_id)
+        self.n_losses = 0
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.generated_token_ids) == self.max_new_tokens:

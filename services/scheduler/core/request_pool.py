@@ -1,14 +1,18 @@
-"""All requests that are in the system, in the order in which they arrived.
+"""All requests that are in the system, in the order in which they arrived; it outlives the epochs.
 
 Requests that can ride the next iteration are kept apart from those that cannot, so that a
 selection walks only over requests it can take: its cost does not depend on how many others there
 are.
+
+After a loss, the requests that were on board are suspects: each may be the one that ended it. They
+are admitted one at a time: nobody is admitted before the last one has a token. So whoever runs
+beside a suspect has proved itself, and the next loss tells which one it is.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain
+from itertools import chain, takewhile
 
 from services.common.errors import PoolFull
 from services.scheduler.core.request import Request, RequestState
@@ -16,6 +20,10 @@ from services.scheduler.core.request import Request, RequestState
 
 def _arrival(request: Request) -> int:
     return request.arrival
+
+
+def _is_trusted(request: Request) -> bool:
+    return not request.is_suspect
 
 
 class RequestPool:
@@ -27,6 +35,7 @@ class RequestPool:
         self._waiting: dict[Request, None] = {}  # INITIATION, in arrival order
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready: list[Request] = []  # of these, those that can run; in arrival order
+        self._on_probation: Request | None = None  # the last suspect that was admitted
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._admitted)
@@ -37,13 +46,18 @@ class RequestPool:
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that have never run."""
+        """Number of requests that are to run for the first time, or anew."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
         """Number of requests that have run, or are running, and have not ended."""
         return len(self._admitted)
+
+    @property
+    def running(self) -> Iterable[Request]:
+        """The requests that have run, or are running, and have not ended."""
+        return self._admitted
 
     def add(self, request: Request) -> None:
         """Takes a request in.
@@ -57,6 +71,7 @@ class RequestPool:
                 retry_after_s=1.0,
             )
         request.arrival = self._n_arrived
+        request.put_down()
         self._n_arrived += 1
         self._waiting[request] = None
 
@@ -64,9 +79,13 @@ class RequestPool:
         """Yields the requests that can ride the next iteration, in arrival order; the pool must not
         change meanwhile."""
         ready, first_waiting = self._ready, next(iter(self._waiting), None)
-        if not ready or first_waiting is None or ready[-1].arrival < first_waiting.arrival:
-            return chain(ready, self._waiting)
-        return merge(ready, self._waiting, key=_arrival)
+        if first_waiting is None or self._is_probation:
+            return iter(ready)
+        is_suspect = first_waiting.is_suspect
+        waiting = (first_waiting,) if is_suspect else takewhile(_is_trusted, self._waiting)
+        if not ready or ready[-1].arrival < first_waiting.arrival:
+            return chain(ready, waiting)
+        return merge(ready, waiting, key=_arrival)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
@@ -78,6 +97,8 @@ class RequestPool:
                 del self._waiting[request]
                 self._admitted[request] = None
                 self._make_ready(request)
+                if request.is_suspect:
+                    self._on_probation = request
             request.state = RequestState.RUNNING
         self._ready = [
             request
@@ -104,6 +125,22 @@ class RequestPool:
             del self._admitted[request]
             self.hold_back(request)
         request.state = RequestState.FINISHED
+
+    def put_back(self) -> list[Request]:
+        """Puts down all requests that have run, so that they wait again at their place in the order
+        of arrival; returns them."""
+        begun = list(self._admitted)
+        for request in begun:
+            request.put_down()
+        self._waiting = dict.fromkeys(sorted(self, key=_arrival))
+        self._admitted.clear()
+        self._ready.clear()
+        return begun
+
+    @property
+    def _is_probation(self) -> bool:
+        suspect = self._on_probation
+        return suspect is not None and suspect.is_suspect and suspect in self._admitted
 
     def _make_ready(self, request: Request) -> None:
         if not self._ready or self._ready[-1].arrival < request.arrival:

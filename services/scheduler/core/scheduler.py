@@ -4,7 +4,8 @@ Lines of the paper's algorithm: `select` is 4 and 6 to 8, the limit in it is 9, 
 15. Who waits for whom is the serving loop's business, who is chosen is the policy's.
 
 Where the paper is silent: an empty batch is no batch; a request that can never fit is refused on
-arrival; a request cancelled while it runs ends when a batch of it returns.
+arrival; a request cancelled while it runs ends when a batch of it returns. The paper's engine does
+not fail: here a scheduler lives as long as its epoch, and the pool goes on to the next one's.
 
 Where it goes further: with `token_hand_off`, a request rides the next iteration before the last one
 has returned. Its token is left out of the plan then, since the rank that sampled it still has it.
@@ -20,7 +21,7 @@ from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager, Reservation
 from services.scheduler.core.policies import Policy
-from services.scheduler.core.request import FinishReason, Request, RequestState
+from services.scheduler.core.request import MAX_LOSSES, FinishReason, Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
 
 
@@ -31,6 +32,8 @@ class Update:
     request: Request
     token_id: int | None
     finish_reason: FinishReason | None
+    message: str = ""
+    """Why the request failed, for people."""
 
 
 class Scheduler:
@@ -75,6 +78,8 @@ class Scheduler:
             raise InvalidRequest("prompt", "must have at least one token")
         if request.max_new_tokens < 1:
             raise InvalidRequest("max_tokens", "must be at least 1")
+        if len(request.generated_token_ids) >= request.max_new_tokens:
+            raise InvalidRequest("max_tokens", "leaves nothing to generate")
         if not self.kv_manager.fits_ever(request.max_sequence_len):
             raise InvalidRequest(
                 "max_tokens",
@@ -82,6 +87,31 @@ class Scheduler:
                 f"need more than the {self.kv_manager.n_slots} K/V slots there are",
             )
         self.pool.add(request)
+
+    def adopt(self) -> list[Update]:
+        """Takes over what the pool has from the epoch before; returns the ends of requests that
+        this memory is too small for."""
+        return [
+            self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
+            for request in list(self.pool)
+            if not self.kv_manager.fits_ever(request.max_sequence_len)
+        ]
+
+    def suspend(self) -> tuple[list[Request], list[Update]]:
+        """Puts down all requests, since the epoch is over and their keys and values with it; they
+        stay in the pool.
+
+        Those that were on board of a batch are suspects from now on; only the unproven ones, if
+        there were any. Returns the requests that had begun, and the ends of those that were
+        cancelled or have been on board of too many losses.
+        """
+        on_board = [request for request in self.pool.running if request.n_in_flight]
+        for request in [one for one in on_board if one.is_suspect] or on_board:
+            request.n_losses += 1
+        self._in_flight.clear()
+        begun = self.pool.put_back()
+        ends = [self._end_of_suspended(request) for request in begun]
+        return begun, [end for end in ends if end is not None]
 
     def cancel(self, request: Request) -> list[Update]:
         """Ends a request, at once unless it is running. Returns its end; nothing if that is still
@@ -181,11 +211,24 @@ class Scheduler:
         return None if token_id is None else Update(request, token_id, None)
 
     def _finish(
-        self, request: Request, reason: FinishReason, token_id: int | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_id: int | None = None,
+        *,
+        message: str = "",
     ) -> Update:
         self.pool.remove(request)
         self._release_if_unused(request)
-        return Update(request, token_id, reason)
+        return Update(request, token_id, reason, message)
+
+    def _end_of_suspended(self, request: Request) -> Update | None:
+        if request.is_cancelled:
+            return self._finish(request, FinishReason.CANCELLED)
+        if request.n_losses < MAX_LOSSES:
+            return None
+        message = f"the pipeline was lost {MAX_LOSSES} times in a row while it served this request"
+        return self._finish(request, FinishReason.FAILED, message=message)
 
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:

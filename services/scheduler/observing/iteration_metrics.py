@@ -130,7 +130,7 @@ class EpochObserver:
     def opened(self) -> None:
         kv_manager = self._scheduler.kv_manager
         metrics = self._metrics
-        metrics.scheduler = self._scheduler
+        metrics.scheduler, metrics.pool = self._scheduler, self._scheduler.pool
         metrics.cache_config.info(
             {"block_size": str(kv_manager.block_size), "num_gpu_blocks": str(kv_manager.n_blocks)}
         )

@@ -142,6 +142,7 @@ class IterationTracer:
     ) -> None:
         self._tracer = tracer
         self._requests = requests
+        self._epoch = pipeline.epoch
         self._n_stages = pipeline.n_stages
         self._bucket = bucket
         self._slow_bucket = slow_bucket
@@ -166,7 +167,8 @@ class IterationTracer:
         return None if span is None else tracing.to_message(span)
 
     def opened(self) -> None:
-        """Notes nothing: there are spans of iterations only."""
+        """Notes in which epoch requests run from now on."""
+        self._requests.epoch = self._epoch
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """Begins the span, if there is to be one."""
@@ -268,7 +270,7 @@ class IterationTracer:
 
 
 def _is_prefill(part: Span) -> bool:
-    return part.start_position < part.request.n_prompt_tokens
+    return part.start_position < part.request.n_prefill_tokens
 
 
 def _link_to(part: Span, trace: RequestTrace) -> Link:

@@ -1,7 +1,7 @@
 """Metrics of the pipeline: its epochs, and gauges of its pool and its K/V memory.
 
-The gauges are read when Prometheus asks; without a pipeline they are 0. They are those that the
-Gateway API's inference extension reads.
+The gauges are read when Prometheus asks; without a pipeline all are 0 but the requests that wait.
+They are those that the Gateway API's inference extension reads.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from services.common import semconv
+from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
 
@@ -19,6 +20,8 @@ class PipelineMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scheduler: Scheduler | None = None
         """The scheduling core of the pipeline that serves; None without one."""
+        self.pool: RequestPool | None = None
+        """The requests that there are, with a pipeline or without; None before the first one."""
         self.up = Gauge(
             semconv.PIPELINE_UP, "1 while there is a pipeline that serves.", registry=registry
         )
@@ -41,8 +44,12 @@ class PipelineMetrics:
             "Shape of the K/V memory of the last pipeline.",
             registry=registry,
         )
+        Gauge(
+            semconv.REQUESTS_WAITING,
+            "Requests that wait to run, or to run again.",
+            registry=registry,
+        ).set_function(lambda: 0 if self.pool is None else self.pool.n_waiting)
         for name, text, read in (
-            (semconv.REQUESTS_WAITING, "Requests that have never run.", _n_waiting),
             (semconv.REQUESTS_RUNNING, "Requests that have run and have not ended.", _n_running),
             (semconv.KV_CACHE_USAGE, "Share of K/V memory that is reserved.", _reserved_ratio),
             (semconv.KV_CACHE_ALLOCATED, "Share of K/V memory that is in use.", _allocated_ratio),
@@ -53,10 +60,6 @@ class PipelineMetrics:
         """Returns a gauge's value; called from the thread that answers Prometheus."""
         scheduler = self.scheduler
         return 0 if scheduler is None else read(scheduler)
-
-
-def _n_waiting(scheduler: Scheduler) -> float:
-    return scheduler.pool.n_waiting
 
 
 def _n_running(scheduler: Scheduler) -> float:

@@ -18,8 +18,8 @@ REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
+    FinishReason.FAILED: "failed",
 }
-FAILED = "failed"
 REJECTIONS = ("invalid", "pool_full", "unavailable")
 
 
@@ -43,9 +43,29 @@ class RequestMetrics:
             FinishReason.CANCELLED: Counter(
                 semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
             ),
+            FinishReason.FAILED: Counter(
+                semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
+            ),
         }
-        self._failed = Counter(
-            semconv.REQUESTS_FAILED, "Requests that ended as UNAVAILABLE.", registry=registry
+        self._suspended = Counter(
+            semconv.REQUESTS_SUSPENDED,
+            "Times that a request was put down by a loss of the pipeline.",
+            registry=registry,
+        )
+        self._suspected = Counter(
+            semconv.REQUESTS_SUSPECTED,
+            "Times that a request was on board when the pipeline was lost.",
+            registry=registry,
+        )
+        self._resumed = Counter(
+            semconv.REQUESTS_RESUMED,
+            "Times that a request came to run again, here or after another scheduler.",
+            registry=registry,
+        )
+        self._recomputed = Counter(
+            semconv.RECOMPUTED_TOKENS,
+            "Tokens of requests that came to run again, which are run as a prefill.",
+            registry=registry,
         )
         rejected = Counter(
             semconv.REQUESTS_REJECTED,
@@ -79,7 +99,7 @@ class RequestMetrics:
         )
         self._lengths = {
             reason: (prompt.labels(reason), generation.labels(reason))
-            for reason in (*REASONS.values(), FAILED)
+            for reason in REASONS.values()
         }
 
     def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
@@ -90,19 +110,28 @@ class RequestMetrics:
         self._rejected[_rejection(error)].inc()
 
     def admitted(self, request: Request) -> None:
-        self._queue_time.observe(time.perf_counter() - self._arrived_at.pop(request))
-        self._prompt_tokens.inc(request.n_prompt_tokens)
+        arrived_at = self._arrived_at.pop(request, None)
+        if arrived_at is not None:
+            self._queue_time.observe(time.perf_counter() - arrived_at)
+        if arrived_at is None or request.generated_token_ids:
+            self._resumed.inc()
+            self._recomputed.inc(request.n_prefill_tokens)
+        else:
+            self._prompt_tokens.inc(request.n_prompt_tokens)
 
     def first_token(self, request: Request) -> None:
         """Notes nothing: the frontend measures it, where clients do."""
+
+    def suspended(self, request: Request) -> None:
+        self._suspended.inc()
+        self._suspected.inc(request.is_suspect)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended[reason].inc()
         self._take_leave(request, REASONS[reason])
 
     def failed(self, request: Request) -> None:
-        self._failed.inc()
-        self._take_leave(request, FAILED)
+        self.ended(request, FinishReason.FAILED)
 
     def _take_leave(self, request: Request, reason: str) -> None:
         self._arrived_at.pop(request, None)

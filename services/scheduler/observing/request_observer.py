@@ -23,17 +23,22 @@ class RequestObserver(Protocol):
         """Notes that a request never came into the pool."""
 
     def admitted(self, request: Request) -> None:
-        """Notes that a request rides its first iteration, which is about to be sent."""
+        """Notes that a request rides its first iteration, or the first one since it was suspended,
+        which is about to be sent."""
 
     def first_token(self, request: Request) -> None:
-        """Notes that a request has its first token, and may end with it."""
+        """Notes that a request has its first token since it was admitted, and may end with it."""
+
+    def suspended(self, request: Request) -> None:
+        """Notes that a request was put down, since the pipeline was lost, and waits for the next
+        one."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """Notes that a request has finished, or was cancelled."""
+        """Notes that a request has finished, was cancelled, or can't be served."""
 
     def failed(self, request: Request) -> None:
-        """Notes that a request ended as UNAVAILABLE: the pipeline, the leadership or the time to
-        drain was over."""
+        """Notes that a request ended as UNAVAILABLE: the leadership or the time to drain was
+        over."""
 
 
 class RequestObservers:
@@ -57,6 +62,10 @@ class RequestObservers:
     def first_token(self, request: Request) -> None:
         for observer in self._observers:
             observer.first_token(request)
+
+    def suspended(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.suspended(request)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         for observer in self._observers:

@@ -1,9 +1,11 @@
 """Traces of requests: one span for each phase of those whose frontend records them.
 
-    queue → prefill → decode
+    queue → prefill → decode (→ suspended → prefill → decode)
 
-They are children of the frontend's span of the request, which comes with the submission, and are
-made when the request ends: until then it costs a few numbers, and others nothing.
+A request whose pipeline is lost is suspended until another one runs it; each phase of computing
+says in which epoch it was. They are children of the frontend's span of the request, which comes
+with the submission, and are made when the request ends: until then it costs a few numbers, and
+others nothing.
 """
 
 import time
@@ -19,12 +21,15 @@ from services.common import semconv, tracing
 from services.common.errors import OrcinusError
 from services.scheduler.core.request import FinishReason, Request
 
-UNAVAILABLE = "UNAVAILABLE"
+UNAVAILABLE, FAILED = "UNAVAILABLE", "FAILED"
+
+Attributes = dict[str, AttributeValue]
 
 _SECONDS = {
     semconv.QUEUE: semconv.TIME_IN_QUEUE,
     semconv.PREFILL: semconv.TIME_IN_PREFILL,
     semconv.DECODE: semconv.TIME_IN_DECODE,
+    semconv.SUSPENDED: semconv.TIME_SUSPENDED,
 }
 
 
@@ -33,20 +38,23 @@ class RequestTrace:
 
     def __init__(self, submission: scheduler_pb2.Submission, now_ns: int) -> None:
         self.parent: Context = tracing.from_message(submission.trace)
-        self.phases: list[_Phase] = [_Phase(semconv.QUEUE, now_ns)]
+        self.phases: list[_Phase] = [_Phase(semconv.QUEUE, now_ns, {})]
+        self.n_generated = 0
+        """Generated tokens when the last phase `decode` began."""
         self._early_decodes: list[SpanContext] = []  # sent before the first token was back
 
-    def enter(self, phase: str, now_ns: int) -> None:
+    def enter(self, phase: str, now_ns: int, attributes: Attributes) -> None:
         """Ends one phase of the request and begins the next."""
         self.phases[-1].end_ns = now_ns
-        self.phases.append(_Phase(phase, now_ns))
+        self.phases.append(_Phase(phase, now_ns, attributes))
         if phase == semconv.DECODE:
             self.phases[-1].iterations.extend(self._early_decodes)
+        self._early_decodes.clear()
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
         """Adds a recorded iteration that the request is, or was, in."""
         name = semconv.PREFILL if is_prefill else semconv.DECODE
-        phase = next((phase for phase in self.phases if phase.name == name), None)
+        phase = next((phase for phase in self.phases[:-3:-1] if phase.name == name), None)
         if phase is not None:
             phase.iterations.append(iteration)
         elif not is_prefill:
@@ -54,8 +62,10 @@ class RequestTrace:
 
 
 class _Phase:
-    def __init__(self, name: str, start_ns: int) -> None:
+    def __init__(self, name: str, start_ns: int, attributes: Attributes) -> None:
         self.name = name
+        self.attributes = attributes
+        self.has_first_token = False
         self.start_ns = start_ns
         self.end_ns = start_ns
         # Only the last ones are kept: a span holds no more links.
@@ -68,6 +78,8 @@ class RequestTracer:
     def __init__(self, tracer: Tracer, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.traces: dict[Request, RequestTrace] = {}
         """The recorded requests that have not ended."""
+        self.epoch = 0
+        """The epoch that serves, or the last one that did."""
         self._tracer = tracer
         self._clock_ns = clock_ns
 
@@ -83,21 +95,34 @@ class RequestTracer:
         """Begins the phase `prefill`."""
         trace = self.traces.get(request)
         if trace is not None:
-            trace.enter(semconv.PREFILL, self._clock_ns())
+            self._enter(trace, semconv.PREFILL)
+            trace.phases[-1].attributes[semconv.N_TOKENS] = request.n_prefill_tokens
 
     def first_token(self, request: Request) -> None:
         """Begins the phase `decode`."""
         trace = self.traces.get(request)
         if trace is not None:
-            trace.enter(semconv.DECODE, self._clock_ns())
+            trace.phases[-1].has_first_token = True
+            trace.n_generated = len(request.generated_token_ids)
+            self._enter(trace, semconv.DECODE)
+
+    def suspended(self, request: Request) -> None:
+        """Begins the phase `suspended`."""
+        trace = self.traces.get(request)
+        if trace is not None:
+            _count_decoded(trace, request)
+            trace.enter(
+                semconv.SUSPENDED, self._clock_ns(), {semconv.REQUEST_LOSSES: request.n_losses}
+            )
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """Makes the spans of a request that has finished or was cancelled."""
+        """Makes the spans of a request that has finished, was cancelled or can't be served."""
         trace = self.traces.get(request)
-        has_all = reason is not FinishReason.CANCELLED
-        if trace is not None and has_all and len(request.generated_token_ids) == 1:
+        has_all = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if trace is not None and has_all and request.n_new_tokens == 1:
             trace.phases.pop()  # it needed no more than its first token
-        self._end(request, reason.name.lower(), error=None)
+        error = FAILED if reason is FinishReason.FAILED else None
+        self._end(request, reason.name.lower(), error=error)
 
     def failed(self, request: Request) -> None:
         """Makes the spans of a request that could not be finished."""
@@ -107,18 +132,16 @@ class RequestTracer:
         trace = self.traces.pop(request, None)
         if trace is None:
             return
+        _count_decoded(trace, request)
         last = trace.phases[-1]
         last.end_ns = self._clock_ns()
-        n_generated = len(request.generated_token_ids)
-        n_tokens = {semconv.PREFILL: request.n_prompt_tokens, semconv.DECODE: n_generated - 1}
         for phase in trace.phases:
-            is_last = phase is trace.phases[-1]
-            attributes: dict[str, AttributeValue] = {
+            is_last = phase is last
+            attributes: Attributes = {
                 semconv.REQUEST_ID: request.request_id,
                 _SECONDS[phase.name]: (phase.end_ns - phase.start_ns) / 1e9,
+                **phase.attributes,
             }
-            if phase.name in n_tokens:
-                attributes[semconv.N_TOKENS] = n_tokens[phase.name]
             if is_last:
                 attributes[semconv.REQUEST_END] = end
             span = self._tracer.start_span(
@@ -128,9 +151,19 @@ class RequestTracer:
                 links=[Link(iteration) for iteration in phase.iterations],
                 start_time=phase.start_ns,
             )
-            if phase.name == semconv.PREFILL and n_generated:
+            if phase.has_first_token:
                 span.add_event(semconv.FIRST_TOKEN, timestamp=phase.end_ns)
             if is_last and error is not None:
                 span.set_attribute(semconv.ERROR_TYPE, error)
                 span.set_status(Status(StatusCode.ERROR))
             span.end(phase.end_ns)
+
+    def _enter(self, trace: RequestTrace, phase: str) -> None:
+        trace.enter(phase, self._clock_ns(), {semconv.EPOCH: self.epoch})
+
+
+def _count_decoded(trace: RequestTrace, request: Request) -> None:
+    phase = trace.phases[-1]
+    if phase.name == semconv.DECODE:
+        n_tokens = len(request.generated_token_ids) - trace.n_generated
+        phase.attributes[semconv.N_TOKENS] = n_tokens

@@ -3,12 +3,13 @@
 Plans go to stage 0 only, on one stream; the controllers forward them. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
 is, signs of life; one that fails, goes away or falls silent ends the epoch, and so does an
-iteration that does not return.
+iteration that does not return in the time that iterations of its size may take.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 import grpc
@@ -17,6 +18,7 @@ from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.common.errors import Unavailable
+from services.common.iteration_limit import IterationLimit, Work
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import Request
 from services.scheduler.pipeline.membership import Pipeline
@@ -24,6 +26,9 @@ from services.scheduler.pipeline.membership import Pipeline
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
+
+WATCH_S = 0.5
+"""Interval of the looks for what is missing."""
 
 
 class PipelineLost(Unavailable):
@@ -42,6 +47,7 @@ class EngineMaster:
         on_timing: Callable[[int, worker_pb2.IterationTiming], None],
         silence_limit_s: float,
         iteration_limit_s: float,
+        hang_limit_s: float,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
@@ -50,13 +56,17 @@ class EngineMaster:
         self._on_timing = on_timing
         self._trace_of = trace_of
         self._silence_limit_s = silence_limit_s
-        self._iteration_limit_s = iteration_limit_s
+        self._limit = IterationLimit(floor_s=hang_limit_s, ceiling_s=iteration_limit_s)
         self._channels = [connect(member.address) for member in pipeline.members]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
-        self._last_report: list[float] = []
+        # Seconds in which this process has run: what is reported while it is stopped, or starved,
+        # lies unread, and nobody is silent.
+        self._now_s = 0.0
+        self._last_report: list[float] = []  # by that clock
         self._results: list[worker_pb2.IterationResult] = []
-        self._sent_at: dict[int, float] = {}  # of the iterations that have not returned
-        self._returned_at = 0.0  # the last one that has
+        self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
+        self._returned_at = 0.0  # the last one that has, by the loop's clock
+        self._returned_at_s = 0.0  # and by the other one
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -80,8 +90,7 @@ class EngineMaster:
         except TimeoutError:
             raise PipelineLost("the pipeline did not form: a stage does not report") from None
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
-        now = asyncio.get_running_loop().time()
-        self._last_report = [now] * len(watches)
+        self._last_report = [self._now_s] * len(watches)
         self._tasks = [
             asyncio.create_task(self._watch(index, watch), name=f"watch stage {index}")
             for index, watch in enumerate(watches)
@@ -96,7 +105,8 @@ class EngineMaster:
         Raises:
             PipelineLost: stage 0 is gone.
         """
-        self._sent_at[batch.iteration] = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._sent[batch.iteration] = _Sent(batch, now, self._now_s)
         trace = None if self._trace_of is None else self._trace_of(batch.iteration)
         try:
             await self._plans.write(plan_of(batch, self.pipeline, trace))
@@ -143,14 +153,13 @@ class EngineMaster:
         )
 
     async def _watch(self, index: int, watch: grpc.aio.UnaryStreamCall[object, object]) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 report = await watch.read()
                 if not isinstance(report, worker_pb2.WatchStageResponse):
                     self._lose(f"stage {index} ended its reports")
                     return
-                self._last_report[index] = loop.time()
+                self._last_report[index] = self._now_s
                 self._take(index, report)
         except grpc.aio.AioRpcError as error:
             self._lose(f"stage {index} is gone: {error.details()}")
@@ -160,8 +169,7 @@ class EngineMaster:
         if place != (self.pipeline.pipeline_id, self.pipeline.epoch):
             log.warning("dropped a report of stage %d for another epoch: %s", index, place)
         elif report.HasField("result"):
-            self._sent_at.pop(report.result.iteration, None)
-            self._returned_at = asyncio.get_running_loop().time()
+            self._note_return(report.result.iteration)
             self._on_timing(index, report.result.timing)
             self._results.append(report.result)
             self._wake()
@@ -171,21 +179,32 @@ class EngineMaster:
         elif report.HasField("failure"):
             self._lose(f"stage {index} failed: {report.failure.reason}")
 
+    def _note_return(self, iteration: int) -> None:
+        now = asyncio.get_running_loop().time()
+        sent = self._sent.pop(iteration, None)
+        if sent is not None:
+            self._limit.learn(sent.work(), now - max(sent.at, self._returned_at))
+        self._returned_at, self._returned_at_s = now, self._now_s
+
     async def _watch_silence(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = min(1.0, self._silence_limit_s / 4, self._iteration_limit_s / 4)
+        ticked_at = loop.time()
+        pause_s = min(WATCH_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)
         while self._loss is None:
             await asyncio.sleep(pause_s)
-            now = loop.time()
+            before, ticked_at = ticked_at, loop.time()
+            self._now_s += min(ticked_at - before, 2 * pause_s)
             for index, last in enumerate(self._last_report):
-                if now - last > self._silence_limit_s:
+                if self._now_s - last > self._silence_limit_s:
                     self._lose(f"stage {index} has been silent for {self._silence_limit_s:g} s")
-            iteration, sent_at = next(iter(self._sent_at.items()), (0, now))
+            sent = next(iter(self._sent.values()), None)
+            if sent is None:
+                continue
+            limit_s = self._limit.of(sent.work())
             # An iteration may have waited for the one before it to return.
-            if now - max(sent_at, self._returned_at) > self._iteration_limit_s:
-                self._lose(
-                    f"iteration {iteration} has not returned in {self._iteration_limit_s:g} s"
-                )
+            if self._now_s - max(sent.at_s, self._returned_at_s) > limit_s:
+                iteration = sent.batch.iteration
+                self._lose(f"iteration {iteration} has not returned in {limit_s:.1f} s")
 
     def _lose(self, reason: str) -> None:
         if self._loss is None:
@@ -205,6 +224,19 @@ class EngineMaster:
     def _raise_if_lost(self) -> None:
         if self._loss is not None:
             raise self._loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An iteration on its way."""
+
+    batch: Batch
+    at: float  # by the loop's clock
+    at_s: float  # by the master's `_now_s`
+
+    def work(self) -> Work:
+        spans = self.batch.spans
+        return Work.of([span.start_position for span in spans], [span.n_tokens for span in spans])
 
 
 def plan_of(

@@ -144,6 +144,7 @@ class Controller:
                 self.loading.note_progress(tp_rank, payload)
             case MessageKind.LOADED:
                 self.loading.note_loaded(tp_rank, payload)
+                self.rank_watch.note_loaded(tp_rank)
             case MessageKind.FAILURE:
                 self.rank_watch.lose(f"rank {tp_rank}: {payload.decode()}")
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED:

@@ -5,6 +5,7 @@ The child is a fresh interpreter, never a fork, so that no gRPC thread is ever c
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -15,8 +16,10 @@ from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
 from services.worker.settings import NO_SETTINGS, RankSettings, StagePlace, WorkerSettings
 
+log = logging.getLogger(__name__)
+
 STOP_TIMEOUT_S = 5.0
-"""Time for a rank to end by itself before it is killed."""
+"""Time for a rank to end by itself before it is killed, and to end when it has been."""
 
 
 class RankLink(Protocol):
@@ -108,7 +111,10 @@ class RankProcess:
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()  # which ends a stopped process, too
-        await self._process.wait()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:  # it is inside the kernel, and ends when that lets it go
+            log.error("rank %d does not end although it was killed", self.tp_rank)
 
 
 async def start_ranks(

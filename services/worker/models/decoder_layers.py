@@ -7,9 +7,8 @@ derive from the descriptions of `kernels.layer`, so that operations can read wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol, Self
 
 import torch.nn.functional as F
@@ -31,14 +30,15 @@ from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
 from services.worker.models.weights import TensorSource
 
-# By the names of Hugging Face's `activation_function`.
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
+
+
+def activation_of(name: Activation, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """Returns what Hugging Face's `activation_function` means by `name`."""
+    if name == "relu":
+        return F.relu
+    return F.gelu if name == "gelu" else ops.gelu_tanh
+
 
 Norm = Callable[[Tensor], Tensor]  # [..., size] to the same shape
 

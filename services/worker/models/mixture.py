@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
+from kernels.expert_mlp import ExpertMLP
+from kernels.packed_linear import LinearWeight, pack, pack_experts
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -21,20 +22,18 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class ExpertMixture:
     """The weighted sum of the gated MLPs that a linear router scores highest for a token."""
 
-    router: Tensor  # [n_experts, hidden]
-    gate_up: Tensor  # [n_experts, 2 * size, hidden], size of this rank's share
-    down: Tensor  # [n_experts, hidden, size]
+    router: LinearWeight  # [n_experts, hidden]
+    experts: ExpertMLP  # this rank's share
     n_chosen: int
     normalises: bool  # the weights of those chosen add up to one
-    ops: Ops
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
-        shares = F.linear(x, self.router).float().softmax(-1)  # [n_tokens, n_experts]
+        shares = self.router(x).float().softmax(-1)  # [n_tokens, n_experts]
         weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
         if self.normalises:
             weights = weights / weights.sum(-1, keepdim=True)
-        out = self.ops.expert_mlp(x, self.gate_up, self.down, experts, weights)
+        out = self.experts(x, experts, weights)
         ranks.all_reduce(out)
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
 
@@ -69,11 +68,9 @@ def read_experts(
             for expert in experts
         ]
     )
-    return ExpertMixture(
-        router,
+    mlps = pack_experts(
         gate_up.view(n_experts, 2 * len(share), hidden_size),
         downs.view(n_experts, hidden_size, len(share)),
-        n_chosen,
-        normalises,
         ops,
     )
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises)

@@ -8,5 +8,6 @@ never decides what runs.
     membership    the epoch that the rank is in: the way in, the member, the way out
     data_plane/   tensors from rank to rank
     stage_shard   weights, which outlive epochs, and what settings and device make of them
-    lifeline      the thread that sends heartbeats and hears what cannot wait
+    lifeline      the thread that sends heartbeats, hears what cannot wait, and finds a hang
+    activity      what the main thread does, and how long it may
 """

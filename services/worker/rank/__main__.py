@@ -15,9 +15,11 @@ from typing import NoReturn
 import torch
 
 from services.common import process
+from services.common.iteration_limit import IterationLimit
 from services.common.telemetry import configure_logging
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.engine.input_batch import BatchBuilder
+from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.lifeline import Lifeline
 from services.worker.rank.membership import Membership
@@ -30,14 +32,18 @@ SETTINGS_WAIT_S = 3600.0
 
 
 def start(
-    settings: RankSettings, channel: RankEnd, *, batch_builder: type[BatchBuilder] = BatchBuilder
+    settings: RankSettings,
+    channel: RankEnd,
+    activity: Activity,
+    *,
+    batch_builder: type[BatchBuilder] = BatchBuilder,
 ) -> Rank:
     """Loads the model and returns the rank that runs it; benchmarks give other builders."""
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
         address = f"{settings.data_host}:{rendezvous.port}"
-    shard = StageShard.load(settings, channel, batch_builder=batch_builder)
+    shard = StageShard.load(settings, channel, activity=activity, batch_builder=batch_builder)
     shard.compile_kernels()
     return Rank(
         channel,
@@ -45,6 +51,7 @@ def start(
         Membership(connect=partial(join_peers, settings), enter=shard.enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
+        activity=activity,
     )
 
 
@@ -62,9 +69,9 @@ def given_settings(channel: RankEnd) -> str | bytes:
     return payload
 
 
-def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn:
+def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -> NoReturn:
     """Runs the rank that `make_rank` returns until the controller is gone."""
-    channel, lifeline = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+    channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
     settings = RankSettings.model_validate_json(given_settings(channel))
@@ -73,10 +80,14 @@ def main(make_rank: Callable[[RankSettings, RankEnd], Rank] = start) -> NoReturn
         settings.log_level,
         log_format=settings.log_format,
     )
+    limit = IterationLimit(floor_s=settings.hang_limit_s, ceiling_s=settings.transfer_timeout_s)
+    activity = Activity(limit)
+    lifeline = Lifeline(second, activity)
+    lifeline.start()
     try:
         with torch.inference_mode():  # once: for each iteration it would cost 0.1 ms
-            rank = make_rank(settings, channel)
-            Lifeline(lifeline).start(rank.membership.leave_before)
+            rank = make_rank(settings, channel, activity)
+            lifeline.attach(rank.membership.leave_before)
             rank.serve()
     except ChannelClosed:
         # At once: to end the interpreter under threads that are inside torch is fatal.

@@ -20,10 +20,12 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from kernels.logits import Logits
+from services.common.iteration_limit import Work
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import refuse_non_finite
 from services.worker.rank import wire
+from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
 
@@ -68,12 +70,15 @@ class EpochMember:
         runner: Runner,
         peers: Transport,
         clock: DeviceClock | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        """`clock` is the device's; without one, iterations are finished when they are started."""
+        """`clock` is the device's; without one, iterations are finished when they are started.
+        `activity` is told what the member does."""
         self.request = request
         self._runner = runner
         self._peers = peers
         self._clock = clock or HostClock()
+        self._activity = activity or Activity()
         self._is_first = request.stage_index == 0
         self._is_last = request.stage_index + 1 == len(request.members)
         self._announced: deque[_Announced] = deque()
@@ -99,7 +104,16 @@ class EpochMember:
         if not self._is_first:
             hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
-        self._announced.append(_Announced(message, hidden, receipt))
+        work = Work.of(message.start_position, message.n_tokens)
+        self._announced.append(_Announced(message, work, hidden, receipt))
+
+    def show_activity(self) -> None:
+        """Says what the device does with the oldest iteration that has been started."""
+        started = self._started[0]
+        if self._clock.has_passed(started.marks[1]):
+            self._activity.compute(started.message.iteration, started.work)
+        else:
+            self._activity.exchange(started.message.iteration, self.request.epoch)
 
     def start_next(self) -> None:
         """Runs the iteration announced first, or launches it.
@@ -108,14 +122,18 @@ class EpochMember:
             TransferError: a neighbour is gone.
         """
         announced = self._announced.popleft()
-        message = announced.message
+        message, work = announced.message, announced.work
+        activity, epoch = self._activity, self.request.epoch
+        activity.compute(message.iteration, work)
         # Behind another iteration, preparing this one costs the device no time.
         is_hidden = bool(self._started) and not self._has_ended(self._started[-1])
         started_ns = time.perf_counter_ns()
         batch = self._runner.prepare(wire.plan_of(message))
         prepared_ns = time.perf_counter_ns()
         began = self._clock.mark()
+        activity.exchange(message.iteration, epoch)
         hidden = announced.receive()
+        activity.compute(message.iteration, work)
         received = self._clock.mark()
         result: torch.Tensor | None = None
         token_ids: torch.Tensor | list[int] | None = None
@@ -130,11 +148,13 @@ class EpochMember:
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
         if result is not None:
+            activity.exchange(message.iteration, epoch)
             self._peers.send(result, message.iteration)
         sent_ns, sent_unix_ns = time.perf_counter_ns(), time.time_ns()
         self._started.append(
             _Started(
                 message,
+                work,
                 token_ids,
                 marks=(began, received, computed),
                 prepare_ns=0 if is_hidden else prepared_ns - started_ns,
@@ -172,6 +192,7 @@ class EpochMember:
             compute_ns=started.prepare_ns + self._clock.elapsed_ns(received, computed),
             send_ns=started.send_ns,
         )
+        self._activity.computed(started.work, timing.compute_ns / 1e9)
         token_ids = None
         if started.token_ids is not None:
             token_ids = _listed(started.token_ids)
@@ -191,10 +212,12 @@ class _Announced:
     def __init__(
         self,
         message: worker_pb2.RunIterationsRequest,
+        work: Work,
         hidden: torch.Tensor | None,
         receipt: Receipt | None,
     ) -> None:
         self.message = message
+        self.work = work
         self._hidden = hidden
         self._receipt = receipt
 
@@ -210,6 +233,7 @@ class _Started:
     """An iteration that the device has been given, and what will be known when it ends."""
 
     message: worker_pb2.RunIterationsRequest
+    work: Work
     token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int

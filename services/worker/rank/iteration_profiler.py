@@ -17,6 +17,16 @@ class IterationProfiler:
         self._n_left = 0
         self._profile: profile | None = None
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the next iteration is recorded."""
+        return self._n_left > 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a recording that has not been written."""
+        return self._profile is not None
+
     def order(self, n_iterations: int, path: str) -> None:
         """Has the next `n_iterations` recorded and written to `path`; 0 calls off a recording."""
         self.call_off()

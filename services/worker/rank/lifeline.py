@@ -1,13 +1,18 @@
-"""A rank's thread that never computes: it sends heartbeats, and hears what cannot wait.
+"""A rank's thread that never computes: it sends heartbeats, hears what cannot wait, and watches the
+main thread.
 
 Heartbeats go out however busy the main thread is, since torch's long calls do not hold the
-interpreter lock. They stop when the process is stopped or gets no share of a processor.
+interpreter lock. They stop when the process is stopped or gets no share of a processor. When the
+main thread takes longer for a step than it may (`rank.activity`), the rank says so and ends.
 """
 
 import threading
+import time
 from collections.abc import Callable
 
+from services.common.watchdog import end_hung_process
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
+from services.worker.rank.activity import Activity, StepTimer
 
 HEARTBEAT_S = 0.5
 """Interval of a rank's heartbeats."""
@@ -16,23 +21,60 @@ HEARTBEAT_S = 0.5
 class Lifeline:
     """A thread that serves the second channel to the controller until the controller is gone."""
 
-    def __init__(self, channel: RankEnd) -> None:
+    def __init__(
+        self,
+        channel: RankEnd,
+        activity: Activity,
+        *,
+        on_hang: Callable[[str], None] = end_hung_process,
+    ) -> None:
+        """`on_hang` is called with the reason when the main thread hangs, and ends the process."""
         self._channel = channel
+        self._timer = StepTimer(activity)
+        self._on_hang = on_hang
+        self._lock = threading.Lock()  # for the next two
+        self._on_leave: Callable[[int | None], None] | None = None
+        self._orders: list[int | None] = []
 
-    def start(self, on_leave: Callable[[int | None], None]) -> None:
-        """Starts the thread, which calls `on_leave` with the first epoch that is not over, or with
-        None when the controller is gone and with it every epoch."""
-        threading.Thread(target=self._serve, args=[on_leave], name="lifeline", daemon=True).start()
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._serve, name="lifeline", daemon=True).start()
 
-    def _serve(self, on_leave: Callable[[int | None], None]) -> None:
+    def attach(self, on_leave: Callable[[int | None], None]) -> None:
+        """Has `on_leave` called in the thread with the first epoch that is not over, or with None
+        when the controller is gone and with it every epoch; with what has been heard, at once."""
+        with self._lock:
+            self._on_leave = on_leave
+            orders, self._orders = self._orders, []
+        for order in orders:
+            on_leave(order)
+
+    def _serve(self) -> None:
         try:
+            counted_at = time.monotonic()
             while True:
                 self._channel.send(MessageKind.HEARTBEAT, b"")
                 message = self._channel.receive(HEARTBEAT_S)
                 while message is not None:
                     kind, payload = message
                     if kind is MessageKind.LEAVE:
-                        on_leave(int(payload))
+                        self._leave(int(payload))
                     message = self._channel.receive(0)
+                now = time.monotonic()
+                # No more than an interval: in the rest the process was stopped, or starved.
+                if reason := self._timer.add(min(now - counted_at, HEARTBEAT_S)):
+                    self._channel.send(MessageKind.FAILURE, reason.encode())
+                    self._on_hang(reason)
+                    return
+                counted_at = now
         except ChannelClosed:
-            on_leave(None)
+            self._leave(None)
+
+    def _leave(self, epoch: int | None) -> None:
+        self._timer.end_epochs_before(epoch)
+        with self._lock:
+            on_leave = self._on_leave
+            if on_leave is None:
+                self._orders.append(epoch)
+        if on_leave is not None:
+            on_leave(epoch)

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.rank import wire
+from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
 from services.worker.rank.epoch_member import EpochMember, Finished
 from services.worker.rank.iteration_profiler import IterationProfiler
@@ -38,14 +39,17 @@ class Rank:
         *,
         rendezvous: TCPStore | None,
         report_results: bool,
+        activity: Activity | None = None,
     ) -> None:
-        """Only one rank of a stage has `report_results`; only one of all has a `rendezvous`."""
+        """Only one rank of a stage has `report_results`; only one of all has a `rendezvous`.
+        `activity` is told what the loop does."""
         self.membership = membership
         """The epoch that the rank is in; `leave_before` is for other threads."""
         self._channel = channel
         self._description = description
         self._rendezvous = rendezvous  # the store lives as long as this object
         self._reports = report_results
+        self._activity = activity or Activity()
         self._timings: list[worker_pb2.IterationTiming] = []
         self._reported_at = time.monotonic()
         self._profiler = IterationProfiler()
@@ -59,6 +63,7 @@ class Rank:
         self._channel.send(MessageKind.LOADED, self._description.SerializeToString())
         while True:
             try:
+                self._show_activity()
                 self._take_in_messages()
                 self._run_next()
                 self._finish_profile()
@@ -66,6 +71,14 @@ class Rank:
                 self._abandon(str(error))
             if time.monotonic() - self._reported_at >= REPORT_INTERVAL_S:
                 self._report_timings()
+
+    def _show_activity(self) -> None:
+        """Begins another turn, unless a device still has an iteration: the loop turns beside it."""
+        member = self.membership.current
+        if member is not None and member.n_started:
+            member.show_activity()
+        else:
+            self._activity.turn()
 
     def _take_in_messages(self) -> None:
         """Handles all messages that are there; waits for one if there is nothing to start or to
@@ -87,6 +100,9 @@ class Rank:
 
     def _join(self, request: worker_pb2.JoinPipelineRequest) -> None:
         self._timings.clear()
+        self._activity.turn()
+        self.membership.leave()
+        self._activity.join(request.epoch)
         try:
             self.membership.join(request)
         except TransferError as error:
@@ -108,6 +124,8 @@ class Rank:
         if member.n_started:  # on a GPU, which may have finished while the host did other things
             self._report_finished(member)
         if member.n_announced:
+            if self._profiler.is_ordered:
+                self._activity.profile()
             with self._profiler:
                 member.start_next()
         self._report_finished(member)
@@ -132,6 +150,8 @@ class Rank:
             self._channel.send(MessageKind.TRACE, finished.trace.SerializeToString())
 
     def _finish_profile(self) -> None:
+        if self._profiler.is_running:
+            self._activity.profile()
         try:
             path = self._profiler.take()
         except OSError as error:
@@ -149,6 +169,7 @@ class Rank:
 
     def _abandon(self, reason: str) -> None:
         """Leaves the epoch, and reports why unless the controller has called it off."""
+        self._activity.turn()
         member = self.membership.current
         was_over = self.membership.leave()
         if member is None:

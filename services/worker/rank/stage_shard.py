@@ -23,6 +23,7 @@ from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel, checkpoint_digest
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import OnProgress
+from services.worker.rank.activity import Activity
 from services.worker.rank.build import build_digest
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
@@ -55,13 +56,15 @@ class StageShard:
         *,
         new_graphs: Callable[[], Callable[[], decode_graphs.Graph]] | None = None,
         batch_builder: type[BatchBuilder] = BatchBuilder,
+        activity: Activity | None = None,
     ) -> None:
         """`new_graphs` returns the maker of an epoch's graphs (see `decode_graphs.cuda_graphs`);
-        without it decodes are not recorded."""
+        without it decodes are not recorded. `activity` is told what members of epochs do."""
         self._settings = settings
         self._model = model
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
+        self._activity = activity
 
     @classmethod
     def load(
@@ -69,6 +72,7 @@ class StageShard:
         settings: RankSettings,
         channel: RankEnd,
         *,
+        activity: Activity | None = None,
         batch_builder: type[BatchBuilder] = BatchBuilder,
     ) -> "StageShard":
         """Loads the weights and tells the controller how far it is."""
@@ -88,7 +92,9 @@ class StageShard:
             on_progress=_progress_to(channel),
         )
         new_graphs = decode_graphs.cuda_graphs if has_graphs(settings, model) else None
-        return cls(settings, model, new_graphs=new_graphs, batch_builder=batch_builder)
+        return cls(
+            settings, model, new_graphs=new_graphs, batch_builder=batch_builder, activity=activity
+        )
 
     def compile_kernels(self) -> None:
         """Compiles what iterations need; on a CPU there is nothing to compile."""
@@ -181,7 +187,7 @@ class StageShard:
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
-        member = EpochMember(request, runner, peers, self._clock())
+        member = EpochMember(request, runner, peers, self._clock(), self._activity)
         if runner.graphs is not None:
             try:
                 warm_up.record_decodes(

@@ -45,7 +45,7 @@ async def chat(site: Site, messages: Any = HELLO, **body: Any) -> Any:
 async def events(site: Site, path: str, **body: Any) -> list[Any]:
     """The data of a stream's events, `[DONE]` as it is."""
     lines = (await post(site, path, stream=True, **body)).text.splitlines()
-    data = [line.removeprefix("data: ") for line in lines if line]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 

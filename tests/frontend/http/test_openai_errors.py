@@ -15,6 +15,7 @@ TREE = [
     (errors.PoolFull("full", retry_after_s=1.5), 429, "rate_limit_exceeded"),
     (errors.Unavailable("gone"), 503, "unavailable"),
     (errors.StaleEpoch("old"), 503, "unavailable"),
+    (errors.RequestFailed("ends the pipeline"), 500, "request_failed"),
     (errors.RequestCancelled("no"), 499, "cancelled"),
 ]
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import signal
+from collections.abc import Callable
 
 import grpc.aio
 import pytest
@@ -83,8 +84,8 @@ async def test_events_of_a_request_reach_its_inbox() -> None:
         submit(client, inbox)
         assert await until_last(inbox) == [
             Accepted("r"),
-            Tokens("r", (7,)),
-            Tokens("r", (8,)),
+            Tokens("r", (7,), 0),
+            Tokens("r", (8,), 1),
             Finished("r", FinishReason.LENGTH),
         ]
 
@@ -233,7 +234,7 @@ async def test_client_follows_the_scheduler_that_leads() -> None:
         for leader, token_id in [(first, 7), (second, 8)] * 2:
             await leader.lead()
             submit(client, inbox, hold_s=TIMEOUT_S)
-            assert Tokens("r", (token_id,)) in await until_last(inbox)
+            assert Tokens("r", (token_id,), 0) in await until_last(inbox)
             await leader.stand_by()
             await until_shut(client)
     assert (len(first.requests), len(second.requests)) == (2, 2)
@@ -302,7 +303,7 @@ async def test_scheduler_that_stands_still_is_noticed() -> None:
     ):
         await soon(client.wait_open())
         process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(5.0):  # 1 s to ping, 0.25 s to wait
+        async with asyncio.timeout(5.0):  # 0.25 s to ping, 0.2 s to wait
             while client.is_open:
                 await client.wait_change()
 
@@ -324,7 +325,7 @@ async def test_what_runs_goes_on_when_submissions_are_closed_and_others_wait() -
         assert len(scheduler.requests) == 1
         scheduler.behaviour = says(8)
         scheduler.open()
-        assert Tokens("later", (8,)) in await until_last(waiting)
+        assert Tokens("later", (8,), 0) in await until_last(waiting)
         assert scheduler.n_connections == 1
 
 
@@ -338,26 +339,128 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
         scheduler.drop_connections()
         assert await until_last(inbox) == [
             Accepted("r"),
-            Tokens("r", (7,)),
+            Tokens("r", (7,), 0),
             Finished("r", FinishReason.LENGTH),
         ]
         first, second = scheduler.requests
         assert first.submission == second.submission
 
 
-async def test_request_with_tokens_fails_when_its_stream_is_lost() -> None:
+async def goes_on_after(loss: Callable[[FakeScheduler], None]) -> FakeScheduler:
+    """Loses a scheduler after one token, and checks that the request goes on after it."""
     scheduler = FakeScheduler(stalls_after(7))
-    async with connected(scheduler) as client:
+    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
         inbox: Inbox = asyncio.Queue()
-        submit(client, inbox, hold_s=TIMEOUT_S)
-        assert [await soon(inbox.get()) for _ in range(2)] == [Accepted("r"), Tokens("r", (7,))]
+        submit(client, inbox)
+        assert [await soon(inbox.get()) for _ in range(2)] == [Accepted("r"), Tokens("r", (7,), 0)]
+        scheduler.behaviour = says(7, 8)
+        loss(scheduler)
+        assert await until_last(inbox) == [
+            Accepted("r"),
+            Tokens("r", (8,), 1),
+            Finished("r", FinishReason.LENGTH),
+        ]
+        assert list(scheduler.requests[1].submission.generated_token_ids) == [7]
+    return scheduler
+
+
+async def test_request_with_tokens_goes_on_after_them_when_its_stream_is_lost() -> None:
+    await goes_on_after(FakeScheduler.drop_connections)
+
+
+async def test_request_with_tokens_goes_on_after_them_when_its_scheduler_leads_no_more() -> None:
+    unavailable = scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
+    await goes_on_after(lambda scheduler: scheduler.requests[0].complete(unavailable))
+
+
+async def test_losses_in_a_row_are_told_to_the_next_scheduler_and_a_token_ends_the_row() -> None:
+    scheduler = FakeScheduler(keeps_quiet)
+    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
+        inbox: Inbox = asyncio.Queue()
+        submit(client, inbox)
+        (first,) = await soon(scheduler.wait_requests())
+        first.suspend(2)
+        await soon(inbox.get())
+        first.accept()  # whoever has this one has taken in the suspension too
+        await soon(inbox.get())
+        scheduler.drop_connections()
+        second = (await soon(scheduler.wait_requests(2)))[1]
+        assert second.submission.n_losses == 2
+        second.tokens(7)
+        assert [type(await soon(inbox.get())) for _ in range(2)] == [Accepted, Tokens]
+        scheduler.behaviour = says(7, 8)
+        scheduler.drop_connections()
+        third = (await soon(scheduler.wait_requests(3)))[2]
+        assert third.submission.n_losses == 0
+        await until_last(inbox)
+
+
+async def test_request_that_was_taken_waits_from_the_loss_and_not_from_its_arrival() -> None:
+    scheduler = FakeScheduler(keeps_quiet)
+    async with connected(scheduler, resume_s=0.5) as client:
+        loop = asyncio.get_running_loop()
+        inbox: Inbox = asyncio.Queue()
+        submit(client, inbox)
+        assert await soon(inbox.get()) == Accepted("r")
+        await asyncio.sleep(0.3)
+        scheduler.pipeline = None
+        lost_at = loop.time()
         scheduler.drop_connections()
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, errors.Unavailable)
-        assert "try again" in last.error.message
-        await soon(client.wait_open())
-        assert len(scheduler.requests) == 1
+        assert loop.time() - lost_at >= 0.45
+
+
+async def test_request_that_stays_with_its_scheduler_waits_no_longer_for_a_pipeline() -> None:
+    scheduler = FakeScheduler(keeps_quiet)
+    async with connected(scheduler, resume_s=0.2) as client:
+        stalled: Inbox = asyncio.Queue()
+        running: Inbox = asyncio.Queue()
+        submit(client, stalled, "stalled")
+        submit(client, running, "running")
+        requests = await soon(scheduler.wait_requests(2))
+        scheduler.close()
+        for request in requests:
+            request.suspend(1)
+        await until_shut(client)
+        requests[1].tokens(7)
+        (_, last) = await until_last(stalled)
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, errors.Unavailable)
+        await soon(requests[0].cancelled.wait())
+        requests[1].last_token(8, scheduler_pb2.COMPLETION_REASON_LENGTH)
+        assert (await until_last(running))[-1] == Finished("running", FinishReason.LENGTH)
+
+
+async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> None:
+    client = SchedulerClient("127.0.0.1:1")
+    client._apply(scheduler_pb2.ConnectResponse(pipeline=PIPELINE))
+    inbox: Inbox = asyncio.Queue()
+    submit(client, inbox)
+
+    def bring(start: int, *token_ids: int) -> None:
+        update = scheduler_pb2.TokenUpdate(request_id="r", token_ids=token_ids, start=start)
+        client._apply(scheduler_pb2.ConnectResponse(tokens=[update]))
+
+    bring(0, 7, 8)
+    bring(1, 8, 9)
+    assert [inbox.get_nowait() for _ in range(2)] == [
+        Tokens("r", (7, 8), 0),
+        Tokens("r", (9,), 2),
+    ]
+    with pytest.raises(RuntimeError, match="tokens from 4 on"):
+        bring(4, 5)
+    with pytest.raises(RuntimeError, match="tokens from 2 on"):
+        bring(2, 5)
+    client.close()
+
+
+async def test_scheduler_that_does_not_say_where_tokens_belong_is_not_believed() -> None:
+    update = scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7])
+    (event,) = events_of(scheduler_pb2.ConnectResponse(tokens=[update]))
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, errors.Unavailable)
 
 
 UNAVAILABLE = scheduler_pb2.REJECTION_REASON_UNAVAILABLE
@@ -512,7 +615,9 @@ def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason)
     (event,) = events_of(scheduler_pb2.ConnectResponse(completed=[completion]))
     assert event.is_last
     if isinstance(event, Failed):
-        assert isinstance(event.error, errors.Unavailable)
+        is_final = reason == scheduler_pb2.COMPLETION_REASON_FAILED
+        expected = errors.RequestFailed if is_final else errors.Unavailable
+        assert isinstance(event.error, expected)
         assert event.error.message
 
 

@@ -17,9 +17,9 @@ from kubernetes.aio.config import incluster_config
 
 from services.common.errors import Unavailable
 from services.scheduler.cluster.kubernetes_client import KubernetesClient
-from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
-from services.scheduler.cluster.pod_directory import PodDirectory, PodsForbidden
+from services.scheduler.cluster.pod_directory import PodDirectory, PodsForbidden, PodsRefused
 from tests.fake_kubernetes import (
     LEASE,
     NAMESPACE,
@@ -44,8 +44,8 @@ class Cluster:
         return LeaderElector(
             self.client.lease_store(NAMESPACE, LEASE),
             identity=identity,
+            address="10.0.0.1:50052",
             lease_duration_s=2.0,
-            renew_deadline_s=1.5,
             retry_period_s=0.1,
         )
 
@@ -284,36 +284,85 @@ async def test_a_leader_survives_dropped_connections_and_errors(cluster: Cluster
     holding.cancel()
 
 
-async def test_a_leader_whose_api_server_hangs_steps_down_and_releases_in_bounded_time(
+async def test_a_leader_whose_api_server_hangs_goes_on_and_releases_in_bounded_time(
     cluster: Cluster,
 ) -> None:
     elector = cluster.elector("first")
     await elector.acquire()
     cluster.api.slow["update"] = 60
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(LeadershipLost, match="no answer within"):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):  # longer than the lease
             await elector.hold()
-        cluster.api.slow["get"] = 60
+    assert elector.is_leader
+    cluster.api.slow["get"] = 60
+    async with asyncio.timeout(LIMIT_S):
         await elector.release()
     assert not elector.is_leader
 
 
-async def test_a_deleted_lease_ends_leadership_and_its_successor_counts_on(
-    cluster: Cluster,
-) -> None:
+async def test_a_lease_made_anew_stays_its_leaders_and_counts_on(cluster: Cluster) -> None:
     elector = cluster.elector("first")
     cluster.api.create_lease(leaseTransitions=6)
     assert await elector.acquire() == 7
     cluster.api.create_lease()
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(LeadershipLost, match="nobody holds the lease"):
-            await elector.hold()
-        assert await elector.acquire() == 1
-        assert await elector.advance(7) == 8
+    holding = asyncio.create_task(elector.hold())
+    await until(
+        lambda: cluster.api.lease is not None and "holderIdentity" in cluster.api.lease["spec"]
+    )
+    assert cluster.api.lease is not None
+    assert cluster.api.lease["spec"]["leaseTransitions"] == 7
+    assert await elector.advance(7) == 8
+    assert not holding.done()
+    holding.cancel()
+
+
+async def test_the_lease_says_where_its_holder_listens_and_forgets_it_when_given_back(
+    cluster: Cluster,
+) -> None:
+    elector = cluster.elector("first")
+    await elector.acquire()
+    store = cluster.client.lease_store(NAMESPACE, LEASE)
+    assert (await store.read()).address == "10.0.0.1:50052"
+    await elector.release()
+    assert (await store.read()).address == ""
+    assert cluster.api.lease is not None
+    assert cluster.api.lease["metadata"]["annotations"] == {"made-by": "a manifest"}
+
+
+RUNNING: dict[str, object] = {"running": {"startedAt": "2026-11-20T10:00:00Z"}}
+
+
+@pytest.mark.parametrize(
+    ("states", "has_ended"),
+    [
+        ([RUNNING], False),
+        ([{"waiting": {"reason": "CrashLoopBackOff"}}], True),
+        ([{"terminated": {"exitCode": 137}}], True),
+        ([{"terminated": {"exitCode": 137}}, RUNNING], False),
+    ],
+    ids=["running", "waiting", "terminated", "one of two runs"],
+)
+async def test_a_pod_has_ended_when_none_of_its_containers_runs(
+    cluster: Cluster, states: list[dict[str, object]], has_ended: bool
+) -> None:
+    cluster.api.set_pod("scheduler-0")
+    cluster.api.set_pod("scheduler-1")
+    cluster.api.pods["scheduler-0"]["status"]["containerStatuses"] = [
+        {"state": state} for state in states
+    ]
+    cluster.api.pods["scheduler-1"]["status"]["containerStatuses"] = [{"state": RUNNING}]
+    client = cluster.client
+    assert await client.pod_has_ended(NAMESPACE, "scheduler-0", "scheduler-0-uid") is has_ended
+    assert not await client.pod_has_ended(NAMESPACE, "scheduler-1", "scheduler-1-uid")
+    assert await client.pod_has_ended(NAMESPACE, "scheduler-1", "the uid of the one before")
+    assert await client.pod_has_ended(NAMESPACE, "scheduler-2", "scheduler-2-uid")
+    cluster.api.errors["list"] = 403
+    with pytest.raises(PodsRefused, match="list pod scheduler-0 in namespace orcinus: 403"):
+        await client.pod_has_ended(NAMESPACE, "scheduler-0", "scheduler-0-uid")
 
 
 LEADER = """
-import asyncio, sys, time
+import asyncio, sys
 from services.common import process
 from services.scheduler.cluster.kubernetes_client import KubernetesClient
 from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
@@ -322,29 +371,22 @@ async def main():
     async with KubernetesClient() as client:
         elector = LeaderElector(
             client.lease_store("orcinus", "orcinus-scheduler"), identity="stopped",
-            lease_duration_s=2.0, renew_deadline_s=1.5, retry_period_s=0.1,
+            lease_duration_s=2.0, retry_period_s=0.1,
         )
         await elector.acquire()
-        working = asyncio.create_task(work(elector))
+        print("leads", flush=True)
         try:
             await elector.hold()
         except LeadershipLost as loss:
-            print("lost", flush=True)
-        working.cancel()
+            print(loss, flush=True)
     return 0
-
-async def work(elector):
-    while True:
-        if elector.is_leader:
-            print("lead", time.monotonic(), flush=True)
-        await asyncio.sleep(0.01)
 
 sys.exit(process.run(main()))
 """
 
 
 @pytest.mark.system
-async def test_a_process_that_was_stopped_does_nothing_as_leader_when_it_wakes(
+async def test_a_process_that_was_stopped_learns_that_another_leads_when_it_wakes(
     cluster: Cluster,
 ) -> None:
     process = await asyncio.create_subprocess_exec(
@@ -353,23 +395,20 @@ async def test_a_process_that_was_stopped_does_nothing_as_leader_when_it_wakes(
     assert process.stdout is not None
     try:
         async with asyncio.timeout(60):
-            assert (await process.stdout.readline()).startswith(b"lead")
+            assert await process.stdout.readline() == b"leads\n"
             process.send_signal(signal.SIGSTOP)
             standby = cluster.elector("standby")
             assert await standby.acquire() == 2
-            taken_at = asyncio.get_running_loop().time()
             process.send_signal(signal.SIGCONT)
-            lines = (await process.stdout.read()).decode().split("\n")
+            loss = (await process.stdout.read()).decode()
             status = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert status == 0
-    assert lines[-2:] == ["lost", ""]
-    led_at = [float(line.split()[1]) for line in lines if line.startswith("lead ")]
-    assert all(time < taken_at for time in led_at)
-    assert standby.is_leader or standby.leader == "standby"
+    assert loss == "stopped does not lead any more: standby holds the lease\n"
+    assert standby.is_leader
 
 
 def _environment() -> dict[str, str]:

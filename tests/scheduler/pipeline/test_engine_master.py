@@ -1,12 +1,14 @@
 """The engine master against real controllers on real sockets; only the ranks are fake."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 from orcinus.v1 import worker_pb2
 
 from services.common.errors import Unavailable
+from services.common.iteration_limit import Work
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
@@ -25,10 +27,12 @@ class Master:
         *,
         silence_limit_s: float = 60,
         iteration_limit_s: float = 60,
+        hang_limit_s: float = 60,
     ) -> None:
         self.stages = stages
         self.silence_limit_s = silence_limit_s
         self.iteration_limit_s = iteration_limit_s
+        self.hang_limit_s = hang_limit_s
         self.news = asyncio.Event()
         self.timings: list[tuple[int, int]] = []
         self.engine: EngineMaster
@@ -42,6 +46,7 @@ class Master:
             on_timing=lambda stage, timing: self.timings.append((stage, timing.iteration)),
             silence_limit_s=self.silence_limit_s,
             iteration_limit_s=self.iteration_limit_s,
+            hang_limit_s=self.hang_limit_s,
         )
         await self.engine.start()
         return self
@@ -122,6 +127,37 @@ async def test_an_iteration_that_never_returns_ends_the_epoch_of_lively_stages()
             await asyncio.sleep(0.1)
         with pytest.raises(PipelineLost, match="iteration 1 has not returned"):
             master.engine.take_results()
+
+
+async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() -> None:
+    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
+    scheduler.submit(request_for(0, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3)))
+    async with fake_stages(1) as stages, Master(stages, hang_limit_s=1) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        for _ in range(20):  # twice as long, while nothing is known of this machine
+            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
+            await asyncio.sleep(0.1)
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 5)
+        stages[0].rank.answer(stages[0].rank.plans[0])
+        [result] = await master.results()
+        for _ in range(50):  # many more like it
+            master.engine._limit.learn(Work.of([0], [5]), 0.001)
+        scheduler.apply(result.iteration, result.token_ids)
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        with pytest.raises(PipelineLost, match=r"iteration 2 has not returned in 1\.\d s"):
+            await master.results()
+
+
+async def test_a_scheduler_that_was_stopped_takes_nobody_for_silent() -> None:
+    async with fake_stages(1) as stages, Master(stages, silence_limit_s=1) as master:
+        time.sleep(2)  # noqa: ASYNC251 - as if it were stopped
+        stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
+        await asyncio.sleep(0.6)  # it looks at least once
+        assert master.engine.take_results() == []
 
 
 async def test_a_stage_that_cannot_forward_plans_ends_the_epoch() -> None:

@@ -1,6 +1,12 @@
 """Heartbeats of ranks and of their stage, and ranks that are lost."""
 
-from services.worker.controller.rank_watch import RankWatch
+import pytest
+
+from services.worker.controller.rank_watch import (
+    HEARTBEAT_S,
+    LOADING_SILENCE_LIMIT_S,
+    RankWatch,
+)
 
 
 class World:
@@ -14,6 +20,10 @@ class World:
         assert self.watch.failure.done(), "whoever hears of it finds it said"
         self.said.append(reason)
 
+    def load(self, *tp_ranks: int) -> None:
+        for tp_rank in tp_ranks:
+            self.watch.note_loaded(tp_rank)
+
     def beat(self, *tp_ranks: int) -> None:
         for tp_rank in tp_ranks:
             self.watch.note_heartbeat(tp_rank)
@@ -23,6 +33,7 @@ class World:
 async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
     it = World()
     it.beat()  # both are loading
+    it.load(0, 1)
     it.beat(0)
     it.beat(0, 1)
     it.beat(0)  # nothing from one of them yet
@@ -36,6 +47,19 @@ async def test_a_stage_lives_as_long_as_all_its_ranks_do() -> None:
     assert it.said == ["alive", "alive", reason]
     assert it.watch.failure.result() == reason
     assert it.watch.n_heartbeats == 2
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["never begins", "begins"])
+async def test_a_rank_that_loads_may_be_silent_for_longer_but_not_for_ever(begins: bool) -> None:
+    it = World()
+    it.load(1)
+    if begins:
+        it.beat(0, 1)
+    for _ in range(int(LOADING_SILENCE_LIMIT_S / HEARTBEAT_S)):
+        assert not it.watch.failure.done()
+        it.beat(1)
+    it.beat(1)
+    assert it.watch.failure.result() == "rank 0 has given no sign of life for 60 s"
 
 
 async def test_a_stage_fails_once() -> None:

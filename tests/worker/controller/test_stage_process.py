@@ -24,7 +24,7 @@ from services.local.child import Child
 from tests import checkpoints
 from tests.certificates import Authority
 from tests.checkpoints import Oracle
-from tests.worker.engine.plans import prefill
+from tests.worker.engine.plans import decode, prefill
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
@@ -58,10 +58,11 @@ class Stage:
         *options: str,
         n_stages: int = N_STAGES,
         connect: rpc.Connect = rpc.connect,
+        module: str = "services.worker",
     ) -> "Stage":
         child = await Child.start(
             f"stage {index}",
-            "services.worker",
+            module,
             [
                 f"--model={model}",
                 "--address=127.0.0.1:0",
@@ -136,9 +137,9 @@ class Pipeline:
         self.epoch += 1
         described = await self.stages[0].stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
         self.rendezvous = described.rendezvous_address
-        await asyncio.gather(*(self.join_one(index) for index in range(N_STAGES)))
+        await asyncio.gather(*(self.join_one(index) for index in range(len(self.stages))))
 
-    async def join_one(self, index: int) -> None:
+    async def join_one(self, index: int, *, timeout_s: float = 30) -> None:
         await self.stages[index].stub.JoinPipeline(
             worker_pb2.JoinPipelineRequest(
                 pipeline_id="p",
@@ -149,7 +150,7 @@ class Pipeline:
                 tp_size=1,
                 n_kv_blocks=8,
             ),
-            timeout=30,
+            timeout=timeout_s,
         )
 
     async def reports(self, index: int) -> Any:
@@ -281,6 +282,50 @@ async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> No
         assert await neighbour.says(LIVENESS)
         assert await neighbour.says(READINESS)
     await whole.come_back_without_restarts(1)
+
+
+async def test_a_rank_whose_main_thread_hangs_ends_its_stage(model: Path) -> None:
+    stage = await Stage.start(
+        model, 0, "--hang-limit-s=2", n_stages=1, module="tests.worker.controller.hanging_rank"
+    )
+    whole = Pipeline(model, [stage])
+    try:
+        await stage.describe()
+        await whole.join()
+        watch = await whole.reports(0)
+        plans = await whole.send_plan()
+        async with asyncio.timeout(20):
+            while not (report := await watch.read()).HasField("result"):
+                assert report.HasField("heartbeat")
+        await plans.write(decode([*PROMPT, 1], epoch=whole.epoch))
+        async with asyncio.timeout(10):  # a little of which a busy machine may take
+            while not (report := await watch.read()).HasField("failure"):
+                assert report.HasField("heartbeat")
+            assert "rank 0: it hangs: it computes iteration 2 for" in report.failure.reason
+            assert await stage.child.obituary() == "stage 0 exited with status 1"
+    finally:
+        await stage.end()
+
+
+@pytest.mark.thorough
+async def test_a_controller_that_was_stopped_joins_the_next_epoch_with_its_ranks(
+    whole: Pipeline,
+) -> None:
+    expected = Oracle(whole.model).generate(PROMPT, 1)
+    ranks = [stage.rank.pid for stage in whole.stages]
+    stopped = whole.stages[1]
+    stopped.process.suspend()
+    try:
+        await asyncio.sleep(7)  # longer than its ranks or its event loop may be silent
+        whole.epoch += 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await whole.join_one(1, timeout_s=0.5)  # it will hear of it late
+    finally:
+        stopped.process.resume()
+    async with asyncio.timeout(REFORM_S):
+        await whole.join()
+    assert await whole.generate() == expected
+    assert [stage.rank.pid for stage in whole.stages] == ranks
 
 
 async def test_a_stage_says_how_it_is(model: Path) -> None:

@@ -28,3 +28,19 @@ def prefill(
         token_ids=prompt,
         new_block_ids=[block],
     )
+
+
+def decode(tokens: Sequence[int], *, epoch: int) -> worker_pb2.RunIterationsRequest:
+    """The second iteration of that request: its last token, in the same block."""
+    return worker_pb2.RunIterationsRequest(
+        pipeline_id="p",
+        epoch=epoch,
+        iteration=2,
+        row=[0],
+        start_position=[len(tokens) - 1],
+        n_tokens=[1],
+        sample=[True],
+        n_new_blocks=[0],
+        token_on_rank=[False],
+        token_ids=tokens[-1:],
+    )

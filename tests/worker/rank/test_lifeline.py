@@ -1,23 +1,78 @@
-"""A rank's second channel, over a real socket pair."""
+"""A rank's second channel, over a real socket pair, beside a main thread that may stand."""
 
+import contextlib
 import queue
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from services.common.iteration_limit import IterationLimit
 from services.worker.channel import MessageKind, RankEnd
+from services.worker.rank.activity import Activity
 from services.worker.rank.lifeline import Lifeline
 
 
-def test_it_gives_signs_of_life_and_passes_orders_on_until_the_controller_is_gone() -> None:
+@dataclass
+class World:
+    """The controller's end, what the main thread does, and what the lifeline calls."""
+
+    controller: RankEnd
+    socket: socket.socket
+    lifeline: Lifeline
+    activity: Activity
+    hangs: "queue.SimpleQueue[str]"
+
+    def until_failure(self) -> str:
+        """Passes heartbeats over, and returns the reason for which the rank ends."""
+        while True:
+            frame = self.controller.receive(10)
+            assert frame is not None
+            if frame[0] is MessageKind.FAILURE:
+                return frame[1].decode()
+            assert frame == (MessageKind.HEARTBEAT, b"")
+
+
+@contextlib.contextmanager
+def running(floor_s: float) -> Iterator[World]:
     ours, theirs = socket.socketpair()
-    controller = RankEnd(ours)
+    activity = Activity(IterationLimit(floor_s=floor_s, ceiling_s=60))
+    hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    lifeline = Lifeline(RankEnd(theirs), activity, on_hang=hangs.put)
+    lifeline.start()
+    with ours, theirs:
+        yield World(RankEnd(ours), ours, lifeline, activity, hangs)
+
+
+def test_it_gives_signs_of_life_and_passes_orders_on_until_the_controller_is_gone() -> None:
     orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    Lifeline(RankEnd(theirs)).start(orders.put)
-    for _ in range(2):
-        assert controller.receive(5) == (MessageKind.HEARTBEAT, b"")
-    controller.send(MessageKind.LEAVE, b"7")
-    controller.send(MessageKind.LEAVE, b"8")
-    assert [orders.get(timeout=5), orders.get(timeout=5)] == [7, 8]
-    assert controller.receive(5) == (MessageKind.HEARTBEAT, b"")
-    ours.close()
-    assert orders.get(timeout=5) is None
-    theirs.close()
+    with running(floor_s=60) as world:
+        assert world.controller.receive(5) == (MessageKind.HEARTBEAT, b"")
+        world.controller.send(MessageKind.LEAVE, b"6")
+        assert world.controller.receive(5) == (MessageKind.HEARTBEAT, b""), "6 has been heard"
+        world.lifeline.attach(orders.put)
+        world.controller.send(MessageKind.LEAVE, b"7")
+        world.controller.send(MessageKind.LEAVE, b"8")
+        assert [orders.get(timeout=5) for _ in range(3)] == [6, 7, 8]
+        assert world.controller.receive(5) == (MessageKind.HEARTBEAT, b"")
+        world.socket.close()
+        assert orders.get(timeout=5) is None
+
+
+def test_a_main_thread_that_hangs_is_told_to_the_controller_and_ends_the_rank() -> None:
+    with running(floor_s=0.6) as world:
+        world.activity.turn()
+        reason = world.until_failure()
+        assert reason == "it hangs: it turns for more than 0.6 s"
+        assert world.hangs.get(timeout=5) == reason
+
+
+def test_a_rank_that_waits_for_others_hangs_only_when_their_epoch_is_over() -> None:
+    with running(floor_s=0.6) as world:
+        world.activity.exchange(3, epoch=7)
+        for _ in range(4):
+            assert world.controller.receive(5) == (MessageKind.HEARTBEAT, b"")
+        world.controller.send(MessageKind.LEAVE, b"7")  # those before it
+        for _ in range(4):
+            assert world.controller.receive(5) == (MessageKind.HEARTBEAT, b"")
+        world.controller.send(MessageKind.LEAVE, b"8")
+        assert world.until_failure() == "it hangs: it exchanges iteration 3 for more than 0.6 s"

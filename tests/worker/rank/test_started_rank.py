@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.transport import Place, Transport
 from services.worker.settings import RankSettings, StagePlace, WorkerSettings
@@ -66,7 +67,7 @@ class StartedRank:
     def __init__(self, settings: RankSettings) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._controller = RankEnd(self._ours)
-        self.rank = rank_process.start(settings, RankEnd(self._theirs))
+        self.rank = rank_process.start(settings, RankEnd(self._theirs), Activity())
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
         self.progress: list[tuple[int, int]] = []
@@ -230,7 +231,7 @@ def test_memory_for_less_than_a_block_is_refused_with_figures(checkpoint: Path) 
     figures = "12287 bytes are less than one block of 32 slots, 12288 bytes"
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(SystemExit, match=figures):
-        rank_process.start(settings_of(checkpoint, kv_memory=12287), RankEnd(theirs))
+        rank_process.start(settings_of(checkpoint, kv_memory=12287), RankEnd(theirs), Activity())
 
 
 def test_ranks_compute_the_same_in_every_epoch(checkpoint: Path, expected: list[int]) -> None:

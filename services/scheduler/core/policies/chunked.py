@@ -44,7 +44,7 @@ class ChunkedPolicy:
         for request in pool.selectable():
             if len(selections) == self.max_batch_size or not n_free:
                 break
-            if request.n_scheduled >= request.n_prompt_tokens:
+            if request.is_decoding:
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1

@@ -12,7 +12,6 @@ from kernels import AttentionForm
 from services.worker.models.config import JsonObject, ModelConfig, PositiveFloat, PositiveInt
 from services.worker.models.decoder import DecoderStage
 from services.worker.models.decoder_layers import (
-    ACTIVATIONS,
     Activation,
     Attention,
     Embedding,
@@ -22,6 +21,7 @@ from services.worker.models.decoder_layers import (
     PlainMLP,
     PositionedEmbedding,
     PreNormLayer,
+    activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.tensor_parallel import HeadShare
@@ -139,4 +139,4 @@ class GPT2Stage(DecoderStage):
             has_bias=True,
             is_transposed=True,
         )
-        return PlainMLP(up, down, ACTIVATIONS[self.config.activation])
+        return PlainMLP(up, down, activation_of(self.config.activation, self.ops))

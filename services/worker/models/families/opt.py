@@ -5,7 +5,6 @@ The shapes of the Orca paper's GPT-3 models are served as this family (`models/c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ from services.worker.models.config import (
 )
 from services.worker.models.decoder import DecoderStage
 from services.worker.models.decoder_layers import (
-    ACTIVATIONS,
     Activation,
     Attention,
     Embedding,
@@ -32,6 +30,7 @@ from services.worker.models.decoder_layers import (
     PlainMLP,
     PositionedEmbedding,
     PreNormLayer,
+    activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.stage import StageBatch
@@ -129,14 +128,13 @@ class OPTStage(DecoderStage):
 
     def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:
         size, hidden_size = self.config.intermediate_size, self.config.hidden_size
-        activation: Callable[[Tensor], Tensor] = ACTIVATIONS[self.config.activation]
         up = ColumnParallelLinear.read(
             source, [f"{prefix}.fc1"], n_in=hidden_size, n_out=(size,), has_bias=True
         )
         down = RowParallelLinear.read(
             source, f"{prefix}.fc2", n_in=size, n_out=hidden_size, has_bias=True
         )
-        return PlainMLP(up, down, activation)
+        return PlainMLP(up, down, activation_of(self.config.activation, self.ops))
 
 
 def _unchanged(hidden: Tensor) -> Tensor:

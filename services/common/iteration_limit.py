@@ -1,0 +1,95 @@
+"""How long an iteration may take before whatever runs it counts as hung.
+
+The limit follows what iterations have taken: a floor, and a multiple of the expected time, up to a
+ceiling. The expected time is the sum of two estimates, one by the tokens of the batch and one by
+the pairs of tokens that attend to each other, each from iterations of about that size. Both are on
+the safe side: an iteration of few tokens takes more time for each of them than one of many, and
+each estimate has the whole time of the iterations it was made of.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+MULTIPLE = 10.0
+"""Times the expected time that an iteration may take."""
+
+FIRST_S = 30.0
+FIRST_TOKEN_S = 0.25
+"""Time for an iteration while nothing has been measured, and for each of its tokens."""
+
+DECAY = 0.9
+"""Factor by which the longest time is forgotten with each iteration of about that size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The size of an iteration."""
+
+    n_tokens: int
+    n_attended: int
+    """Sum over all tokens of the tokens that they attend to, counted as if each span's were its
+    last."""
+
+    @classmethod
+    def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "Work":
+        """Returns the size of an iteration of spans that begin at `start_position`."""
+        n_attended = sum(map(mul, n_tokens, start_position)) + sum(map(mul, n_tokens, n_tokens))
+        return cls(sum(n_tokens), n_attended)
+
+
+class IterationLimit:
+    """The limit for each iteration of one rank, or of one pipeline."""
+
+    def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
+        """The ceiling holds where it is lower than the floor."""
+        self.ceiling_s = ceiling_s
+        self.floor_s = min(floor_s, ceiling_s)
+        self._by_tokens = _LongestTimes()
+        self._by_attended = _LongestTimes()
+
+    def learn(self, work: Work, elapsed_s: float) -> None:
+        """Takes in how long an iteration took."""
+        self._by_tokens.learn(work.n_tokens, elapsed_s)
+        self._by_attended.learn(work.n_attended, elapsed_s)
+
+    def of(self, work: Work) -> float:
+        """Returns the seconds that an iteration may take."""
+        by_tokens = self._by_tokens.expected_s(work.n_tokens)
+        by_attended = self._by_attended.expected_s(work.n_attended)
+        if by_tokens is None or by_attended is None:
+            limit_s = max(self.floor_s, FIRST_S) + FIRST_TOKEN_S * work.n_tokens
+        else:
+            limit_s = self.floor_s + MULTIPLE * (by_tokens + by_attended)
+        return min(limit_s, self.ceiling_s)
+
+
+class _LongestTimes:
+    """The longest recent time of iterations of about one size, by powers of two."""
+
+    def __init__(self) -> None:
+        self._longest_s: dict[int, float] = {}  # by the number of bits of the size
+
+    def learn(self, size: int, elapsed_s: float) -> None:
+        n_bits = size.bit_length()
+        self._longest_s[n_bits] = max(elapsed_s, DECAY * self._longest_s.get(n_bits, 0.0))
+
+    def expected_s(self, size: int) -> float | None:
+        """Returns a time that grows with the size; None while nothing is known.
+
+        It is in proportion to the nearest size below that is known, but not more than the nearest
+        one above took.
+        """
+        n_bits = size.bit_length()
+        below = [known for known in self._longest_s if known <= n_bits]
+        above = [known for known in self._longest_s if known > n_bits]
+        times_s = []
+        if below:
+            smallest = 1 << max(below) >> 1  # of the sizes with that many bits
+            times_s.append(self._longest_until(max(below)) * size / max(1, smallest))
+        if above:
+            times_s.append(self._longest_until(min(above)))
+        return min(times_s, default=None)
+
+    def _longest_until(self, n_bits: int) -> float:
+        return max(time_s for known, time_s in self._longest_s.items() if known <= n_bits)

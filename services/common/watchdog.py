@@ -1,0 +1,93 @@
+"""The end of a process that hangs: its event loop no longer turns, or a rank's main thread stands.
+
+A thread counts in its own ticks how long nothing has happened, and not by the clock: a process that
+was stopped and goes on, or that gets no share of a processor, loses ticks together with its loop
+and is not taken for hung. A process that hangs writes the stacks of all its threads and ends, so
+that whoever started it starts it again, where no probe looks too.
+
+A thread of Python cannot see a call that holds the interpreter lock; probes and launchers can.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+HUNG_STATUS = 70
+"""Exit status of a process that has hung (EX_SOFTWARE of sysexits.h)."""
+
+LIMIT_S = 7.0
+"""Time in which an event loop must turn. With what it takes to notice, a hang is over in less than
+ten seconds."""
+
+TICK_S = 0.5
+
+
+def end_hung_process(reason: str) -> None:
+    """Writes the reason and the stacks of all threads to standard error, and ends the process."""
+    log.critical("%s; the stacks of all threads follow", reason)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(HUNG_STATUS)
+
+
+class Watchdog:
+    """A thread that ends the process when its event loop does not turn for a time.
+
+    It watches from the first turn to the end of the `with` block.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit_s: float = LIMIT_S,
+        tick_s: float = TICK_S,
+        on_hang: Callable[[str], None] = end_hung_process,
+    ) -> None:
+        """`on_hang` is called with the reason, once, in the thread."""
+        self._limit_s = limit_s
+        self._tick_s = tick_s
+        self._on_hang = on_hang
+        self._n_turns = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_over.set()
+        self._thread.join(self._limit_s)
+
+    async def turn(self) -> None:
+        """Shows that the event loop turns, until cancelled."""
+        while True:
+            self._n_turns += 1
+            await asyncio.sleep(self._tick_s)
+
+    def _watch(self) -> None:
+        n_turns = n_silent = 0
+        while not self._is_over.wait(self._tick_s):
+            n_silent = n_silent + 1 if n_turns == self._n_turns else 0
+            n_turns = self._n_turns
+            if n_turns and n_silent * self._tick_s >= self._limit_s:
+                self._on_hang(f"the event loop has not turned for {self._limit_s:g} s")
+                return
+
+
+async def watched(main: Coroutine[Any, Any, int], watchdog: Watchdog | None = None) -> int:
+    """Runs a coroutine to its end under a watchdog and returns its result."""
+    with watchdog or Watchdog() as watchdog:
+        turning = asyncio.create_task(watchdog.turn())
+        try:
+            return await main
+        finally:
+            turning.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await turning

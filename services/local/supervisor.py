@@ -1,0 +1,147 @@
+"""Keeps a service running: a child that dies or hangs is started again, at the addresses it had, as
+others know it by them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.local.child import Child, OnMessage
+
+MAX_RESTARTS = 5
+"""Restarts of one service within `WINDOW_S`; one that dies once more stays dead."""
+WINDOW_S = 60.0
+FIRST_PAUSE_S = 0.5
+"""Seconds before the second restart within `WINDOW_S`, doubled for each after it; the first one is
+at once."""
+ADDRESS_OPTIONS = {
+    "address": "address",
+    "http": "http-address",
+    "grpc": "grpc-address",
+    "metrics": "metrics-address",
+}
+"""The option by which a service takes an address, by the key under which it reports it."""
+
+
+class RestartLimit:
+    """Counts the restarts of a service."""
+
+    def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._first_pause_s = first_pause_s
+        self._times_s: list[float] = []
+
+    @property
+    def n_restarts(self) -> int:
+        """Restarts that count at present."""
+        return len(self._times_s)
+
+    def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
+        """Counts one more restart, and returns the time to wait before it; None if there were
+        enough.
+
+        Restarts count for `WINDOW_S`, and for longer as long as the service does not become ready.
+        """
+        if was_ready:
+            self._times_s = [time_s for time_s in self._times_s if now_s - time_s < WINDOW_S]
+        n_before = len(self._times_s)
+        if n_before == MAX_RESTARTS:
+            return None
+        self._times_s.append(now_s)
+        return self._first_pause_s * 2.0 ** (n_before - 1) if n_before else 0.0
+
+
+class Supervisor:
+    """One service: the child that runs it now, and the next if that ends."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        options: Mapping[str, object],
+        *,
+        ready_key: str,
+        on_message: OnMessage,
+        tell: Callable[[str], None],
+        give_up: Callable[[str], None],
+        limit: RestartLimit,
+    ) -> None:
+        self.child: Child
+        self.restarts = False
+        """Whether a child that ends is started again. Set once the whole tree serves: one that
+        cannot start at all would not do better the second time."""
+        self._name = name
+        self._module = module
+        self._options = dict(options)
+        self._ready_key = ready_key
+        self._on_message = on_message
+        self._tell = tell
+        self._give_up = give_up
+        self._limit = limit
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None]
+
+    async def start(self) -> Child:
+        """Starts the first child, and looks after it from now on."""
+        await self._start_child()
+        self._task = asyncio.create_task(self._keep_running(), name=self._name)
+        return self.child
+
+    async def stop(self) -> None:
+        """Ends the child for good."""
+        self._stopping.set()
+        await self.child.stop()
+        await self._task
+        await self.child.stop()  # one that was being started meanwhile
+
+    async def _start_child(self) -> None:
+        arguments = [
+            f"--{key}={value}" for key, value in self._options.items() if value is not None
+        ]
+        self.child = await Child.start(
+            self._name, self._module, arguments, on_message=self._note_message
+        )
+
+    def _note_message(self, message: dict[str, Any]) -> None:
+        """Remembers the addresses that the child has, for the next one."""
+        for key, option in ADDRESS_OPTIONS.items():
+            if message.get(key) is not None:
+                self._options[option] = message[key]
+        self._on_message(message)
+
+    async def _keep_running(self) -> None:
+        """Starts one child after the other, until there were too many or `stop` is called."""
+        while True:
+            reason = await self._end_of_child()
+            if self._stopping.is_set():
+                return
+            pause_s = None
+            if self.restarts:
+                was_ready = self._ready_key in self.child.said
+                pause_s = self._limit.pause_s(time.monotonic(), was_ready=was_ready)
+            if pause_s is None:
+                self._give_up(reason + (f" after {MAX_RESTARTS} restarts" if self.restarts else ""))
+                return
+            n_restarts = f"{self._limit.n_restarts} of {MAX_RESTARTS}"
+            self._tell(f"{reason}; starting it again ({n_restarts})")
+            if await self._is_stopped_within(pause_s):
+                return
+            try:
+                await self._start_child()
+            except OSError as error:
+                self._give_up(f"{self._name} cannot be started again: {error}")
+                return
+
+    async def _end_of_child(self) -> str:
+        """Waits for the end of the child, which it may hasten, and returns how it ended."""
+        watching = asyncio.create_task(self.child.kill_when_hung())
+        try:
+            return await self.child.obituary()
+        finally:
+            watching.cancel()
+
+    async def _is_stopped_within(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,113 @@
+"""The watch that a standby keeps over the process that leads: it tells the election when that
+process is plainly dead, so that nobody waits for its lease to expire.
+
+A process is plainly dead when it has been reached at its address, and then nobody listens there any
+more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
+leader that only does not answer, for example behind a cut network, may live: its lease has to
+expire. Whoever is wrong here changes leaders without need and breaks nothing (`leader_elector.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Protocol
+
+from services.scheduler.cluster.pod_directory import PodsRefused, PodsUnavailable
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+"""Seconds between two looks at the leader."""
+
+CONNECT_TIMEOUT_S = 1.0
+
+AGAIN_S = 0.1
+"""Seconds after which somebody who refuses is asked a second time."""
+
+
+class Answer(Enum):
+    """The answers of an address."""
+
+    LISTENS = "somebody listens there"
+    REFUSES = "the host is there and nobody listens"
+    NONE = "there is no answer"
+
+
+class Election(Protocol):
+    """The part of the election that the watch needs."""
+
+    @property
+    def leader(self) -> str: ...
+
+    @property
+    def leader_address(self) -> str: ...
+
+    def note_death(self, holder: str) -> None: ...
+
+
+async def ask(address: str) -> Answer:
+    """Connects to `host:port` and hangs up."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return Answer.REFUSES
+    except (OSError, ValueError):  # TimeoutError among them; what is no address does not answer
+        return Answer.NONE
+    writer.close()
+    return Answer.LISTENS
+
+
+class LeaderWatch:
+    """The watch over one leader after the other."""
+
+    def __init__(
+        self,
+        election: Election,
+        *,
+        pod_has_ended: Callable[[str, str], Awaitable[bool]],
+        ask: Callable[[str], Awaitable[Answer]] = ask,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`pod_has_ended` takes the name and the uid of a pod; it may raise `PodsUnavailable` or
+        `PodsRefused`."""
+        self._election = election
+        self._pod_has_ended = pod_has_ended
+        self._ask = ask
+        self._period_s = period_s
+        self._reached = ""  # identity of the leader, once it has been reached
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        while True:
+            holder, address = self._election.leader, self._election.leader_address
+            if holder and address:
+                await self._look(holder, address)
+            await asyncio.sleep(self._period_s)
+
+    async def _look(self, holder: str, address: str) -> None:
+        answer = await self._ask(address)
+        if answer is Answer.LISTENS:
+            self._reached = holder
+        elif holder == self._reached and await self._is_dead(holder, address, answer):
+            self._reached = ""
+            self._election.note_death(holder)
+
+    async def _is_dead(self, holder: str, address: str, answer: Answer) -> bool:
+        if answer is Answer.REFUSES:
+            await asyncio.sleep(AGAIN_S)
+            if await self._ask(address) is Answer.REFUSES:
+                log.warning("the leader %s is gone: nobody listens at %s", holder, address)
+                return True
+            return False
+        try:
+            pod_name, pod_uid, _ = holder.split("_")
+            has_ended = await self._pod_has_ended(pod_name, pod_uid)
+        except (PodsUnavailable, PodsRefused, ValueError) as trouble:
+            log.debug("the leader does not answer, and nothing is known of its pod: %s", trouble)
+            return False
+        if has_ended:
+            log.warning("the leader %s is gone: its pod has ended", holder)
+        return has_ended

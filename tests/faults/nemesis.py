@@ -1,0 +1,186 @@
+"""Draws faults by a seed, and injects each in the phase that it is for.
+
+Between most of them the system recovers. `during recovery` means the time before that, `joining`
+the part of it in which stages form a pipeline; `draining`, the seconds after SIGTERM to a scheduler
+or a frontend.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+from tests.faults.client import Log
+from tests.faults.tree import N_OF_ROLE, Role, Tree
+
+Kind = Literal["kill", "stop 3 s", "stop 12 s", "terminate"]
+Phase = Literal["prefill", "decode", "draining", "joining", "during recovery"]
+STOPS_S: dict[Kind, float] = {"stop 3 s": 3.0, "stop 12 s": 12.0}
+KINDS: list[Kind] = ["kill", "kill", "kill", "stop 3 s", "stop 12 s"]
+PHASES: list[Phase] = list(get_args(Phase))
+ROLES: list[Role] = list(get_args(Role))
+
+POLL_S = 0.02
+PHASE_TIMEOUT_S = 15.0
+"""Seconds to wait for a phase; then the fault is injected as it is, and reported so."""
+RECOVERY_LIMIT_S = 90.0
+MAX_LOSSES_IN_WINDOW = 4
+"""Losses of one service in a minute: one fewer than the launcher makes up for."""
+
+
+class NoRecovery(Exception):
+    """Raised when the system does not serve again in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault as it is drawn: what happens to whom, and when."""
+
+    role: Role
+    index: int
+    kind: Kind
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault as it was injected."""
+
+    fault: Fault
+    time_s: float
+    in_phase: bool
+    """Whether the phase came in time."""
+
+
+def draw_faults(random: Random, n_faults: int) -> list[Fault]:
+    """Returns faults of which each phase and role has its share."""
+    faults = []
+    for number in range(n_faults):
+        role = ROLES[number % len(ROLES)]
+        faults.append(
+            Fault(
+                role,
+                random.randrange(N_OF_ROLE[role]),
+                random.choice(KINDS),
+                PHASES[number // len(ROLES) % len(PHASES)],
+            )
+        )
+    random.shuffle(faults)
+    return faults
+
+
+class Nemesis:
+    """Harms a tree, while clients write to a log."""
+
+    def __init__(self, tree: Tree, log: Log, random: Random) -> None:
+        self.injected: list[Injected] = []
+        self.epochs: list[int] = []
+        """Epochs that have served, as they were seen."""
+        self._tree = tree
+        self._log = log
+        self._random = random
+        self._stopped: set[asyncio.Task[None]] = set()
+
+    async def run(self, faults: list[Fault], tell: Callable[[str], None]) -> None:
+        """Injects the faults one after the other.
+
+        Raises:
+            NoRecovery: the system does not serve again.
+        """
+        await self._until_recovered(0.0)
+        for number, fault in enumerate(faults, 1):
+            while not self._tree.may_lose(fault.role, fault.index, limit=MAX_LOSSES_IN_WINDOW):
+                await asyncio.sleep(0.5)
+            begun_s = time.monotonic()
+            in_phase = await self._reach(fault.phase)
+            await self._inject(fault, in_phase=in_phase)
+            await self._until_recovered(time.monotonic())
+            took_s = time.monotonic() - begun_s
+            tell(f"{number}/{len(faults)} {fault.role} {fault.index}, {fault.kind}, "
+                 f"{fault.phase}: {took_s:.1f} s, epoch {self.epochs[-1]}")  # fmt: skip
+            await asyncio.sleep(self._random.uniform(0.1, 0.8))
+        await asyncio.gather(*self._stopped)
+
+    async def _reach(self, phase: Phase) -> bool:
+        """Waits for a phase, or brings it about by a fault; returns whether it came."""
+        match phase:
+            case "decode":
+                return await self._until(self._are_decoding)
+            case "prefill":
+                n_begun = self._log.n_begun
+                return await self._until(lambda: self._log.n_begun > n_begun)
+            case "draining":
+                role: Role = self._random.choice(["scheduler", "frontend"])
+                await self._inject(Fault(role, 0, "terminate", "decode"), in_phase=True)
+                await asyncio.sleep(self._random.uniform(0.1, 1.5))
+            case "joining":
+                stage = self._random.randrange(N_OF_ROLE["controller"])
+                await self._inject(Fault("controller", stage, "kill", "decode"), in_phase=True)
+                # Its ranks load for some seconds, then it joins within a fraction of one.
+                has_begun = await self._until(self._tree.has_all_processes)
+                await asyncio.sleep(self._random.uniform(0.0, 4.0))
+                return has_begun
+            case "during recovery":
+                role = self._random.choice(ROLES)
+                index = self._random.randrange(N_OF_ROLE[role])
+                await self._inject(Fault(role, index, "kill", "decode"), in_phase=True)
+                await asyncio.sleep(self._random.uniform(0.0, 5.0))
+        return True
+
+    def _are_decoding(self) -> bool:
+        """Returns whether most streams that have begun got a token just now."""
+        since_s = time.monotonic() - 0.3
+        n_just_now = sum(time_s > since_s for time_s in self._log.decoding.values())
+        return n_just_now > len(self._log.decoding) / 2
+
+    async def _until(self, is_reached: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + PHASE_TIMEOUT_S
+        while not is_reached():
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    async def _inject(self, fault: Fault, *, in_phase: bool) -> None:
+        """Signals the process that has the role, as soon as there is one."""
+        while (pid := self._tree.pid(fault.role, fault.index)) is None:
+            await asyncio.sleep(POLL_S)
+        self._tree.note_strike(fault.role, fault.index)
+        self.injected.append(Injected(fault, time.monotonic(), in_phase))
+        if fault.kind in STOPS_S:
+            self._tree.signal(pid, signal.SIGSTOP)
+            waking = asyncio.create_task(self._wake(pid, STOPS_S[fault.kind]))
+            self._stopped.add(waking)
+            waking.add_done_callback(self._stopped.discard)
+        else:
+            number = signal.SIGTERM if fault.kind == "terminate" else signal.SIGKILL
+            self._tree.signal(pid, number)
+
+    async def _wake(self, pid: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._tree.signal(pid, signal.SIGCONT)
+
+    async def _until_recovered(self, since_s: float) -> None:
+        """Waits until all processes are there, a pipeline serves and all that have begun go on.
+
+        Raises:
+            NoRecovery: it takes too long.
+        """
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while True:
+            await asyncio.sleep(0.2)
+            epoch = await asyncio.to_thread(self._tree.epoch)
+            if (
+                epoch is not None
+                and not self._stopped
+                and self._tree.has_all_processes()
+                and self._log.decoding
+                and min(self._log.decoding.values()) > since_s
+            ):
+                self.epochs.append(epoch)
+                return
+            if time.monotonic() > deadline:
+                raise NoRecovery(f"epoch {epoch}, after {self.injected[-1:]}")

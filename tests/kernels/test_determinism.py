@@ -1,0 +1,280 @@
+"""Operations on a CPU give a row the same bits in any company.
+
+A row is what one token, one head of it or one draw needs. Every test computes rows alone, or all
+together on one thread, and then again in other batches, places and numbers of threads.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm, HeadNorms, Ops
+from kernels.native import linear
+from kernels.native.library import open_library, runnable
+from kernels.native.linear import has_int8
+from kernels.native.operations import ops_of
+from kernels.packed_linear import LinearWeight, pack, pack_experts, pack_gated
+from kernels.sampling_columns import Penalties, SamplingColumns
+from kernels.upload import uploads_for
+from tests.kernels.implementations import CPU
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
+
+DTYPES = [torch.float32, torch.bfloat16]
+BUILDS = [pytest.param(name, id=name) for name in runnable()]
+N_THREADS = [1, 2, 3, 16]
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(name="build", params=BUILDS)
+def use_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
+    """The operations of one build, whose linear layers `pack` picks, too."""
+    library = open_library(request.param)
+    monkeypatch.setattr(linear, "library", lambda: library)
+    for cached in (linear._functions, linear._int8_functions):
+        cached.cache_clear()
+    yield ops_of(library)
+    for cached in (linear._functions, linear._int8_functions):
+        cached.cache_clear()
+
+
+Span = tuple[int, int, int]  # sequence, start, tokens
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Random queries, keys and values of sequences, stored in blocks anywhere."""
+
+    queries: Sequence[Tensor]  # [length, n_heads, head_dim] each
+    keys: Tensor
+    values: Tensor
+    tables: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        *,
+        n_kv_heads: int,
+        group_size: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> "Sequences":
+        generator = torch.Generator().manual_seed(sum(lengths))
+        n_blocks = [-(-length // block_size) for length in lengths]
+        ids = torch.randperm(sum(n_blocks), generator=generator).tolist()
+        shape = (sum(n_blocks), block_size, n_kv_heads, head_dim)
+        keys, values = torch.randn(2, *shape, generator=generator).to(dtype)
+        n_heads = n_kv_heads * group_size
+        queries = [
+            torch.randn(length, n_heads, head_dim, generator=generator).to(dtype)
+            for length in lengths
+        ]
+        return cls(queries, keys, values, [[ids.pop() for _ in range(n)] for n in n_blocks])
+
+    def attention(self, ops: Ops, form: AttentionForm, spans: Sequence[Span]) -> Sequence[Tensor]:
+        """The attention of each span in a batch of `spans`."""
+        tables = np.zeros((len(spans), max(len(self.tables[i]) for i, _, _ in spans)), np.int64)
+        for row, (i, _, _) in zip(tables, spans, strict=True):
+            row[: len(self.tables[i])] = self.tables[i]
+        q = torch.cat([self.queries[i][start : start + n] for i, start, n in spans])
+        uploads = uploads_for(CPU)
+        plan = ops.plan_attention(
+            np.array([start for _, start, _ in spans]),
+            np.array([n for _, _, n in spans]),
+            block_tables=tables,
+            key_cache=self.keys,
+            n_heads=q.shape[1],
+            windows=(form.window,),
+            uploads=uploads,
+        )
+        uploads.flush()
+        return ops.attention(q, self.keys, self.values, plan, form).split([n for _, _, n in spans])
+
+
+def check_attention(ops: Ops, seed: int) -> None:
+    chance = random.Random(seed)
+    form = AttentionForm(
+        window=chance.choice([None, None, 7, 64, 100, 300]), soft_cap=chance.choice([None, 2.0])
+    )
+    lengths = [chance.choice([5, 40, 130, 300, 700, 1300]) for _ in range(chance.randint(1, 4))]
+    sequences = Sequences.of(
+        lengths,
+        n_kv_heads=chance.choice([1, 2, 4]),
+        group_size=chance.choice([1, 2, 3, 4, 7]),
+        head_dim=chance.choice([8, 16, 33, 64, 64, 80, 96, 128]),
+        block_size=chance.choice([1, 4, 16]),
+        dtype=chance.choice(DTYPES),
+    )
+    with threads(1):
+        whole = [sequences.attention(ops, form, [(i, 0, n)])[0] for i, n in enumerate(lengths)]
+    for _ in range(4):
+        spans = []
+        for i in chance.sample(range(len(lengths)), chance.randint(1, len(lengths))):
+            n = chance.choice([1, 1, chance.randint(1, min(lengths[i], 14)), lengths[i]])
+            n = chance.choice([n, chance.randint(1, lengths[i])])
+            spans.append((i, chance.randint(0, lengths[i] - n), n))
+        with threads(chance.choice(N_THREADS)):
+            attended = sequences.attention(ops, form, spans)
+        for (i, start, n), ours in zip(spans, attended, strict=True):
+            assert torch.equal(ours, whole[i][start : start + n]), (form, lengths, spans, i)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_attention_of_any_span_is_that_of_the_whole_sequence(build: Ops, seed: int) -> None:
+    check_attention(build, seed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(12, 150))
+def test_attention_of_many_more_spans(build: Ops, seed: int) -> None:
+    check_attention(build, seed)
+
+
+def check_rows(compute: Callable[[Tensor], Tensor], n_rows: int) -> None:
+    """`compute` is given the numbers of rows and returns them, computed in one call."""
+    with threads(1):
+        whole = compute(torch.arange(n_rows))
+    assert whole.shape[0] == n_rows
+    chance = random.Random(n_rows)
+    for n in (1, 1, 2, 5, 6, 7, 13, 14, 15, 29, 60):
+        rows = torch.tensor(chance.sample(range(n_rows), min(n, n_rows)))
+        with threads(chance.choice(N_THREADS)):
+            assert torch.equal(compute(rows), whole[rows]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (51, 75), (1030, 130)])
+def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n_in)
+    x, weight = torch.randn(200, n_in).to(dtype), torch.randn(n_out, n_in).to(dtype)
+    bias, residual = torch.randn(n_out).to(dtype), torch.randn(200, n_out).to(dtype)
+    forms: list[LinearWeight] = [pack(weight)]
+    if has_int8():
+        forms.append(pack(weight, "int8"))
+    for form in forms:
+        check_rows(lambda rows, form=form: form(x[rows], bias, residual[rows]), 200)
+    gated = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", build.gelu_and_mul)
+    check_rows(lambda rows: gated(x[rows]), 200)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_token_among_the_tokens_of_its_experts(build: Ops, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(90, 52).to(dtype)
+    gate_up, down = torch.randn(6, 2 * 40, 52).to(dtype), torch.randn(6, 52, 40).to(dtype)
+    weights, experts = torch.rand(90, 6).softmax(-1).topk(3)
+    mlps = pack_experts(gate_up, down, build)
+    check_rows(lambda rows: mlps(x[rows], experts[rows], weights[rows]), 90)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [48, 75, 1030])
+def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, weight, bias = torch.randn(90, size).to(dtype), torch.randn(size), torch.randn(size)
+    for call in (
+        lambda rows: build.rms_norm(x[rows], weight, 1e-5),
+        lambda rows: build.layer_norm(x[rows], weight, bias, 1e-5),
+        lambda rows: build.gelu_tanh(x[rows]),
+        lambda rows: build.silu_and_mul(x[rows, : size // 2 * 2]),
+        lambda rows: build.gelu_and_mul(x[rows, : size // 2 * 2]),
+        # PyTorch's, of which families make use.
+        lambda rows: torch.nn.functional.gelu(x[rows]),
+        lambda rows: torch.tanh(x[rows].float() / 30),
+        lambda rows: x[rows].float().softmax(-1),
+    ):
+        check_rows(call, 90)
+
+
+@pytest.mark.parametrize("n_chosen", [1, 2, 3, 8, 10])
+def test_shares_of_chosen_experts(n_chosen: int) -> None:
+    shares = torch.rand(90, 64, generator=torch.Generator().manual_seed(1)).softmax(-1)
+
+    def normalised(rows: Tensor) -> Tensor:
+        weights, _ = shares[rows].topk(n_chosen)
+        return weights / weights.sum(-1, keepdim=True)
+
+    check_rows(normalised, 90)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_turned_and_normalised_heads_of_a_token(build: Ops, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    n, head_dim = 90, 20
+    qkv = torch.randn(n, 5 * head_dim).to(dtype)
+    cos, sin = torch.randn(2, n, 1, head_dim).to(dtype)
+    norms = HeadNorms(torch.randn(head_dim), torch.randn(head_dim), 1e-6)
+
+    def turned(rows: Tensor) -> Tensor:
+        keys, values = torch.zeros(2, len(rows), 1, 1, head_dim, dtype=dtype)
+        q = build.rotary_write_kv(
+            qkv[rows], cos[rows], sin[rows], keys, values, torch.arange(len(rows)), 3, norms
+        )
+        return torch.cat([q, keys[:, 0], values[:, 0]], 1)
+
+    check_rows(turned, n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", [199, 4000])
+def test_draws_of_a_row(build: Ops, vocab_size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(vocab_size)
+    n = 90
+    logits = (3 * torch.randn(n, vocab_size)).to(dtype)
+    columns = {
+        "temperature": torch.rand(n).add(0.3) * (torch.arange(n) % 5 > 0),
+        "top_k": torch.randint(0, 60, (n,)) * (torch.arange(n) % 2),
+        "top_p": torch.rand(n).clamp(min=0.5).where(torch.arange(n) % 3 > 0, torch.ones(())),
+        "min_p": torch.rand(n) / 50,
+        "uniform": torch.rand(n, dtype=torch.float64),
+    }
+    counts = torch.randint(0, 3, (n, vocab_size), dtype=torch.int32)
+    half = torch.full((n,), 0.5)
+
+    def sampled(rows: Tensor) -> Tensor:
+        some = len(rows)
+        penalties = Penalties(
+            rows=torch.arange(some),
+            repetition=half[rows] + 1,
+            frequency=half[rows],
+            presence=half[rows],
+            count_rows=rows,
+            counts=counts,
+        )
+        given = SamplingColumns(
+            **{name: column[rows] for name, column in columns.items()},
+            banned_rows=torch.zeros(0, dtype=torch.int64),
+            banned_ids=torch.zeros(0, dtype=torch.int64),
+            any_sampled=True,
+            any_limited=True,
+            any_min_p=True,
+            penalties=penalties,
+        )
+        return build.sample(logits[rows], given)
+
+    check_rows(sampled, n)
+
+
+def test_the_check_of_rows_finds_what_depends_on_company() -> None:
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(AssertionError):
+        check_rows(lambda rows: x[rows] - x[rows].mean(), 200)
+    check_rows(partial(torch.index_select, x, 0), 200)

@@ -1,0 +1,40 @@
+"""`python -m tests.local.fake_service`: a service that reports an address and then does as it is
+told: it serves, dies, or hangs while its process lives."""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from services.common import process
+
+
+async def serve(arguments: argparse.Namespace) -> int:
+    """Listens, reports, and ends or goes on."""
+    host, _, port = arguments.address.rpartition(":")
+    with socket.create_server((host, int(port))) as listener:
+        pipe = process.ReadyPipe(arguments.ready_fd)
+        pipe.report({"address": f"{host}:{listener.getsockname()[1]}", "pid": os.getpid()})
+        if arguments.then == "die":
+            return 3
+        pipe.report({"ready": True})
+        if arguments.then == "hang":
+            await asyncio.sleep(0.1)
+            signal.pause()
+        await process.stop_event().wait()
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--then", choices=("serve", "die", "hang"), required=True)
+    arguments = parser.parse_args()
+    return process.run(serve(arguments), ready_fd=arguments.ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

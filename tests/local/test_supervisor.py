@@ -1,0 +1,120 @@
+"""A service that dies or hangs is started again where it was, and not for ever."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from services.local.child import Child, ChildDied
+from services.local.supervisor import MAX_RESTARTS, WINDOW_S, RestartLimit, Supervisor
+
+pytestmark = pytest.mark.system
+
+
+class Heard:
+    """Everything that a supervisor says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def supervised(then: str) -> AsyncIterator[tuple[Supervisor, Heard]]:
+    """A fake service that is looked after."""
+    heard = Heard()
+    supervisor = Supervisor(
+        "fake",
+        "tests.local.fake_service",
+        {"address": "127.0.0.1:0", "then": then, "unset": None},
+        ready_key="ready",
+        on_message=lambda _: None,
+        tell=heard.lines.append,
+        give_up=heard.end.set_result,
+        limit=RestartLimit(first_pause_s=0.01),
+    )
+    await supervisor.start()
+    try:
+        yield supervisor, heard
+    finally:
+        await supervisor.stop()
+
+
+async def next_child(supervisor: Supervisor, last: Child) -> Child:
+    """Waits for the child after `last` to be ready."""
+    async with asyncio.timeout(30):
+        while supervisor.child is last:
+            await asyncio.sleep(0.02)
+        await supervisor.child.wait_for("ready")
+        return supervisor.child
+
+
+async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
+    async with supervised("serve") as (supervisor, heard):
+        supervisor.restarts = True
+        first = supervisor.child
+        address = await first.wait_for("address")
+        await first.wait_for("ready")
+        os.kill(first.said["pid"], signal.SIGKILL)
+        second = await next_child(supervisor, first)
+        assert second.said["address"] == address
+        assert second.said["pid"] != first.said["pid"]
+        assert heard.lines == ["fake was killed by SIGKILL; starting it again (1 of 5)"]
+        assert not heard.end.done()
+    assert not psutil.pid_exists(second.said["pid"])
+
+
+@pytest.mark.parametrize("stops_process", [False, True], ids=["its-loop-hangs", "it-is-stopped"])
+async def test_a_child_that_hangs_is_killed_within_ten_seconds(stops_process: bool) -> None:
+    async with supervised("serve" if stops_process else "hang") as (supervisor, heard):
+        supervisor.restarts = True
+        first = supervisor.child
+        pid = await first.wait_for("pid")
+        await first.wait_for("ready")
+        if stops_process:
+            os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(11):
+            assert await first.obituary() == "fake hung and was killed"
+        await next_child(supervisor, first)
+        assert heard.lines == ["fake hung and was killed; starting it again (1 of 5)"]
+
+
+async def test_a_child_that_dies_at_first_start_is_not_started_again() -> None:
+    async with supervised("die") as (supervisor, heard):
+        with pytest.raises(ChildDied):
+            await supervisor.child.wait_for("ready")
+        assert await asyncio.wait_for(heard.end, 10) == "fake exited with status 3"
+        assert heard.lines == []
+
+
+async def test_a_child_that_keeps_dying_stays_dead() -> None:
+    async with supervised("die") as (supervisor, heard):
+        supervisor.restarts = True
+        reason = await asyncio.wait_for(heard.end, 60)
+        assert reason == "fake exited with status 3 after 5 restarts"
+        assert heard.lines == [
+            f"fake exited with status 3; starting it again ({n} of 5)" for n in range(1, 6)
+        ]
+
+
+def test_restarts_pause_for_longer_each_time_and_then_end() -> None:
+    limit = RestartLimit()
+    pauses = [limit.pause_s(float(now_s), was_ready=True) for now_s in range(MAX_RESTARTS + 1)]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+
+
+def test_restarts_are_forgotten_after_a_minute() -> None:
+    limit = RestartLimit()
+    for turn in range(3 * MAX_RESTARTS):
+        assert limit.pause_s(turn * WINDOW_S, was_ready=True) == 0.0
+
+
+def test_restarts_that_never_lead_to_service_are_not_forgotten() -> None:
+    limit = RestartLimit()
+    pauses = [limit.pause_s(turn * WINDOW_S, was_ready=False) for turn in range(MAX_RESTARTS + 1)]
+    assert pauses[-1] is None
+    assert limit.pause_s(99 * WINDOW_S, was_ready=True) == 0.0

@@ -1,0 +1,90 @@
+"""A lease in memory, and the way to it, on which calls meet with everything that can happen."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+
+from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
+
+FOREVER = 1e6
+
+
+@dataclass(frozen=True)
+class Fate:
+    """The outcome of a call to the store."""
+
+    request_s: float = 0.01
+    answer_s: float = 0.01
+    arrives: bool = True
+    is_answered: bool = True
+
+
+GOOD = Fate()
+HUNG = Fate(answer_s=FOREVER)
+REFUSED = Fate(arrives=False, is_answered=False)
+ANSWER_LOST = Fate(is_answered=False)
+
+
+@dataclass
+class Lease:
+    """The one lease that everybody sees."""
+
+    record: LeaseRecord = field(default_factory=lambda: LeaseRecord("", 0, 0, "1"))
+
+    def edit(self, **changes: object) -> None:
+        """Changes it behind everybody's back."""
+        version = str(int(self.record.version) + 1)
+        self.record = replace(self.record, **{"version": version} | changes)  # type: ignore[arg-type]
+
+    def put(self, record: LeaseRecord) -> LeaseRecord:
+        """Replaces it, unless the version is stale; a write that changes nothing is none."""
+        if record.version != self.record.version:
+            raise LeaseConflict
+        if record != self.record:
+            self.record = replace(record, version=str(int(record.version) + 1))
+        return self.record
+
+
+class MemoryLeaseStore:
+    """The way to the lease, on which calls meet their fates; a call whose caller has given up goes
+    on."""
+
+    def __init__(self, lease: Lease, fates: Iterable[Fate] = repeat(GOOD)) -> None:
+        self.lease = lease
+        self.fates: Iterator[Fate] = iter(fates)
+        self.n_calls = 0
+        self.refuses_writes = False
+        self._calls: set[asyncio.Task[LeaseRecord | Exception]] = set()
+
+    async def read(self) -> LeaseRecord:
+        return await self._call(lambda: self.lease.record)
+
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        if self.refuses_writes:
+            raise LeaseUnavailable("no right to update")
+        return await self._call(lambda: self.lease.put(record))
+
+    async def _call(self, operation: Callable[[], LeaseRecord]) -> LeaseRecord:
+        self.n_calls += 1
+        fate = next(self.fates, GOOD)
+        call = asyncio.create_task(self._travel(operation, fate))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        result = await asyncio.shield(call)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _travel(
+        self, operation: Callable[[], LeaseRecord], fate: Fate
+    ) -> LeaseRecord | Exception:
+        result: LeaseRecord | Exception = LeaseUnavailable("no way there")
+        await asyncio.sleep(fate.request_s)
+        if fate.arrives:
+            try:
+                result = operation()
+            except LeaseConflict as conflict:
+                result = conflict
+        await asyncio.sleep(fate.answer_s)
+        return result if fate.is_answered else LeaseUnavailable("no way back")

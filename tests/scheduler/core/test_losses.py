@@ -1,0 +1,226 @@
+"""Requests over epochs that are lost: each goes on where it was, and one that ends epochs ends
+itself and nobody else."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import MAX_LOSSES, FinishReason, Request, RequestState
+from services.scheduler.core.scheduler import Scheduler
+from tests.scheduler.core.invariants import check_batches, check_ends, check_memory
+from tests.scheduler.core.workload import (
+    PLAIN_TOKEN,
+    Arrival,
+    Driver,
+    arrivals,
+    build,
+    request_for,
+)
+
+POLICIES: dict[str, Policy] = {
+    "orca": OrcaPolicy(max_batch_size=4),
+    "chunked": ChunkedPolicy(max_batch_size=4, max_batch_tokens=6),
+}
+
+
+def next_epoch(scheduler: Scheduler) -> Scheduler:
+    """Returns the scheduler of the epoch after this one, with its pool."""
+    kv_manager = scheduler.kv_manager
+    following = build(
+        max_batch_size=4,
+        n_blocks=kv_manager.n_blocks,
+        block_size=kv_manager.block_size,
+        pipeline_depth=scheduler.pipeline_depth,
+        token_hand_off=scheduler._token_hand_off,
+        policy=scheduler._policy,
+    )
+    following.pool = scheduler.pool
+    return following
+
+
+@dataclass
+class LossyDriver(Driver):
+    """A driver whose engine dies now and then."""
+
+    n_on_board: dict[Request, int] = field(default_factory=dict)
+    """Losses in a row with the request in a batch, without a token of it since."""
+    n_losses: int = 0
+
+    def lose(self) -> None:
+        """Loses the epoch with everything in flight, and begins the next."""
+        for request in {span.request for batch in self.in_flight for span in batch.spans}:
+            self.n_on_board[request] = self.n_on_board.get(request, 0) + 1
+        self.in_flight.clear()
+        self.n_losses += 1
+        _, ends = self.scheduler.suspend()
+        self.scheduler = next_epoch(self.scheduler)
+        self.updates += [*ends, *self.scheduler.adopt()]
+        assert self.scheduler.kv_manager.n_reserved_slots == 0
+        assert all(request.state is RequestState.INITIATION for request in self.scheduler.pool)
+
+    def return_oldest(self) -> None:
+        n_before = len(self.updates)
+        super().return_oldest()
+        for update in self.updates[n_before:]:
+            self.n_on_board.pop(update.request, None)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(
+    requests=arrivals(with_cancellations=True),
+    data=st.data(),
+    token_hand_off=st.booleans(),
+    pipeline_depth=st.integers(1, 3),
+)
+def test_every_token_comes_once_whatever_is_lost(
+    policy: str,
+    requests: list[Arrival],
+    data: st.DataObject,
+    token_hand_off: bool,
+    pipeline_depth: int,
+) -> None:
+    scheduler = build(
+        max_batch_size=4,
+        n_blocks=20,
+        block_size=4,
+        pipeline_depth=pipeline_depth,
+        token_hand_off=token_hand_off,
+        policy=POLICIES[policy],
+    )
+    driver = LossyDriver(scheduler, requests)
+    while not driver.is_done:
+        driver.arrive()
+        batch = driver.select()
+        check_memory(driver)
+        check_batches(driver, max_batch_size=4)
+        check_probation(driver, batch)
+        what = data.draw(st.sampled_from(["lose", "return", "return", "return", "wait"]))
+        if what == "lose" and driver.n_losses < 6:
+            driver.lose()
+            check_failures(driver)
+        elif driver.in_flight and (batch is None or what == "return"):
+            driver.return_oldest()
+    failed = {u.request for u in driver.updates if u.finish_reason is FinishReason.FAILED}
+    driver.requests = {i: one for i, one in driver.requests.items() if one not in failed}
+    check_ends(driver)
+
+
+def check_probation(driver: LossyDriver, batch: Batch | None) -> None:
+    """A suspect is admitted alone, and nobody else before it has a token."""
+    suspects = [request for request in driver.scheduler.pool.running if request.is_suspect]
+    assert len(suspects) <= 1
+    if batch is not None and suspects:
+        admitted = [span.request for span in batch.spans if span.is_admission]
+        assert admitted in ([], suspects)
+
+
+def check_failures(driver: LossyDriver) -> None:
+    """Whoever failed was on board of as many losses in a row as a request may be, or more."""
+    for update in driver.updates:
+        if update.finish_reason is FinishReason.FAILED:
+            assert driver.n_on_board.get(update.request, MAX_LOSSES) >= MAX_LOSSES
+            assert update.message
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(
+    requests=arrivals(),
+    data=st.data(),
+    token_hand_off=st.booleans(),
+    pipeline_depth=st.integers(1, 3),
+)
+def test_a_request_that_ends_every_epoch_ends_itself_and_nobody_else(
+    policy: str,
+    requests: list[Arrival],
+    data: st.DataObject,
+    token_hand_off: bool,
+    pipeline_depth: int,
+) -> None:
+    scheduler = build(
+        max_batch_size=4,
+        n_blocks=20,
+        block_size=4,
+        pipeline_depth=pipeline_depth,
+        token_hand_off=token_hand_off,
+        policy=POLICIES[policy],
+    )
+    driver = LossyDriver(scheduler, requests)
+    killer = data.draw(st.integers(0, len(requests) - 1))
+    deadly_position = data.draw(st.integers(0, requests[killer].max_tokens - 1))
+    while not driver.is_done:
+        driver.arrive()
+        driver.select()
+        if any(
+            span.request is driver.requests.get(killer)
+            and span.start_position <= deadly_position < span.start_position + span.n_tokens
+            for batch in driver.in_flight[:1]
+            for span in batch.spans
+        ):
+            driver.lose()
+        elif driver.in_flight:
+            driver.return_oldest()
+    assert driver.n_losses in (0, MAX_LOSSES)
+    for index, request in driver.requests.items():
+        reasons = [update.finish_reason for update in driver.updates if update.request is request]
+        failed = FinishReason.FAILED in reasons
+        assert failed == (index == killer and driver.n_losses > 0)
+        if not failed:
+            assert len(request.generated_token_ids) == requests[index].n_iterations
+
+
+def test_a_request_goes_on_after_the_tokens_that_it_came_with() -> None:
+    scheduler = build(max_batch_size=4, n_blocks=8, block_size=4, pipeline_depth=1)
+    request = request_for(0, Arrival(0, n_prompt=3, max_new_tokens=4, n_iterations=4))
+    request.generated_token_ids = [11, 12]
+    scheduler.submit(request)
+    batch = scheduler.select()
+    assert batch is not None
+    [span] = batch.spans
+    assert (span.start_position, span.token_ids) == (0, [PLAIN_TOKEN] * 3 + [11, 12])
+    assert span.is_sampled
+    [update] = scheduler.apply(batch.iteration, [13])
+    assert (update.token_id, update.finish_reason) == (13, None)
+    batch = scheduler.select()
+    assert batch is not None
+    assert [(span.start_position, span.token_ids) for span in batch.spans] == [(5, [13])]
+    [update] = scheduler.apply(batch.iteration, [14])
+    assert update.finish_reason is FinishReason.LENGTH
+
+
+def test_suspects_are_admitted_one_at_a_time_in_the_order_in_which_they_came() -> None:
+    driver = LossyDriver(
+        build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=1),
+        [Arrival(0, 3, 9, 9)] * 3,
+    )
+    driver.arrive()
+    driver.select()
+    driver.return_oldest()
+    driver.select()
+    driver.lose()
+    admitted = []
+    for _ in range(3):
+        batch = driver.select()
+        assert batch is not None
+        admitted.append([span.request.request_id for span in batch.spans if span.is_admission])
+        driver.return_oldest()
+    assert admitted == [["0"], ["1"], ["2"]]
+
+
+def test_a_request_that_no_longer_fits_fails_when_it_is_adopted() -> None:
+    scheduler = build(max_batch_size=4, n_blocks=8, block_size=4, pipeline_depth=1)
+    large = request_for(0, Arrival(0, n_prompt=10, max_new_tokens=9, n_iterations=9))
+    small = request_for(1, Arrival(0, n_prompt=3, max_new_tokens=2, n_iterations=2))
+    scheduler.submit(large)
+    scheduler.submit(small)
+    scheduler.suspend()
+    smaller = build(max_batch_size=4, n_blocks=2, block_size=4, pipeline_depth=1)
+    smaller.pool = scheduler.pool
+    [update] = smaller.adopt()
+    assert (update.request, update.finish_reason) == (large, FinishReason.FAILED)
+    assert list(smaller.pool) == [small]

@@ -1,0 +1,245 @@
+"""A request's numbers are the same bits alone, in any batch, in any chunks, and recomputed.
+
+Requests run alone first, prompt and then token by token, on one thread and one stage. Their tokens
+then come again in other batches, chunks, stages and numbers of threads: the logits must be equal,
+and so the tokens that are sampled from them.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from kernels.native import linear, operations
+from kernels.native.library import open_library, runnable
+from kernels.native.operations import native_ops
+from kernels.packed_linear import Quantization, can_compute
+from services.common.sampling import SamplingParams
+from tests.checkpoints import write_family_checkpoint
+from tests.worker.pipeline import GREEDY, Pipeline, Span
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
+
+VOCAB_SIZE = 199
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.25,
+    "eos_token_id": 2,
+}
+GPT = {"vocab_size": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 2}
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, head_dim=64),
+    "llama with sizes that fit nothing": LlamaConfig(
+        **{**SIZES, "hidden_size": 52, "intermediate_size": 75}, mlp_bias=True, head_dim=18
+    ),
+    "mistral": MistralConfig(**SIZES, head_dim=64, sliding_window=37),
+    "qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=70, max_window_layers=1),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=5),
+    "qwen3-moe": Qwen3MoeConfig(
+        **SIZES, head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40
+    ),
+    "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
+    "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
+    "gpt2": GPT2Config(**GPT, n_embd=52, n_layer=2, n_head=4, initializer_range=0.25),
+    "opt": OPTConfig(
+        **GPT,
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=100,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+    ),
+}
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=2),
+    SamplingParams(temperature=1.3, top_p=0.95, min_p=0.01, repetition_penalty=1.1, seed=3),
+    replace(GREEDY, frequency_penalty=0.5),
+]
+N_GENERATED = 6
+PROMPTS = [random.Random(n).choices(range(VOCAB_SIZE), k=n) for n in (3, 40, 150, 270, 20)]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What a request gets that has all stages to itself."""
+
+    n_prompt: int
+    sampling: SamplingParams
+    tokens: Sequence[int]  # of the prompt, and generated
+    logits: Sequence[Tensor]  # from which each generated token was sampled
+
+    def check(self, n_tokens: int, sampled: int, logits: Tensor) -> None:
+        """Holds what was sampled after `n_tokens` to what was sampled alone."""
+        assert torch.equal(logits, self.logits[n_tokens - self.n_prompt]), n_tokens
+        assert sampled == self.tokens[n_tokens], n_tokens
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_alone(pipeline: Pipeline, prompt: Sequence[int], sampling: SamplingParams) -> Alone:
+    pipeline.admit(0, len(prompt), sampling)
+    tokens, logits, given = list(prompt), [], list(prompt)
+    for _ in range(N_GENERATED):
+        given, (of_token,) = pipeline.run([Span(0, given)])
+        tokens += given
+        logits.append(of_token)
+    pipeline.release(0)
+    return Alone(len(prompt), sampling, tokens, logits)
+
+
+def check_batches(pipeline: Pipeline, requests: Sequence[Alone], chance: random.Random) -> None:
+    """All requests beside each other, prompts in chunks, in another order in each iteration."""
+    waiting = dict(enumerate(requests))
+    n_run = dict.fromkeys(waiting, 0)
+    for row, request in waiting.items():
+        pipeline.admit(row, request.n_prompt, request.sampling)
+    while waiting:
+        spans = []
+        for row in chance.sample(list(waiting), chance.randint(1, len(waiting))):
+            begin, n_left = n_run[row], waiting[row].n_prompt - n_run[row]
+            n = min(n_left, chance.choice([1, 5, 17, 64, n_left])) if n_left > 0 else 1
+            n_run[row] += n
+            is_sampled = n_run[row] >= waiting[row].n_prompt
+            spans.append(Span(row, waiting[row].tokens[begin : begin + n], sample=is_sampled))
+        sampled, logits = pipeline.run(spans)
+        rows = [span.row for span in spans if span.sample]
+        for row, token, of_token in zip(rows, sampled, logits, strict=True):
+            waiting[row].check(n_run[row], token, of_token)
+            if n_run[row] + 1 == len(waiting[row].tokens):
+                del waiting[row]
+                pipeline.release(row)
+
+
+def check_recomputed(pipeline: Pipeline, requests: Sequence[Alone], chance: random.Random) -> None:
+    """Prompt and some of the tokens as one prefill, at once or in two, beside another request."""
+    for request in requests:
+        n = request.n_prompt + chance.randrange(N_GENERATED)
+        n_before = chance.choice([0, chance.randrange(n)])
+        other = chance.choice(requests)
+        pipeline.admit(7, request.n_prompt, request.sampling)
+        pipeline.admit(2, other.n_prompt, other.sampling)
+        if n_before:
+            pipeline.run([Span(7, request.tokens[:n_before], sample=False)])
+        spans = [Span(2, other.tokens[: other.n_prompt]), Span(7, request.tokens[n_before:n])]
+        sampled, logits = pipeline.run(spans)
+        other.check(other.n_prompt, sampled[0], logits[0])
+        request.check(n, sampled[1], logits[1])
+        pipeline.release(7)
+        pipeline.release(2)
+
+
+def check(
+    directory: Path,
+    *,
+    dtype: str,
+    quantization: Quantization = "none",
+    n_stages: int = 2,
+    tp_size: int = 1,
+    seed: int = 0,
+) -> None:
+    def pipeline(n_stages: int) -> Pipeline:
+        return Pipeline(
+            directory,
+            n_stages=n_stages,
+            tp_size=tp_size,
+            dtype=dtype,
+            quantization=quantization,
+            n_kv_blocks=80,
+            block_size=16,
+        )
+
+    chance = random.Random(seed)
+    with threads(1):
+        first = pipeline(1)
+        requests = [
+            run_alone(first, prompt, sampling)
+            for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+        ]
+    assert len({tuple(request.tokens[-N_GENERATED:]) for request in requests}) == len(requests)
+    other = pipeline(n_stages)
+    for n_threads in (2, 3):
+        with threads(n_threads):
+            check_batches(other, requests, chance)
+            check_recomputed(other, requests, chance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES.keys())
+def test_company_changes_nothing(tmp_path: Path, config: PreTrainedConfig, dtype: str) -> None:
+    check(write_family_checkpoint(tmp_path, config), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe"])
+def test_company_changes_nothing_with_int8_weights(tmp_path: Path, family: str, dtype: str) -> None:
+    if not can_compute("int8", torch.device("cpu")):
+        pytest.skip("no int8 on this processor")
+    directory = write_family_checkpoint(tmp_path, FAMILIES[family])
+    check(directory, dtype=dtype, quantization="int8")
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_company_changes_nothing_where_ranks_share_layers(tmp_path: Path, family: str) -> None:
+    check(write_family_checkpoint(tmp_path, FAMILIES[family]), dtype="bfloat16", tp_size=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("build", runnable())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES.keys())
+def test_company_changes_nothing_on_any_build(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: PreTrainedConfig,
+    dtype: str,
+    build: str,
+    seed: int,
+) -> None:
+    library = open_library(build)
+    cached = (native_ops, linear._functions, linear._int8_functions)
+    with monkeypatch.context() as patch:
+        for module in (linear, operations):
+            patch.setattr(module, "library", lambda: library)
+        for each in cached:
+            each.cache_clear()
+        directory = write_family_checkpoint(tmp_path, config, seed=seed)
+        check(directory, dtype=dtype, n_stages=seed % 2 + 1, seed=seed)
+    for each in cached:
+        each.cache_clear()
