@@ -29,6 +29,9 @@ DEVICE       ?= cpu
 ENGINE       ?= $(shell docker info >/dev/null 2>&1 && echo docker || echo podman)
 IMAGE_BUILD  ?= $(ENGINE) build $(if $(filter podman,$(notdir $(ENGINE))),--format docker) --tag
 LOAD_IMAGE   ?= kind load docker-image
+# What the tests of a cluster do to a node, whose name follows: a node of kind is a container.
+CUT_NODE     ?= docker pause
+HEAL_NODE    ?= docker unpause
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
 
 # A machine with a GPU often has PyTorch already, and no way to install anything. So what needs a GPU runs without .venv too:
@@ -42,15 +45,12 @@ OVERLAY       ?= demo
 NAMESPACE     ?= orcinus
 READY_TIMEOUT ?= 35m
 IN_NAMESPACE  := kubectl --namespace $(NAMESPACE)
-WORKERS       := app.kubernetes.io/name=orcinus,app.kubernetes.io/component=worker
-# Whether there are pods from before what our StatefulSet, if there is one, says now.
-stages_are_old = generation=$$($(IN_NAMESPACE) get statefulset --selector $(WORKERS) -o jsonpath='{.items[*].metadata.generation}') && \
-  [ -n "$$generation" ] && \
-  $(IN_NAMESPACE) wait statefulset/orcinus-worker --timeout=1m --for=jsonpath='{.status.observedGeneration}'="$$generation" >/dev/null && \
-  revision=$$($(IN_NAMESPACE) get statefulset/orcinus-worker -o jsonpath='{.status.updateRevision}') && \
-  [ -n "$$($(IN_NAMESPACE) get pod --selector "$(WORKERS),controller-revision-hash!=$$revision" -o name)" ]
-# The leading scheduler is ready when it has a pipeline, frontends when they have a scheduler that leads.
-wait_serving = $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --timeout=$(READY_TIMEOUT) && \
+# Workers are ready when their stages have loaded, the leading scheduler when it has a pipeline, frontends when they have a
+# scheduler that leads. With the component lws there is no Deployment of workers.
+wait_workers = if [ -n "$$($(IN_NAMESPACE) get deployment/orcinus-worker --ignore-not-found -o name)" ]; \
+  then $(IN_NAMESPACE) rollout status deployment/orcinus-worker --timeout=$(READY_TIMEOUT); fi
+wait_serving = $(wait_workers) && \
+  $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --timeout=$(READY_TIMEOUT) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
@@ -141,17 +141,12 @@ image-worker: IMAGE_ARGS = --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=
 
 deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
 	kubectl apply -k k8s/overlays/$(OVERLAY)
-	@if $(stages_are_old); \
-	then echo 'The stages run what was applied before: `make rollout-workers` replaces them all at once.'; \
-	else $(wait_serving); fi
+	@$(wait_serving)
 
-# A pipeline takes only stages of one build, so there is no way from one to the next but through none. Pods of a StatefulSet
-# with the strategy OnDelete come back as it is now.
-rollout-workers:  ## Replace all stages at once by what was last applied
-	$(IN_NAMESPACE) delete pod --selector $(WORKERS) --timeout=2m
-	$(IN_NAMESPACE) wait statefulset/orcinus-worker --timeout=$(READY_TIMEOUT) --for=jsonpath='{.status.readyReplicas}'=$$( \
-	  $(IN_NAMESPACE) get statefulset/orcinus-worker -o jsonpath='{.spec.replicas}')
-	$(wait_serving)
+# A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
+rollout-workers:  ## Replace all workers at once; streams pause while the new ones load
+	$(IN_NAMESPACE) rollout restart deployment/orcinus-worker
+	@$(wait_serving)
 
 status:  ## Print pods, who leads, and which of them give requests tokens now
 	@$(IN_NAMESPACE) get pods --selector app.kubernetes.io/name=orcinus
@@ -169,7 +164,7 @@ undeploy:  ## Delete everything that OVERLAY has made, its namespace included
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
 	$(LOAD_IMAGE) $(IMAGES:%=$(IMAGE_PREFIX)/%:$(TAG))
-	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 ##@ Generated
 

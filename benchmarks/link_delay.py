@@ -54,8 +54,7 @@ def set_scheduler(cluster: Cluster, depth: int) -> None:
 
 def set_threads(cluster: Cluster) -> None:
     """Gives each rank one compute thread."""
-    cluster.in_namespace("set", "env", "statefulset/orcinus-worker", "ORCINUS_N_THREADS=1")
-    cluster.in_namespace("delete", "pods", "-l", "app.kubernetes.io/component=worker")
+    cluster.in_namespace("set", "env", "deployment/orcinus-worker", "ORCINUS_N_THREADS=1")
     cluster.wait_serving()
 
 

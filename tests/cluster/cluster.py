@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 NAMESPACE = "orcinus"
 CLIENT = "client"
 FRONTEND = "orcinus-frontend"
@@ -148,6 +150,18 @@ class Cluster:
             )
         ]
 
+    @contextmanager
+    def node_away(self, node: str) -> Iterator[None]:
+        """Cuts a node off while the block runs, by the commands CUT_NODE and HEAL_NODE."""
+        cut, heal = (os.environ.get(name, "").split() for name in ("CUT_NODE", "HEAL_NODE"))
+        if not cut or not heal:
+            pytest.skip("CUT_NODE and HEAL_NODE must name commands that take a node")
+        subprocess.run([*cut, node], check=True, timeout=KUBECTL_TIMEOUT_S)
+        try:
+            yield
+        finally:
+            subprocess.run([*heal, node], check=True, timeout=KUBECTL_TIMEOUT_S)
+
     def crds(self) -> str:
         """The kinds that somebody has added to the cluster."""
         return self.insist(lambda: self.kubectl("get", "crd", "-o", "name"))
@@ -172,7 +186,7 @@ class Cluster:
 
     def wait_serving(self) -> None:
         """Waits until every pod there should be is ready: the frontends say so last."""
-        self._wait_for_pods("worker", "statefulset/orcinus-worker")
+        self._wait_for_pods("worker", "deployment/orcinus-worker")
         self._wait_for_pods("scheduler", "deployment/orcinus-scheduler")
         self._wait_for_pods("frontend", "deployment/orcinus-frontend")
 
@@ -183,9 +197,9 @@ class Cluster:
                 return False
             status, n_wanted = made["status"], made["spec"]["replicas"]
             is_seen = status.get("observedGeneration") == made["metadata"]["generation"]
-            counts = [status.get("replicas", 0), status.get("readyReplicas", 0)]
-            if made["kind"] == "Deployment":
-                counts.append(status.get("updatedReplicas", 0))
+            counts = [
+                status.get(name, 0) for name in ("replicas", "readyReplicas", "updatedReplicas")
+            ]
             is_counted = is_seen and counts == [n_wanted] * len(counts)
             # Counts may be those of a moment ago.
             return (

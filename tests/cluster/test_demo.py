@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import FRONTEND, HANG_S, Cluster, Pod
+from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
 from tests.cluster.conftest import Figures, spread
 from tests.system.stack import serving
 
@@ -88,14 +88,14 @@ def test_a_deleted_worker_comes_back_and_nobody_else_restarts(
     demo.delete_pod(lost)
 
     def is_replaced() -> bool:
-        pod = demo.pod(lost.name)  # between the old one and the new one there is none
-        return pod is not None and pod.uid != lost.uid
+        uids = {pod.uid for pod in demo.pods("worker")}
+        return len(uids) == len(workers) and lost.uid not in uids
 
     demo.until(is_replaced, what="a new worker")
     demo.until_answers()
     figures.add(f"worker {index} deleted to next token", time.monotonic() - started)
     demo.wait_serving()
-    assert unchanged(others, [w for w in demo.pods("worker") if w.name != lost.name])
+    assert unchanged(others, [w for w in demo.pods("worker") if w.uid in {o.uid for o in others}])
     assert unchanged(bystanders, demo.pods("scheduler") + demo.pods("frontend"))
 
 
@@ -123,7 +123,7 @@ def test_a_hung_rank_makes_its_pod_unready_and_restarts_it_alone(
     demo.until(lambda: state().restarts > stopped.restarts, what="the pod restarts")
     demo.until_answers()
     demo.wait_serving()
-    assert unchanged([neighbour], demo.pods("worker")[1:])
+    assert unchanged([neighbour], [w for w in demo.pods("worker") if w.uid == neighbour.uid])
     assert unchanged(bystanders, demo.pods("scheduler") + demo.pods("frontend"))
 
 
@@ -162,7 +162,7 @@ def test_the_standby_leads_when_the_leader_is_killed_under_load(
     demo.wait_serving()
 
 
-@pytest.mark.parametrize("deployment", ["orcinus-frontend", "orcinus-scheduler"])
+@pytest.mark.parametrize("deployment", ["orcinus-frontend", "orcinus-scheduler", "orcinus-worker"])
 def test_a_rollout_under_load_fails_no_request(
     demo: Cluster, figures: Figures, deployment: str
 ) -> None:
@@ -176,3 +176,29 @@ def test_a_rollout_under_load_fails_no_request(
         outcomes = load.finish()
     assert failures(outcomes) == []
     assert not {pod.uid for pod in before} & {pod.uid for pod in demo.pods(component)}
+
+
+def test_a_lost_node_is_done_without_and_nobody_has_to_help(
+    demo: Cluster, figures: Figures
+) -> None:
+    assert spread(demo)
+    client = demo.pod(CLIENT)
+    assert client is not None
+    workers = demo.pods("worker")
+    lost = next(worker for worker in workers if worker.node != client.node)
+    kept = [worker for worker in workers if worker.node != lost.node]
+    with demo.node_away(lost.node):
+        started = time.monotonic()
+
+        def are_elsewhere() -> bool:
+            now = demo.pods("worker")
+            return len(now) == len(workers) and all(
+                pod.is_ready and pod.node != lost.node for pod in now
+            )
+
+        demo.until(are_elsewhere, what="all workers are ready on other nodes")
+        demo.until_answers()
+        figures.add("node cut to next token", time.monotonic() - started)
+        assert unchanged(kept, [w for w in demo.pods("worker") if w.uid in {k.uid for k in kept}])
+    demo.wait_serving()
+    demo.until(lambda: lost.node in demo.nodes(), what="the node is back")

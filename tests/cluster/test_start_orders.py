@@ -1,7 +1,7 @@
 """Three stages, a scheduler and a frontend, started in all orders.
 
 Each pod waits at a gate (an init container) until the test opens it. The six orders of the three
-components are run, each with another order of the three stages among themselves.
+components are run, each with another order of the three workers among themselves.
 """
 
 import itertools
@@ -40,14 +40,14 @@ def gated(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def at_the_gate(cluster: Cluster, name: str) -> Pod:
-    """The pod of a component, or of a stage, when it waits."""
+    """The pod of a component, or one of the workers, when all of them wait."""
 
     def look() -> Pod:
-        for pod in cluster.pods(NAMES[name]):
-            is_wanted = name not in STAGES or pod.name.endswith(f"-{name}")
-            if is_wanted and "gate" in pod.running:
-                return pod
-        raise NotYet(f"{name} does not wait at its gate")
+        n_pods = len(STAGES) if name in STAGES else 1
+        waiting = [pod for pod in cluster.pods(NAMES[name]) if "gate" in pod.running]
+        if len(waiting) < n_pods:
+            raise NotYet(f"{name} does not wait at its gate")
+        return waiting[int(name) if name in STAGES else 0]
 
     return cluster.insist(look)
 

@@ -31,11 +31,12 @@ class Composition:
     resource: str
     components: tuple[str, ...] = ()
     n_stages: int | None = None
+    n_workers: int | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it is one of the project's own directories, and not put together here."""
-        return not self.components and self.n_stages is None
+        return not self.components and self.n_stages is None and self.n_workers is None
 
 
 _EVERYTHING = ("mtls", "mtls/cert-manager", "model-pvc", "tensor-parallel", "gpu", "monitoring")
@@ -52,6 +53,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     },
     "cert-manager": Composition("base", ("mtls", "mtls/cert-manager")),
     "3 stages": Composition("base", ("stages",), n_stages=3),
+    "a spare": Composition("base", n_workers=3),
     "lws, 3 stages": Composition("base", ("lws",), n_stages=3),
     "tensor-parallel on GPUs": Composition("base", ("tensor-parallel", "gpu")),
     "everything": Composition("base", (*_EVERYTHING, "tracing", "autoscaling", "stages"), 4),
@@ -95,7 +97,7 @@ class Manifests:
         """Whatever makes pods."""
         found = [
             Workload(item, item["spec"]["template"])
-            for item in self.of("Deployment", "StatefulSet", "DaemonSet", "Job")
+            for item in self.of("Deployment", "DaemonSet", "Job")
         ]
         return found + [
             Workload(item, item["spec"]["leaderWorkerTemplate"]["workerTemplate"])
@@ -113,7 +115,7 @@ class Manifests:
 
 
 class Workload:
-    """A Deployment, StatefulSet or LeaderWorkerSet, and the pods it makes."""
+    """A Deployment or LeaderWorkerSet, and the pods it makes."""
 
     def __init__(self, item: Object, template: Object) -> None:
         self.item = item
@@ -122,7 +124,7 @@ class Workload:
         self.pod: Object = template["spec"]
 
     @property
-    def n_stages(self) -> int:
+    def n_pods(self) -> int:
         """Number of pods, or of pods in the group."""
         spec = self.item["spec"]
         if self.item["kind"] == "LeaderWorkerSet":
@@ -185,6 +187,8 @@ def render(composition: Composition) -> str:
                     "literals": [f"ORCINUS_N_STAGES={composition.n_stages}"],
                 }
             ]
+        if composition.n_workers is not None:
+            kustomization["replicas"] = [{"name": "orcinus-worker", "count": composition.n_workers}]
         (directory / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
         return _kustomize(directory)
 

@@ -16,6 +16,7 @@ UNKNOWN_FIELDS = {
     "podFailurePolicy",
     "minDomains",
     "matchLabelKeys",
+    "nodeTaintsPolicy",
     "schedulingGates",
     "hostUsers",
     "os",
@@ -45,7 +46,7 @@ def test_no_newer_kind_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("name", OLD)
 def test_no_newer_field_is_left(name: str) -> None:
-    for item in rendered(name).of("Service", "NetworkPolicy", "Deployment", "StatefulSet"):
+    for item in rendered(name).of("Service", "NetworkPolicy", "Deployment"):
         keys = {key for key, _ in walk(item["spec"])}
         assert not keys & UNKNOWN_FIELDS, item["metadata"]["name"]
 
@@ -64,14 +65,21 @@ def test_commands_of_probes_have_time_to_start(name: str) -> None:
     for workload in rendered(name).services():
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert "exec" in workload.container[probe]
-            assert workload.container[probe]["timeoutSeconds"] >= 5
+            assert workload.container[probe]["timeoutSeconds"] >= 30
             assert workload.container[probe]["periodSeconds"] >= 5
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_no_pod_waits_for_a_node_that_such_a_server_does_not_know_to_be_lost(name: str) -> None:
+    for workload in rendered(name).services():
+        for spread in workload.pod["topologySpreadConstraints"]:
+            assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
 @pytest.mark.parametrize("name", OLD)
 def test_the_rest_stays_as_it_is(name: str) -> None:
     kinds = {item["kind"] for item in rendered(name).objects}
-    wanted = {"Namespace", "Lease", "Role", "NetworkPolicy", "Service", "Deployment", "StatefulSet"}
+    wanted = {"Namespace", "Lease", "Role", "NetworkPolicy", "Service", "Deployment"}
     assert wanted <= kinds
 
 

@@ -1,5 +1,6 @@
 """Rules of the house for all that is deployed: those of linters, and those that only we know."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_services_select_pods_that_have_their_ports(name: str) -> None:
         )
         for item in service["spec"]["ports"]:
             assert workload.ports()[item["targetPort"]] == item["port"]
-            assert "appProtocol" in item or item["name"] == "rendezvous"
+            assert "appProtocol" in item
 
 
 @each_composition()
@@ -159,11 +160,9 @@ def test_identity_is_for_all_pods_and_clients_see_ready_ones(name: str) -> None:
     frontend = services["orcinus-frontend"]
     assert "clusterIP" not in frontend
     assert "publishNotReadyAddresses" not in frontend
-    for identity in {"orcinus-scheduler", "orcinus-worker"} & set(services):
-        assert services[identity]["clusterIP"] == "None"
-        assert services[identity]["publishNotReadyAddresses"] is True
-    for item in manifests.of("StatefulSet"):
-        assert item["spec"]["serviceName"] in services
+    scheduler = services["orcinus-scheduler"]
+    assert scheduler["clusterIP"] == "None"
+    assert scheduler["publishNotReadyAddresses"] is True
 
 
 @each_composition()
@@ -177,6 +176,29 @@ def test_probes_differ_and_say_how_long_they_wait(name: str) -> None:
         assert "initialDelaySeconds" not in liveness
     for workload in rendered(name).services():
         assert "startupProbe" in workload.container
+
+
+@each_composition()
+def test_a_process_that_only_lacks_cpu_is_not_restarted(name: str) -> None:
+    for workload in rendered(name).services():
+        for kind in ("startupProbe", "livenessProbe"):
+            probe = workload.container[kind]
+            assert probe["timeoutSeconds"] >= 10
+            assert probe["periodSeconds"] * probe.get("failureThreshold", 3) >= 60
+
+
+@each_composition()
+def test_a_pod_on_a_lost_node_is_soon_replaced(name: str) -> None:
+    for workload in rendered(name).services():
+        seconds = {
+            item["key"]: item["tolerationSeconds"]
+            for item in workload.pod["tolerations"]
+            if item["effect"] == "NoExecute"
+        }
+        assert seconds == {
+            "node.kubernetes.io/not-ready": 10,
+            "node.kubernetes.io/unreachable": 10,
+        }
 
 
 @each_composition()
@@ -262,12 +284,69 @@ def test_pods_of_a_kind_prefer_different_nodes(name: str) -> None:
     for workload in rendered(name).services():
         (spread,) = workload.pod["topologySpreadConstraints"]
         assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert spread["maxSkew"] == 1
         assert selects(spread["labelSelector"]["matchLabels"], workload.labels)
+        if workload.labels[COMPONENT] != "worker" and "1.20" not in name:
+            assert spread["whenUnsatisfiable"] == "DoNotSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node with pods of one Deployment: how many of each revision."""
+
+    pods: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+
+
+CORDONED, LOST = "node.kubernetes.io/unschedulable", "node.kubernetes.io/unreachable"
+
+
+def takers(workload: Workload, nodes: list[Node], revision: str = "new") -> list[int]:
+    """The nodes that Kubernetes may put one more pod on, by its rule for a hard constraint: there,
+    the number of pods must not exceed the least of all nodes that count by more than the skew."""
+    (spread,) = workload.pod["topologySpreadConstraints"]
+    assert spread["whenUnsatisfiable"] == "DoNotSchedule"
+    counts = [
+        sum(pod == revision or "matchLabelKeys" not in spread for pod in node.pods)
+        for node in nodes
+    ]
+    usable = [index for index, node in enumerate(nodes) if not node.taints]
+    counted = usable if spread.get("nodeTaintsPolicy") == "Honor" else range(len(nodes))
+    least = min(counts[index] for index in counted)
+    return [index for index in usable if counts[index] + 1 - least <= spread["maxSkew"]]
+
+
+@pytest.mark.parametrize("component", ["frontend", "scheduler"])
+@pytest.mark.parametrize(
+    ("nodes", "allowed"),
+    [
+        ([Node(("new",)), Node()], [1]),
+        ([Node(("new",))], [0]),
+        ([Node(("new",)), Node(taints=(CORDONED,))], [0]),
+        ([Node(("new",)), Node(("new",), (LOST,))], [0]),
+        ([Node(("new",)), Node(("new",), (LOST,)), Node()], [2]),
+        ([Node(("old",)), Node(("old", "new"))], [0]),
+        ([Node(("old", "new")), Node(())], [1]),
+    ],
+    ids=[
+        "two nodes",
+        "one node",
+        "the other is cordoned",
+        "the other is lost",
+        "a third one",
+        "rollout, second pod",
+        "rollout, after an old pod has gone",
+    ],
+)
+def test_two_share_a_node_only_where_there_is_no_other(
+    component: str, nodes: list[Node], allowed: list[int]
+) -> None:
+    assert takers(rendered("base").workload(component), nodes) == allowed
 
 
 @each_composition()
 def test_selectors_name_nothing_that_a_new_version_changes(name: str) -> None:
-    for item in rendered(name).of("Deployment", "StatefulSet"):
+    for item in rendered(name).of("Deployment"):
         labels = item["spec"]["selector"]["matchLabels"]
         assert set(labels) <= {"app.kubernetes.io/name", COMPONENT}
         assert selects(labels, item["spec"]["template"]["metadata"]["labels"])
@@ -281,9 +360,9 @@ def test_rollouts_break_nothing(name: str) -> None:
         assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert spec["revisionHistoryLimit"] <= 10
     worker = manifests.workload("worker").item
-    if worker["kind"] == "StatefulSet":
-        assert worker["spec"]["podManagementPolicy"] == "Parallel"
-        assert worker["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    if worker["kind"] == "Deployment":  # all at once, and without waiting for pods of lost nodes
+        rolling = {"maxSurge": 0, "maxUnavailable": "100%"}
+        assert worker["spec"]["strategy"] == {"rollingUpdate": rolling}
     else:
         assert worker["spec"]["startupPolicy"] == "LeaderCreated"
         assert worker["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "None"

@@ -44,7 +44,6 @@ def test_promtool_finds_nothing_wrong_with_the_rules(rules: Path) -> None:
 
 CALLS = "gen_ai_server_request_duration_seconds_count"
 CASES: dict[str, tuple[dict[str, str], str]] = {
-    "OrcinusNoPipeline": ({'orcinus_pipeline_up{namespace="n"}': "0x30"}, "10m"),
     "OrcinusPipelineLost": ({'orcinus_pipeline_losses_total{namespace="n"}': "0+1x30"}, "20m"),
     "OrcinusErrors": (
         {
@@ -52,13 +51,6 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
             f'{CALLS}{{namespace="n", error_type="Unavailable"}}': "0+10x30",
         },
         "20m",
-    ),
-    "OrcinusStalled": (
-        {
-            'orcinus_requests_waiting{namespace="n"}': "3x30",
-            'orcinus_requests_running{namespace="n"}': "0x30",
-        },
-        "5m",
     ),
     "OrcinusQueueLong": ({'orcinus_requests_waiting{namespace="n"}': "300x30"}, "15m"),
     "OrcinusKVCacheFull": (
@@ -94,6 +86,82 @@ def test_an_alert_fires_when_it_should_and_not_before(
                 "alert_rule_test": [
                     {"eval_time": "0m", "alertname": alert, "exp_alerts": []},
                     {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    promtool("test", "rules", str(path))
+
+
+SCHEDULERS = {
+    'orcinus_leader{namespace="n", pod="s0"}': "1x40",
+    'orcinus_leader{namespace="n", pod="s1"}': "0x40",
+    'orcinus_serving{namespace="n", pod="s1"}': "0x40",
+}
+WELL, WELL_TO_100S = "1x40", "1x20 0x20"
+
+
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [
+        ({'orcinus_serving{namespace="n", pod="s0"}': WELL}, False),
+        ({'orcinus_serving{namespace="n", pod="s0"}': WELL_TO_100S}, True),
+        (
+            {
+                'orcinus_serving{namespace="n", pod="s0"}': WELL,
+                'orcinus_serving{namespace="n", pod="f0"}': WELL_TO_100S,
+                'orcinus_frontend_answers_in_flight{namespace="n", pod="f0"}': "3x40",
+            },
+            True,
+        ),
+        (
+            {
+                'orcinus_serving{namespace="n", pod="s0"}': WELL,
+                'orcinus_serving{namespace="n", pod="f0"}': WELL,
+                'orcinus_serving{namespace="n", pod="f1"}': WELL_TO_100S,
+                'orcinus_frontend_answers_in_flight{namespace="n", pod="f0"}': "3x40",
+                'orcinus_frontend_answers_in_flight{namespace="n", pod="f1"}': "0x40",
+            },
+            False,
+        ),
+        (
+            {
+                'orcinus_serving{namespace="n", pod="s0"}': "1x20 stale",
+                'orcinus_leader{namespace="n", pod="s0"}': "1x20 stale",
+            },
+            True,
+        ),
+    ],
+    ids=["well", "the leader", "a frontend", "a frontend that nobody asks", "the leader is gone"],
+)
+def test_the_alert_that_nothing_is_served_fires_within_a_minute(
+    series: dict[str, str], fires: bool, rules: Path, tmp_path: Path
+) -> None:
+    group = yaml.safe_load(rules.read_text())["groups"][0]
+    (rule,) = (rule for rule in group["rules"] if rule["alert"] == "OrcinusNotServing")
+    alert = {
+        "exp_labels": {"namespace": "n", **rule["labels"]},
+        "exp_annotations": rule["annotations"],
+    }
+    test = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": group["interval"],
+        "tests": [
+            {
+                "interval": "5s",
+                "input_series": [
+                    {"series": name, "values": values}
+                    for name, values in (SCHEDULERS | series).items()
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "95s", "alertname": rule["alert"], "exp_alerts": []},
+                    {
+                        "eval_time": "140s",
+                        "alertname": rule["alert"],
+                        "exp_alerts": [alert] if fires else [],
+                    },
                 ],
             }
         ],
