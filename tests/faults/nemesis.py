@@ -71,7 +71,7 @@ def draw_faults(random: Random, n_faults: int) -> list[Fault]:
                 role,
                 random.randrange(N_OF_ROLE[role]),
                 random.choice(LINK_FAULTS if role in LINKS else PROCESS_FAULTS),
-                PHASES[number // len(ROLES) % len(PHASES)],
+                PHASES[(number + number // len(ROLES)) % len(PHASES)],
             )
         )
     random.shuffle(faults)
@@ -124,6 +124,7 @@ class Nemesis:
             case "joining":
                 stage = self._random.randrange(N_OF_ROLE["controller"])
                 await self._inject(Fault("controller", stage, "kill", "decode"), in_phase=True)
+                await asyncio.sleep(0.2)  # until the launcher has seen it
                 # Its ranks load for some seconds, then it joins within a fraction of one.
                 has_begun = await self._until(self._tree.has_all_processes)
                 await asyncio.sleep(self._random.uniform(0.0, 4.0))
@@ -155,8 +156,7 @@ class Nemesis:
         lasting: Coroutine[None, None, None] | None = None
         pid = None
         if fault.role not in LINKS:
-            while (pid := self._tree.pid(fault.role, fault.index)) is None:
-                await asyncio.sleep(POLL_S)
+            pid = await self._pid_of(fault)
         self._tree.note_strike(fault.role, fault.index)
         self.injected.append(Injected(fault, time.monotonic(), in_phase))
         if pid is None:
@@ -170,6 +170,19 @@ class Nemesis:
             self._lasting.add(task)
             task.add_done_callback(self._lasting.discard)
 
+    async def _pid_of(self, fault: Fault) -> int:
+        """Returns the process that has the role, as soon as there is one.
+
+        Raises:
+            NoRecovery: there is none for too long.
+        """
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while (pid := self._tree.pid(fault.role, fault.index)) is None:
+            if time.monotonic() > deadline:
+                raise NoRecovery(f"no {fault.role} {fault.index}, after {self.injected[-1:]}")
+            await asyncio.sleep(POLL_S)
+        return pid
+
     async def _wake(self, pid: int, after_s: float) -> None:
         await asyncio.sleep(after_s)
         self._tree.signal(pid, signal.SIGCONT)
@@ -182,7 +195,7 @@ class Nemesis:
             NoRecovery: it takes too long.
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
-        await asyncio.gather(*self._lasting)
+        await asyncio.gather(*self._lasting)  # raises what one of them has
         since_s = time.monotonic()
         if self.injected:  # what was under way is not news
             since_s = max(since_s, self.injected[-1].time_s + UNDER_WAY_S)

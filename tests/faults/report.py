@@ -25,6 +25,8 @@ class Run:
     violations: Sequence[Violation]
     leftovers: Mapping[str, float]
     epochs: Sequence[int]
+    n_recovered: int
+    """Faults after which everything went on."""
     n_restarts: int
     n_resumed: int
     n_requests: int
@@ -74,6 +76,7 @@ def summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "faults": faults,
         "n_faults": len(run.injected),
+        "n_recovered": run.n_recovered,
         "n_faults_out_of_phase": sum(not item.in_phase for item in run.injected),
         "longest_pause_of_several_s": round(pauses.get(SEVERAL, 0.0), 2),
         "n_requests": run.n_requests,
