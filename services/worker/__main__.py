@@ -6,6 +6,7 @@ listen → have a stage, by the settings or assigned → load it → serve it
 import asyncio
 import logging
 import sys
+from typing import Any
 
 from services.common import process, tls, tracing
 from services.common.telemetry import configure_logging
@@ -127,12 +128,12 @@ async def has_loaded(
 
 async def until_end(controller: Controller, stop: asyncio.Event) -> None:
     """Waits until a rank is lost, or until the process is told to stop or to be another stage."""
-    told = [
+    told: list[asyncio.Future[Any]] = [
         asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
     ]
     try:
         await asyncio.wait(
-            (*told, controller.rank_watch.failure), return_when=asyncio.FIRST_COMPLETED
+            [*told, controller.rank_watch.failure], return_when=asyncio.FIRST_COMPLETED
         )
     finally:
         for task in told:
