@@ -6,6 +6,7 @@ listen → have a stage, by the settings or assigned → load it → serve it
 import asyncio
 import logging
 import sys
+from typing import Any
 
 from services.common import process, tls, tracing
 from services.common.telemetry import configure_logging
@@ -127,10 +128,9 @@ async def until_end(controller: Controller, stop: asyncio.Event) -> None:
     told = [
         asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
     ]
+    ends: list[asyncio.Future[Any]] = [*told, controller.rank_watch.failure]
     try:
-        await asyncio.wait(
-            (*told, controller.rank_watch.failure), return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in told:
             task.cancel()

@@ -13,7 +13,7 @@ from services.scheduler.pipeline.muster import Muster, muster
 FREE = worker_pb2.WORKER_STATE_FREE
 LOADING = worker_pb2.WORKER_STATE_LOADING
 READY = worker_pb2.WORKER_STATE_READY
-State = worker_pb2.WorkerState.ValueType
+State = worker_pb2.WorkerState
 
 
 @dataclass(frozen=True, slots=True)
