@@ -197,6 +197,7 @@ def test_a_lost_node_is_done_without_and_nobody_has_to_help(
             )
 
         demo.until(are_elsewhere, what="all workers are ready on other nodes")
+        figures.add("node cut to all stages loaded", time.monotonic() - started)
         demo.until_answers()
         figures.add("node cut to next token", time.monotonic() - started)
         assert unchanged(kept, [w for w in demo.pods("worker") if w.uid in {k.uid for k in kept}])
