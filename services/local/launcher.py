@@ -172,6 +172,7 @@ class Launcher:
                 "http-address": f"{HOST}:{settings.http_port}",
                 "grpc-address": f"{HOST}:{settings.grpc_port}",
                 "drain-s": DRAIN_S,
+                "resume-s": 0 if settings.fail_fast else None,  # what is lost never comes back
             },
             ready_key="http",
         )

@@ -95,7 +95,7 @@ async def test_only_errors_of_the_server_are_errors(
         with pytest.raises(grpc.aio.AioRpcError):
             await unary(channel, "Generate")
     [span] = spans.all()
-    is_ours = isinstance(error, errors.Unavailable | ZeroDivisionError)
+    is_ours = isinstance(error, errors.Unavailable | errors.RequestFailed | ZeroDivisionError)
     assert attributes(span)[semconv.RPC_STATUS] == code.name
     assert attributes(span).get(semconv.ERROR_TYPE) == (code.name if is_ours else None)
     assert (span.status.status_code is StatusCode.ERROR) is is_ours

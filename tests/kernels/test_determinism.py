@@ -94,7 +94,8 @@ class Sequences:
             uploads=uploads,
         )
         uploads.flush()
-        return ops.attention(q, self.keys, self.values, plan, form).split([n for _, _, n in spans])
+        attended = ops.attention(q, self.keys, self.values, plan, form)
+        return torch.split(attended, [n for _, _, n in spans])
 
 
 def check_attention(ops: Ops, seed: int) -> None:
@@ -136,6 +137,10 @@ def test_attention_of_many_more_spans(build: Ops, seed: int) -> None:
     check_attention(build, seed)
 
 
+def _product(form: LinearWeight, x: Tensor, bias: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
+    return form(x[rows], bias, residual[rows])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (51, 75), (1030, 130)])
 def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dtype) -> None:
@@ -146,7 +151,7 @@ def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dty
     if has_int8():
         forms.append(pack(weight, "int8"))
     for form in forms:
-        check_rows(lambda rows, form=form: form(x[rows], bias, residual[rows]), 200)
+        check_rows(partial(_product, form, x, bias, residual), 200)
     gated = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", build.gelu_and_mul)
     check_rows(lambda rows: gated(x[rows]), 200)
 

@@ -51,7 +51,9 @@ def frontend(stack: Stack, model: Path) -> Iterator[tuple[subprocess.Popen[bytes
     os.close(writing)
     try:
         with open(reading) as ready:
-            addresses = json.loads(ready.readline())
+            addresses: dict[str, str] = {}
+            while "http" not in addresses:
+                addresses = json.loads(ready.readline())
         yield process, f"http://{addresses['http']}/v1"
     finally:
         process.kill()

@@ -77,7 +77,8 @@ def muster(
 
 class _Workers:
     """The answers, and questions about them. `best` of several is one that is ready rather than one
-    that loads, then that of the newest epoch, then the newest pod."""
+    that loads, then one that can be no other stage, then that of the newest epoch, then the newest
+    pod."""
 
     def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
         self._answers = answers
@@ -158,9 +159,9 @@ class _Workers:
     def _is_ready(self, address: str) -> bool:
         return self._answers[address].state == worker_pb2.WORKER_STATE_READY
 
-    def _rank(self, address: str) -> tuple[bool, int, int]:
-        place = list(self._answers).index(address)
-        return (self._is_ready(address), self._answers[address].epoch, place)
+    def _rank(self, address: str) -> tuple[bool, bool, int, int]:
+        answer, place = self._answers[address], list(self._answers).index(address)
+        return (self._is_ready(address), answer.is_fixed, answer.epoch, place)
 
 
 def _build_of(answer: worker_pb2.DescribeResponse) -> Build:

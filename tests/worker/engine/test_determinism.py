@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ from tests.worker.pipeline import GREEDY, Pipeline, Span
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
 
 VOCAB_SIZE = 199
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -50,7 +51,7 @@ SIZES = {
     "initializer_range": 0.25,
     "eos_token_id": 2,
 }
-GPT = {"vocab_size": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 2}
+GPT: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 2}
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, head_dim=64),
     "llama with sizes that fit nothing": LlamaConfig(
@@ -61,7 +62,10 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SIZES, head_dim=32),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=5),
     "qwen3-moe": Qwen3MoeConfig(
-        **SIZES, head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40
+        **{**SIZES, "head_dim": 16},
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
     ),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
