@@ -172,7 +172,7 @@ class Launcher:
                 "http-address": f"{HOST}:{settings.http_port}",
                 "grpc-address": f"{HOST}:{settings.grpc_port}",
                 "drain-s": DRAIN_S,
-                "resume-s": 0 if settings.fail_fast else None,  # what is lost never comes back
+                **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),  # nothing comes back
             },
             ready_key="http",
         )

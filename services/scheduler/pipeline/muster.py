@@ -65,7 +65,7 @@ def muster(
     free = sorted(workers.free(), key=lambda address: counts.get(address, 0))
     takers = [*free, *workers.surplus(build, holders)]
     assignments = dict(zip(takers, to_assign, strict=False))
-    if not assignments and not claimed:
+    if missing and not assignments and not claimed:
         of_any_build = [workers.best_of_any_build(stage) for stage in range(n_stages)]
         if all(of_any_build):
             return Muster(tuple(filter(None, of_any_build)), missing=missing)
