@@ -172,7 +172,8 @@ class Launcher:
                 "http-address": f"{HOST}:{settings.http_port}",
                 "grpc-address": f"{HOST}:{settings.grpc_port}",
                 "drain-s": DRAIN_S,
-                **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),  # nothing comes back
+                # Nothing that dies comes back then.
+                **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
             },
             ready_key="http",
         )
