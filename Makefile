@@ -54,7 +54,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers undeploy clean
+.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,16 @@ deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's contex
 rollout-workers:  ## Replace all workers at once; streams pause while the new ones load
 	$(IN_NAMESPACE) rollout restart deployment/orcinus-worker
 	@$(wait_serving)
+
+status:  ## Print pods, who leads, and which of them give requests tokens now
+	@$(IN_NAMESPACE) get pods --selector app.kubernetes.io/name=orcinus
+	@printf '\nLEADER   %s\n' "$$($(IN_NAMESPACE) get lease orcinus-scheduler -o jsonpath='{.spec.holderIdentity}')"
+	@for pod in $$($(IN_NAMESPACE) get pods -o name \
+	    --selector 'app.kubernetes.io/name=orcinus,app.kubernetes.io/component in (frontend, scheduler)'); do \
+	  why=$$( { timeout 10 $(IN_NAMESPACE) exec $$pod -- python -m services.common.healthcheck 127.0.0.1:50060 serving \
+	    || echo 'no answer'; } 2>&1 | head -n 1); \
+	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \
+	done
 
 undeploy:  ## Delete everything that OVERLAY has made, its namespace included
 	kubectl delete -k k8s/overlays/$(OVERLAY) --ignore-not-found --timeout=5m

@@ -31,6 +31,9 @@ class Nothing:
     is_open: bool = False
     n_held: int = 0
 
+    def reason_against(self) -> str:
+        return "no pipeline for 5 s"
+
 
 async def registries() -> Mapping[str, CollectorRegistry]:
     """Registries by service."""
@@ -44,7 +47,9 @@ async def registries() -> Mapping[str, CollectorRegistry]:
 
 def _frontend(registry: CollectorRegistry) -> None:
     metrics = FrontendMetrics(registry)
-    registry.register(FrontendState(Nothing(), Nothing(), ApiKeys(None).refusals))
+    registry.register(
+        FrontendState(Nothing(), Nothing(), ApiKeys(None).refusals, serving=Nothing())
+    )
     request = GenerationRequest(prompts=("a",), options=GenerationOptions())
     with metrics.call(request, model="demo") as call:
         call.took_tokens(0)

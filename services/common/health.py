@@ -6,6 +6,7 @@
 | `liveness` | it makes progress itself; never depends on a neighbour |
 | `readiness` | it could take work now |
 | the API's name, and the empty one | calls of that API are taken |
+| `serving` | requests that come now get tokens (`serving.py`); schedulers and frontends only |
 
 Probes ask on a port of its own, which stays without TLS: Kubernetes cannot present a certificate,
 and there is nothing else on it.
@@ -19,6 +20,7 @@ from services.common import rpc
 STARTUP = "startup"
 LIVENESS = "liveness"
 READINESS = "readiness"
+SERVING = "serving"
 
 
 class Health:
@@ -49,6 +51,10 @@ class Health:
     async def set_serving(self, is_serving: bool) -> None:
         """Notes whether calls of the API are taken."""
         await self._set(is_serving, "", self._api)
+
+    async def set_giving_tokens(self, is_giving: bool) -> None:
+        """Notes whether requests that come now get tokens."""
+        await self._set(is_giving, SERVING)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the health service to a server."""

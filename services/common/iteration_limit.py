@@ -18,6 +18,9 @@ FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
 """Time for an iteration while nothing has been measured, and for each of its tokens."""
 
+MAX_BITS = 64
+"""Bits of the largest size."""
+
 DECAY = 0.9
 """Factor by which the longest time is forgotten with each iteration of about that size."""
 
@@ -34,12 +37,19 @@ class Work:
     @classmethod
     def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "Work":
         """Returns the size of an iteration of spans that begin at `start_position`."""
-        n_attended = sum(map(mul, n_tokens, start_position)) + sum(map(mul, n_tokens, n_tokens))
-        return cls(sum(n_tokens), n_attended)
+        lengths = list(n_tokens)  # columns of a message are slow to go through
+        n_all = sum(lengths)
+        if n_all == len(lengths):  # decodes
+            return cls(n_all, n_all + sum(start_position))
+        n_attended = sum(map(mul, lengths, start_position)) + sum(map(mul, lengths, lengths))
+        return cls(n_all, n_attended)
 
 
 class IterationLimit:
-    """The limit for each iteration of one rank, or of one pipeline."""
+    """The limit for each iteration of one rank, or of one pipeline.
+
+    One thread may ask while another one learns.
+    """
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
         """The ceiling holds where it is lower than the floor."""
@@ -68,11 +78,12 @@ class _LongestTimes:
     """The longest recent time of iterations of about one size, by powers of two."""
 
     def __init__(self) -> None:
-        self._longest_s: dict[int, float] = {}  # by the number of bits of the size
+        self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size
 
     def learn(self, size: int, elapsed_s: float) -> None:
         n_bits = size.bit_length()
-        self._longest_s[n_bits] = max(elapsed_s, DECAY * self._longest_s.get(n_bits, 0.0))
+        before_s = self._longest_s[n_bits]
+        self._longest_s[n_bits] = max(elapsed_s, DECAY * (before_s or 0.0))
 
     def expected_s(self, size: int) -> float | None:
         """Returns a time that grows with the size; None while nothing is known.
@@ -81,15 +92,14 @@ class _LongestTimes:
         one above took.
         """
         n_bits = size.bit_length()
-        below = [known for known in self._longest_s if known <= n_bits]
-        above = [known for known in self._longest_s if known > n_bits]
-        times_s = []
-        if below:
-            smallest = 1 << max(below) >> 1  # of the sizes with that many bits
-            times_s.append(self._longest_until(max(below)) * size / max(1, smallest))
-        if above:
-            times_s.append(self._longest_until(min(above)))
-        return min(times_s, default=None)
-
-    def _longest_until(self, n_bits: int) -> float:
-        return max(time_s for known, time_s in self._longest_s.items() if known <= n_bits)
+        longest_s = 0.0
+        scaled_s: float | None = None
+        for known_bits, time_s in enumerate(self._longest_s):
+            if time_s is None:
+                continue
+            longest_s = max(longest_s, time_s)
+            if known_bits > n_bits:
+                return longest_s if scaled_s is None else min(scaled_s, longest_s)
+            smallest = max(1, 1 << known_bits >> 1)  # of the sizes with that many bits
+            scaled_s = longest_s * size / smallest
+        return scaled_s

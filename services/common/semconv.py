@@ -97,6 +97,9 @@ SEND_WAIT = "orcinus.stage.send_wait"
 
 # --- metrics ---
 
+# A scheduler or a frontend.
+SERVING = "orcinus_serving"
+
 # The scheduler that leads.
 LEADER = "orcinus_leader"
 PIPELINE_UP = "orcinus_pipeline_up"

@@ -20,6 +20,7 @@ from services.common import metrics, rpc, tls, tracing
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, stop_event
 from services.common.rpc_tracing import server_spans
+from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
@@ -59,10 +60,15 @@ class Frontend:
         self._settings = settings
         self._registry = metrics.new_registry()
         self._metrics = FrontendMetrics(self._registry)
+        self._serving = ServingWatch(
+            trouble=lambda: "" if self._scheduler.is_open else "no pipeline",
+            n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
+        )
         self._scheduler = SchedulerClient(
             settings.scheduler,
             connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
             resume_s=settings.resume_s,
+            on_tokens=self._serving.note_progress,
         )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
@@ -79,7 +85,9 @@ class Frontend:
         self._listeners = contextlib.ExitStack()
         self.metrics_address: str | None = None
         api_keys = ApiKeys(settings.api_keys_file)
-        self._registry.register(FrontendState(self._service, self._scheduler, api_keys.refusals))
+        self._registry.register(
+            FrontendState(self._service, self._scheduler, api_keys.refusals, serving=self._serving)
+        )
         self._http, self.http_address = self._bind_http(api_keys, traces)
         self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
 
@@ -88,7 +96,12 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
-        app = create_app(self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys)
+        app = create_app(
+            self._service,
+            max_body_bytes=settings.max_body_bytes,
+            api_keys=api_keys,
+            reason_against_serving=self._serving.reason_against,
+        )
         traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
         server = HttpServer(CountedApp(traced_app, self._metrics), listener, tls=https)
         return server, address_of(listener, settings.http_address)
@@ -131,6 +144,7 @@ class Frontend:
                 tasks.create_task(self._announce()),
             )
             conversing = tasks.create_task(self._scheduler.run())
+            watching = tasks.create_task(self._serving.run(self._health.set_giving_tokens))
             http = tasks.create_task(self._http.run_until_stopped())
             await self._grpc.start()
             await self._health.set_started()
@@ -142,6 +156,7 @@ class Frontend:
             await self._drain(stop)
             await http
             conversing.cancel()
+            watching.cancel()
         if self._probes is not None:
             await self._probes.stop(None)
         self._listeners.close()

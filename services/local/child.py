@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common.process import BEAT_S
 from services.common.settings import PREFIX
+from services.common.watchdog import HUNG_STATUS
 
 STOP_TIMEOUT_S = 10.0
 MAX_MISSED_BEATS = 8
@@ -94,8 +95,8 @@ class Child:
     async def obituary(self) -> str:
         """Returns how the service ended, once it has."""
         status = await self._process.wait()
-        if self._is_hung:
-            return f"{self.name} hung and was killed"
+        if self._is_hung or status == HUNG_STATUS:
+            return f"{self.name} hung"
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
         return f"{self.name} exited with status {status}"

@@ -20,6 +20,7 @@ from orcinus.v1 import scheduler_pb2
 from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
 from services.common.errors import Unavailable
 from services.common.health import Health
+from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
 from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
@@ -30,6 +31,7 @@ from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.observing.progress import Progress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -65,6 +67,13 @@ class SchedulerProcess:
         traced = () if self._traces is None else (self._traces.requests,)
         self._requests = RequestObservers(self._metrics.requests, *traced)
         self._service = SchedulerService(self._requests)
+        self._serving = ServingWatch(
+            trouble=self._trouble,
+            n_waiting=lambda: self._progress.n_requests,
+            progress="iteration",
+        )
+        self._progress = Progress(on_iteration=self._serving.note_progress)
+        self._metrics.ask_serving(self._serving.reason_against)
         self._elector: LeaderElector | None = None
         self._port = ""
 
@@ -77,7 +86,11 @@ class SchedulerProcess:
         """
         with metrics.listening(self._settings.metrics_address, self._registry) as address:
             async with self._listening(metrics_address=address):
-                await process.first_of(self._serve(), self._tell_readiness())
+                await process.first_of(
+                    self._serve(),
+                    self._tell_readiness(),
+                    self._serving.run(self._health.set_giving_tokens),
+                )
 
     async def _serve(self) -> None:
         """Leads at once where the stages are given, else finds them among pods, and elects."""
@@ -135,7 +148,7 @@ class SchedulerProcess:
             stages,
             self._service,
             requests=self._requests,
-            observe=[self._metrics.observe],
+            observe=[self._metrics.observe, self._progress.observe],
             traces=self._traces,
             connect=connect,
             build=self._build,
@@ -155,6 +168,13 @@ class SchedulerProcess:
         """Tells the launcher when the first pipeline serves."""
         await leader.has_served.wait()
         self._pipe.report({"ready": True})
+
+    def _trouble(self) -> str:
+        """Returns why no request could be served now; empty if one could."""
+        if self._service.is_open:
+            return ""
+        is_leader = self._elector is None or self._elector.is_leader
+        return "no pipeline" if is_leader else "this scheduler has stood by"
 
     async def _tell_readiness(self) -> None:
         """Keeps the readiness up to date: a leader is ready while it has a pipeline, a standby

@@ -132,7 +132,7 @@ class Leader:
             except PipelineLost as loss:
                 # The engine master has logged why; it names addresses, which are not for clients.
                 timeout.note_loss(loss, was_open=self._service.is_open)
-                self._service.suspend(*epoch.scheduler.suspend())
+                self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
                 await asyncio.sleep(timeout.pause_s)
 
     async def _serve(self, epoch: "_Epoch", stop: asyncio.Event) -> None:

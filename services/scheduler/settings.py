@@ -86,7 +86,7 @@ class SchedulerSettings(ServerSettings):
     """Seconds after which an iteration that does not return ends the epoch in any case; must exceed
     the longest one, and with the policy `orca` a long prompt runs in one."""
 
-    hang_limit_s: float = Field(default=8.5, gt=0)
+    hang_limit_s: float = Field(default=9.0, gt=0)
     """Seconds after which any other iteration that does not return ends the epoch; those that take
     long, by what iterations of their size have taken, may take ten times that in addition. More
     than the workers', who find and end the rank that hangs."""

@@ -59,13 +59,16 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         for task in tasks:
             task.cancel()
         has_failed = failure.done()
+        if has_failed:
+            # At once: who waits for them hears of it by their sockets.
+            for rank in ranks:
+                rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
             await asyncio.sleep(FLUSH_S)
         await controller.close()
         await endpoints.stop_service()
-        # When one is lost, the others of its stage may wait for it for a long time.
-        await asyncio.gather(*(rank.stop(by_force=has_failed) for rank in ranks))
+        await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
         await asyncio.to_thread(traces.close)
 
@@ -125,12 +128,13 @@ async def has_loaded(
 
 async def until_end(controller: Controller, stop: asyncio.Event) -> None:
     """Waits until a rank is lost, or until the process is told to stop or to be another stage."""
-    told = [
+    told: list[asyncio.Future[Any]] = [
         asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
     ]
-    ends: list[asyncio.Future[Any]] = [*told, controller.rank_watch.failure]
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [*told, controller.rank_watch.failure], return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
         for task in told:
             task.cancel()

@@ -90,10 +90,11 @@ class SharedSettings(BaseModel):
     compute one iteration; must exceed the longest. A pipeline that forms anew does not wait for
     that."""
 
-    hang_limit_s: float = Field(default=6.0, ge=2)
+    hang_limit_s: float = Field(default=7.0, ge=2)
     """Seconds that any iteration may take on a rank before it counts as hung, and its stage starts
     again; those that take long, by what iterations of their size have taken, may take ten times
-    that in addition. Less than the scheduler's, which only ends the epoch."""
+    that in addition. Less than the scheduler's, which only ends the epoch, and more than
+    `rank_silence_limit_s`, after which nobody computes with a rank that is stopped."""
 
 
 @dataclass(frozen=True, slots=True)

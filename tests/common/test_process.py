@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
-from services.common.process import ReadyPipe
+from services.common.process import ReadyPipe, run
 
 
 def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
@@ -29,6 +30,14 @@ def test_a_launcher_that_is_gone_is_an_error_and_none_at_all_is_not() -> None:
         ReadyPipe(write_fd).report({"ready": True})
     os.close(write_fd)
     ReadyPipe(None).report({"ready": True})
+
+
+def test_a_service_runs_under_a_watchdog() -> None:
+    async def serve() -> int:
+        return sum(thread.name == "watchdog" for thread in threading.enumerate())
+
+    assert run(serve()) == 1
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel feature is Linux's")

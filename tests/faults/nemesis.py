@@ -8,22 +8,28 @@ or a frontend.
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
 from tests.faults.client import Log
-from tests.faults.tree import N_OF_ROLE, Role, Tree
+from tests.faults.tree import LINKS, MODULES, N_OF_ROLE, Role, Tree
 
-Kind = Literal["kill", "stop 3 s", "stop 12 s", "terminate"]
+Kind = Literal[
+    "kill", "stop 3 s", "stop 12 s", "terminate", "cut 3 s", "silence 3 s", "silence 12 s"
+]
 Phase = Literal["prefill", "decode", "draining", "joining", "during recovery"]
-STOPS_S: dict[Kind, float] = {"stop 3 s": 3.0, "stop 12 s": 12.0}
-KINDS: list[Kind] = ["kill", "kill", "kill", "stop 3 s", "stop 12 s"]
+PROCESS_FAULTS: list[Kind] = ["kill", "kill", "kill", "stop 3 s", "stop 12 s"]
+LINK_FAULTS: list[Kind] = ["cut 3 s", "silence 3 s", "silence 12 s"]
 PHASES: list[Phase] = list(get_args(Phase))
 ROLES: list[Role] = list(get_args(Role))
 
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+
 POLL_S = 0.02
+UNDER_WAY_S = 1.0
+"""Seconds after a fault in which tokens still come that were made before it."""
 PHASE_TIMEOUT_S = 15.0
 """Seconds to wait for a phase; then the fault is injected as it is, and reported so."""
 RECOVERY_LIMIT_S = 90.0
@@ -64,8 +70,8 @@ def draw_faults(random: Random, n_faults: int) -> list[Fault]:
             Fault(
                 role,
                 random.randrange(N_OF_ROLE[role]),
-                random.choice(KINDS),
-                PHASES[number // len(ROLES) % len(PHASES)],
+                random.choice(LINK_FAULTS if role in LINKS else PROCESS_FAULTS),
+                PHASES[(number + number // len(ROLES)) % len(PHASES)],
             )
         )
     random.shuffle(faults)
@@ -82,7 +88,7 @@ class Nemesis:
         self._tree = tree
         self._log = log
         self._random = random
-        self._stopped: set[asyncio.Task[None]] = set()
+        self._lasting: set[asyncio.Task[None]] = set()
 
     async def run(self, faults: list[Fault], tell: Callable[[str], None]) -> None:
         """Injects the faults one after the other.
@@ -90,19 +96,18 @@ class Nemesis:
         Raises:
             NoRecovery: the system does not serve again.
         """
-        await self._until_recovered(0.0)
+        await self._until_recovered()
         for number, fault in enumerate(faults, 1):
             while not self._tree.may_lose(fault.role, fault.index, limit=MAX_LOSSES_IN_WINDOW):
                 await asyncio.sleep(0.5)
             begun_s = time.monotonic()
             in_phase = await self._reach(fault.phase)
             await self._inject(fault, in_phase=in_phase)
-            await self._until_recovered(time.monotonic())
+            await self._until_recovered()
             took_s = time.monotonic() - begun_s
             tell(f"{number}/{len(faults)} {fault.role} {fault.index}, {fault.kind}, "
                  f"{fault.phase}: {took_s:.1f} s, epoch {self.epochs[-1]}")  # fmt: skip
             await asyncio.sleep(self._random.uniform(0.1, 0.8))
-        await asyncio.gather(*self._stopped)
 
     async def _reach(self, phase: Phase) -> bool:
         """Waits for a phase, or brings it about by a fault; returns whether it came."""
@@ -119,12 +124,13 @@ class Nemesis:
             case "joining":
                 stage = self._random.randrange(N_OF_ROLE["controller"])
                 await self._inject(Fault("controller", stage, "kill", "decode"), in_phase=True)
+                await asyncio.sleep(0.2)  # until the launcher has seen it
                 # Its ranks load for some seconds, then it joins within a fraction of one.
                 has_begun = await self._until(self._tree.has_all_processes)
                 await asyncio.sleep(self._random.uniform(0.0, 4.0))
                 return has_begun
             case "during recovery":
-                role = self._random.choice(ROLES)
+                role = self._random.choice(list(MODULES))
                 index = self._random.randrange(N_OF_ROLE[role])
                 await self._inject(Fault(role, index, "kill", "decode"), in_phase=True)
                 await asyncio.sleep(self._random.uniform(0.0, 5.0))
@@ -145,41 +151,59 @@ class Nemesis:
         return True
 
     async def _inject(self, fault: Fault, *, in_phase: bool) -> None:
-        """Signals the process that has the role, as soon as there is one."""
-        while (pid := self._tree.pid(fault.role, fault.index)) is None:
-            await asyncio.sleep(POLL_S)
+        """Disturbs a link, or signals the process that has the role as soon as there is one."""
+        what, _, for_s = fault.kind.removesuffix(" s").partition(" ")
+        lasting: Coroutine[None, None, None] | None = None
+        pid = None
+        if fault.role not in LINKS:
+            pid = await self._pid_of(fault)
         self._tree.note_strike(fault.role, fault.index)
         self.injected.append(Injected(fault, time.monotonic(), in_phase))
-        if fault.kind in STOPS_S:
-            self._tree.signal(pid, signal.SIGSTOP)
-            waking = asyncio.create_task(self._wake(pid, STOPS_S[fault.kind]))
-            self._stopped.add(waking)
-            waking.add_done_callback(self._stopped.discard)
+        if pid is None:
+            lasting = self._tree.disturb(fault.role, fault.index, what, float(for_s))
         else:
-            number = signal.SIGTERM if fault.kind == "terminate" else signal.SIGKILL
-            self._tree.signal(pid, number)
+            self._tree.signal(pid, SIGNALS[what])
+            if for_s:
+                lasting = self._wake(pid, float(for_s))
+        if lasting is not None:
+            task = asyncio.create_task(lasting)
+            self._lasting.add(task)
+            task.add_done_callback(self._lasting.discard)
+
+    async def _pid_of(self, fault: Fault) -> int:
+        """Returns the process that has the role, as soon as there is one.
+
+        Raises:
+            NoRecovery: there is none for too long.
+        """
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while (pid := self._tree.pid(fault.role, fault.index)) is None:
+            if time.monotonic() > deadline:
+                raise NoRecovery(f"no {fault.role} {fault.index}, after {self.injected[-1:]}")
+            await asyncio.sleep(POLL_S)
+        return pid
 
     async def _wake(self, pid: int, after_s: float) -> None:
         await asyncio.sleep(after_s)
         self._tree.signal(pid, signal.SIGCONT)
 
-    async def _until_recovered(self, since_s: float) -> None:
-        """Waits until all processes are there, a pipeline serves and all that have begun go on.
+    async def _until_recovered(self) -> None:
+        """Waits until all processes are there, a pipeline serves and all streams that have begun
+        go on.
 
         Raises:
             NoRecovery: it takes too long.
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
+        await asyncio.gather(*self._lasting)  # raises what one of them has
+        since_s = time.monotonic()
+        if self.injected:  # what was under way is not news
+            since_s = max(since_s, self.injected[-1].time_s + UNDER_WAY_S)
         while True:
             await asyncio.sleep(0.2)
             epoch = await asyncio.to_thread(self._tree.epoch)
-            if (
-                epoch is not None
-                and not self._stopped
-                and self._tree.has_all_processes()
-                and self._log.decoding
-                and min(self._log.decoding.values()) > since_s
-            ):
+            oldest_s = min(self._log.decoding.values(), default=0.0)
+            if epoch is not None and oldest_s > since_s and self._tree.has_all_processes():
                 self.epochs.append(epoch)
                 return
             if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.checker import Event, StreamId, Tokens, Violation
-from tests.faults.nemesis import PHASES, Injected
+from tests.faults.nemesis import PHASES, UNDER_WAY_S, Injected
 
 SEVERAL = "several within one pause"
 
@@ -25,6 +25,8 @@ class Run:
     violations: Sequence[Violation]
     leftovers: Mapping[str, float]
     epochs: Sequence[int]
+    n_recovered: int
+    """Faults after which everything went on."""
     n_restarts: int
     n_resumed: int
     n_requests: int
@@ -36,8 +38,8 @@ class Run:
 
 
 def longest_pauses(events: Iterable[Event], injected: Sequence[Injected]) -> dict[str, float]:
-    """Returns the longest time between two tokens of a stream in which a fault lies, by role and
-    kind of the fault."""
+    """Returns the longest time between two tokens of a stream that a fault has drawn out, by role
+    and kind of the fault."""
     times: dict[StreamId, list[float]] = defaultdict(list)
     for event in events:
         if isinstance(event, Tokens):
@@ -46,7 +48,7 @@ def longest_pauses(events: Iterable[Event], injected: Sequence[Injected]) -> dic
     longest: dict[str, float] = defaultdict(float)
     for stream_times in times.values():
         for before, after in itertools.pairwise(stream_times):
-            first, last = bisect.bisect(at, before), bisect.bisect(at, after)
+            first, last = bisect.bisect(at, before - UNDER_WAY_S), bisect.bisect(at, after)
             if first < last:
                 name = name_of(injected[first]) if last - first == 1 else SEVERAL
                 longest[name] = max(longest[name], after - before)
@@ -74,6 +76,7 @@ def summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "faults": faults,
         "n_faults": len(run.injected),
+        "n_recovered": run.n_recovered,
         "n_faults_out_of_phase": sum(not item.in_phase for item in run.injected),
         "longest_pause_of_several_s": round(pauses.get(SEVERAL, 0.0), 2),
         "n_requests": run.n_requests,

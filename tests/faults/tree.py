@@ -1,5 +1,6 @@
 """The system whose members are harmed, and what it says of itself."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -13,9 +14,10 @@ import httpx
 import psutil
 
 from tests.exposition import Samples
+from tests.faults import linked_tree
 from tests.system.stack import Stack, serving
 
-Role = Literal["rank", "controller", "scheduler", "frontend"]
+Role = Literal["rank", "controller", "scheduler", "frontend", "link to scheduler", "link to stage"]
 MODULES: dict[Role, str] = {
     "rank": "services.worker.rank",
     "controller": "services.worker",
@@ -28,18 +30,22 @@ N_OF_ROLE: dict[Role, int] = {
     "controller": N_STAGES,
     "scheduler": 1,
     "frontend": 1,
+    "link to scheduler": 1,
+    "link to stage": N_STAGES,
 }
+LINKS: tuple[Role, ...] = ("link to scheduler", "link to stage")
 RESTART = re.compile(r"orcinus: (.*?) (?:was killed|exited|hung).*starting it again")
 WINDOW_S = 60.0
 SCRAPE_TIMEOUT_S = 2.0
 
 
 class Tree:
-    """Two stages of two ranks, a scheduler and a frontend, under a launcher that starts again what
-    is lost."""
+    """Two stages of two ranks, a scheduler and a frontend, with links between them, under a
+    launcher that starts again what is lost."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, orders: Path) -> None:
         self.stack = stack
+        self._orders = orders
         self._metrics = stack.metrics_urls
         self._struck: list[tuple[str, float]] = []
 
@@ -56,6 +62,16 @@ class Tree:
             os.kill(pid, number)
             return True
         return False
+
+    async def disturb(self, link: Role, index: int, what: str, for_s: float) -> None:
+        """Makes a link `cut` or `silence` for a time, and returns when it is over."""
+        name = "scheduler" if link == "link to scheduler" else f"stage {index}"
+        reader, writer = await asyncio.open_unix_connection(self._orders)
+        try:
+            writer.write(f"{name} {what} {for_s}\n".encode())
+            await reader.readline()
+        finally:
+            writer.close()
 
     def note_strike(self, role: Role, index: int) -> None:
         """Notes that the launcher may have to start a service again."""
@@ -120,15 +136,27 @@ def service_of(role: Role, index: int) -> str:
     match role:
         case "rank":
             return f"stage {index // TP_SIZE}"
-        case "controller":
+        case "controller" | "link to stage":
             return f"stage {index}"
+        case "link to scheduler":
+            return "scheduler"
         case _:
             return role
 
 
 @contextlib.contextmanager
-def growing(model: Path) -> Iterator[Tree]:
-    """Starts a tree, and ends it with all its processes."""
-    options = {"stages": N_STAGES, "tp": TP_SIZE, "fail_fast": False, "metrics": True}
-    with serving(model, **options, max_batch_size=32, kv_memory="8MiB") as stack:
-        yield Tree(stack)
+def growing(model: Path, directory: Path) -> Iterator[Tree]:
+    """Starts a tree, and ends it with all its processes; its socket is in the directory."""
+    orders = directory / "links"
+    with serving(
+        model,
+        module=linked_tree.__name__,
+        environment={linked_tree.SOCKET_VARIABLE: str(orders)},
+        stages=N_STAGES,
+        tp=TP_SIZE,
+        fail_fast=False,
+        metrics=True,
+        max_batch_size=32,
+        kv_memory="8MiB",
+    ) as stack:
+        yield Tree(stack, orders)

@@ -14,7 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import rpc
+from services.common.health import SERVING
 from services.frontend.http.server import address_of, listen
+from tests.exposition import Samples
 from tests.fake_scheduler import (
     FakeScheduler,
     echo,
@@ -30,9 +32,11 @@ OWN = (("grpc.use_local_subchannel_pool", 1),)
 """Gives each channel a connection of its own."""
 
 
-async def wait_health(site: Site, status: int) -> None:
+async def wait_health(
+    site: Site, status: int, *, service: str = "orcinus.v1.InferenceService"
+) -> None:
     stub = health_pb2_grpc.HealthStub(site.inference.channel)
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service="orcinus.v1.InferenceService"))
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
     async with asyncio.timeout(TIMEOUT_S):
         while (await watch.read()).status != status:
             pass
@@ -112,6 +116,24 @@ async def test_readiness_outlasts_a_change_of_leaders_but_not_for_ever(tmp_path:
         await site.scheduler.lead()
         await wait_health(site, names.SERVING)
         assert (await site.http.get("/ready")).status_code == 200
+
+
+async def test_a_frontend_that_holds_requests_is_ready_and_does_not_serve(tmp_path: Path) -> None:
+    names = health_pb2.HealthCheckResponse
+    async with running(tmp_path, hold_s=60) as site:
+        await wait_health(site, names.SERVING, service=SERVING)
+        await shut(site)
+        assert (await site.http.get("/ready")).status_code == 200
+        answer = await site.http.get("/serving")
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "not serving"
+        assert answer.json()["reason"].startswith("no pipeline for ")
+        assert Samples.of(site.frontend._registry).sum("orcinus_serving") == 0
+        await wait_health(site, names.NOT_SERVING, service=SERVING)
+        site.scheduler.open()
+        await wait_health(site, names.SERVING, service=SERVING)
+        assert (await site.http.get("/serving")).status_code == 200
+        assert Samples.of(site.frontend._registry).sum("orcinus_serving") == 1
 
 
 async def test_probes_are_answered_on_their_own_port(tmp_path: Path) -> None:

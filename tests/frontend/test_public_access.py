@@ -119,7 +119,9 @@ async def test_those_are_all_paths_but_the_open_ones(tmp_path: Path) -> None:
     async with locked(tmp_path) as site:
         counted: Any = site.frontend._http._app
         paths = [re.sub("{.*}", "test-model", route.path) for route in counted._app.routes]
-    assert sorted(paths) == sorted(["/health", "/ready", *(path for _, path in HTTP_CALLS)])
+    assert sorted(paths) == sorted(
+        ["/health", "/ready", "/serving", *(path for _, path in HTTP_CALLS)]
+    )
 
 
 async def test_without_a_key_grpc_calls_are_unauthenticated(tmp_path: Path) -> None:

@@ -504,7 +504,7 @@ async def test_wrong_resumption_is_refused_over_grpc(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await site.inference.stream(request).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
+    status = rpc_status.from_call(caught.value)
     details = error_details_pb2.BadRequest()
     assert status.details[0].Unpack(details)
     assert details.field_violations[0].field == field

@@ -1,12 +1,11 @@
-"""Operations on a CPU give a row the same bits in any company.
+"""Operations on a CPU give a token the same bits in any company.
 
-A row is what one token, one head of it or one draw needs. Every test computes rows alone, or all
-together on one thread, and then again in other batches, places and numbers of threads.
+Attention of a sequence is computed whole, and then again as any span in any batch. Other operations
+work row by row (`tests.kernels.rows`).
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,25 +20,14 @@ from kernels.native.library import open_library, runnable
 from kernels.native.linear import has_int8
 from kernels.native.operations import ops_of
 from kernels.packed_linear import LinearWeight, pack, pack_experts, pack_gated
-from kernels.sampling_columns import Penalties, SamplingColumns
 from kernels.upload import uploads_for
 from tests.kernels.implementations import CPU
+from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
 
 DTYPES = [torch.float32, torch.bfloat16]
 BUILDS = [pytest.param(name, id=name) for name in runnable()]
-N_THREADS = [1, 2, 3, 16]
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(name="build", params=BUILDS)
@@ -148,18 +136,6 @@ def test_attention_of_many_more_spans(build: Ops, seed: int) -> None:
     check_attention(build, seed)
 
 
-def check_rows(compute: Callable[[Tensor], Tensor], n_rows: int) -> None:
-    """`compute` is given the numbers of rows and returns them, computed in one call."""
-    with threads(1):
-        whole = compute(torch.arange(n_rows))
-    assert whole.shape[0] == n_rows
-    chance = random.Random(n_rows)
-    for n in (1, 1, 2, 5, 6, 7, 13, 14, 15, 29, 60):
-        rows = torch.tensor(chance.sample(range(n_rows), min(n, n_rows)))
-        with threads(chance.choice(N_THREADS)):
-            assert torch.equal(compute(rows), whole[rows]), rows
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (51, 75), (1030, 130)])
 def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dtype) -> None:
@@ -236,41 +212,7 @@ def test_turned_and_normalised_heads_of_a_token(build: Ops, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab_size", [199, 4000])
 def test_draws_of_a_row(build: Ops, vocab_size: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(vocab_size)
-    n = 90
-    logits = (3 * torch.randn(n, vocab_size)).to(dtype)
-    columns = {
-        "temperature": torch.rand(n).add(0.3) * (torch.arange(n) % 5 > 0),
-        "top_k": torch.randint(0, 60, (n,)) * (torch.arange(n) % 2),
-        "top_p": torch.rand(n).clamp(min=0.5).where(torch.arange(n) % 3 > 0, torch.ones(())),
-        "min_p": torch.rand(n) / 50,
-        "uniform": torch.rand(n, dtype=torch.float64),
-    }
-    counts = torch.randint(0, 3, (n, vocab_size), dtype=torch.int32)
-    half = torch.full((n,), 0.5)
-
-    def sampled(rows: Tensor) -> Tensor:
-        some = len(rows)
-        penalties = Penalties(
-            rows=torch.arange(some),
-            repetition=half[rows] + 1,
-            frequency=half[rows],
-            presence=half[rows],
-            count_rows=rows,
-            counts=counts,
-        )
-        given = SamplingColumns(
-            **{name: column[rows] for name, column in columns.items()},
-            banned_rows=torch.zeros(0, dtype=torch.int64),
-            banned_ids=torch.zeros(0, dtype=torch.int64),
-            any_sampled=True,
-            any_limited=True,
-            any_min_p=True,
-            penalties=penalties,
-        )
-        return build.sample(logits[rows], given)
-
-    check_rows(sampled, n)
+    check_rows(Draws(90, vocab_size, dtype).sampled_by(build), 90)
 
 
 def test_the_check_of_rows_finds_what_depends_on_company() -> None:

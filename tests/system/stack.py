@@ -167,7 +167,11 @@ class IterationRecords:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, *, environment: Mapping[str, str] | None = None, **options: Any
+    model: Path,
+    *,
+    module: str = "services.local",
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Iterator[Stack]:
     """Orcinus serving a model on free ports; whatever is left of it afterwards is killed.
 
@@ -183,7 +187,7 @@ def serving(
     }
     arguments = [_argument(name.replace("_", "-"), value) for name, value in options.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.local", f"--model={model}", *arguments],
+        [sys.executable, "-m", module, f"--model={model}", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

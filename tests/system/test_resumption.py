@@ -79,7 +79,7 @@ def test_streams_of_a_frontend_that_is_killed_go_on_at_another(
         begun = list(threads.map(lambda stream: list(itertools.islice(stream, N_BEFORE)), streams))
         victim.kill()
         victim.wait()
-        rest = list(threads.map(list, streams))
+        rest: list[list[dict[str, Any]]] = list(threads.map(list, streams))
         undisturbed = [list(resuming_client.stream([second], *request)) for request in REQUESTS]
     for before, after, whole in zip(begun, rest, undisturbed, strict=True):
         assert len({chunk["id"] for chunk in before + after}) == 1

@@ -16,7 +16,8 @@ from services.common import errors
 
 HEADER = "Last-Event-ID"
 
-_EVENT_ID = re.compile(r"([0-9a-f]{32}):((?:-|\d{1,10}f?)(?:,(?:-|\d{1,10}f?))*)(;usage)?")
+_MARK = "(?:-|[0-9]{1,10}f?)"
+_EVENT_ID = re.compile(f"([0-9a-f]{{32}}):({_MARK}(?:,{_MARK})*)(;usage)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -30,18 +30,31 @@ from services.frontend.http.openai_response import (
 )
 
 
-def create_app(service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys) -> FastAPI:
-    """Returns the API in front of a generation service."""
+def create_app(
+    service: GenerationService,
+    *,
+    max_body_bytes: int,
+    api_keys: ApiKeys,
+    reason_against_serving: Callable[[], str],
+) -> FastAPI:
+    """Returns the API in front of a generation service; `reason_against_serving` says why requests
+    that come now would get no tokens, or nothing."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
-    api = OpenAIApi(service, max_body_bytes=max_body_bytes, api_keys=api_keys)
+    api = OpenAIApi(
+        service,
+        max_body_bytes=max_body_bytes,
+        api_keys=api_keys,
+        reason_against_serving=reason_against_serving,
+    )
     app.add_api_route("/v1/models", api.list_models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/serving", api.serving, methods=["GET", "HEAD"], response_model=None)
     return app
 
 
@@ -49,11 +62,17 @@ class OpenAIApi:
     """The handlers; bodies are read here since they are bounded while they arrive."""
 
     def __init__(
-        self, service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys
+        self,
+        service: GenerationService,
+        *,
+        max_body_bytes: int,
+        api_keys: ApiKeys,
+        reason_against_serving: Callable[[], str],
     ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._api_keys = api_keys
+        self._reason_against_serving = reason_against_serving
 
     async def list_models(self, request: Request) -> Json:
         """Answers with the one model."""
@@ -77,6 +96,12 @@ class OpenAIApi:
         is_ready = self._service.is_ready
         status = {"status": "ready" if is_ready else "not ready"}
         return JSONResponse(status, 200 if is_ready else 503)
+
+    async def serving(self) -> Response:
+        """Answers whether requests that come now get tokens, and why not."""
+        if reason := self._reason_against_serving():
+            return JSONResponse({"status": "not serving", "reason": reason}, 503)
+        return JSONResponse({"status": "serving"})
 
     async def complete(self, request: Request) -> Response:
         """Continues texts or tokens."""

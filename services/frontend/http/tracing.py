@@ -13,7 +13,7 @@ from services.common import semconv, tracing
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 """Methods that name spans; clients could make others up."""
 
-PROBES = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ready", "/serving"})
 
 
 class TracedApp:

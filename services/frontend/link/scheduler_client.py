@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
@@ -125,12 +126,15 @@ class SchedulerClient:
         connect: rpc.Connect = rpc.connect,
         backoff: Backoff | None = None,
         resume_s: float = 600.0,
+        on_tokens: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_tokens` is called when requests have got tokens, or have ended."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
         self._connect = connect
         self._backoff = backoff or Backoff()
+        self._on_tokens = on_tokens
         self._requests: dict[str, _Request] = {}
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
@@ -141,6 +145,11 @@ class SchedulerClient:
         self._changed = asyncio.Event()
         self.n_resubmitted = 0
         """Number of times that a request was sent again."""
+
+    @property
+    def n_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._requests)
 
     @property
     def n_held(self) -> int:
@@ -267,6 +276,8 @@ class SchedulerClient:
         self._note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
+        if response.tokens or response.completed:
+            self._on_tokens()
         # One message may have failures and the pipeline that came after them: what is to be sent
         # again must meet the state that holds now.
         if response.is_closed:

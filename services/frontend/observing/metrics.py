@@ -185,6 +185,12 @@ class FrontendMetrics:
                 self._per_token.labels(*labels).observe(seconds / (n_new - 1), trace)
 
 
+class Serving(Protocol):
+    """The watch over whether requests get tokens."""
+
+    def reason_against(self) -> str: ...
+
+
 class Answers(Protocol):
     """The answers in flight, as their gauges read them."""
 
@@ -211,8 +217,14 @@ class FrontendState(Collector):
     """A collector of the present state, which is read when Prometheus asks."""
 
     def __init__(
-        self, answers: Answers, connection: Connection, refusals: Mapping[str, int]
+        self,
+        answers: Answers,
+        connection: Connection,
+        refusals: Mapping[str, int],
+        *,
+        serving: Serving,
     ) -> None:
+        self._serving = serving
         self._answers = answers
         self._connection = connection
         self._refusals = refusals
@@ -220,6 +232,11 @@ class FrontendState(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the gauges; called from the thread that answers Prometheus."""
         answers, connection = self._answers, self._connection
+        yield GaugeMetricFamily(
+            semconv.SERVING,
+            "1 while requests that come now get tokens.",
+            int(not self._serving.reason_against()),
+        )
         yield GaugeMetricFamily(
             semconv.FRONTEND_PIPELINE_UP,
             "1 while this frontend knows of a pipeline.",

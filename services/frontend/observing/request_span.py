@@ -61,7 +61,10 @@ class RequestSpan:
     def suspended(self, request_id: str, n_losses: int) -> None:
         """Notes that an answer waits for another pipeline, after so many losses in a row."""
         if self._is_recorded:
-            attributes = {semconv.REQUEST_ID: request_id, semconv.REQUEST_LOSSES: n_losses}
+            attributes: dict[str, AttributeValue] = {
+                semconv.REQUEST_ID: request_id,
+                semconv.REQUEST_LOSSES: n_losses,
+            }
             self._span.add_event(semconv.SUSPENDED, attributes)
 
     def first_token(self) -> None:

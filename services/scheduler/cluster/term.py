@@ -3,7 +3,8 @@
 An epoch must be newer than all that the stages have seen, and the epochs of a deposed leader must
 be older than those of its successor, or it could take the stages back. So each term has a range
 of epochs of its own, the later the term the higher. A stage refuses what is not newer than what
-it knows: that is the fence, and no clock is in it.
+it knows: that is the fence, and no clock is in it. Inside its range a leader forms epochs without
+asking anybody, so also while the API server is away; past it, only the election can take it.
 """
 
 from typing import Protocol

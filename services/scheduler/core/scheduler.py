@@ -14,14 +14,20 @@ is free when the last of them has returned. Without it, and with whole prompts, 
 most one batch, as in the paper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager, Reservation
 from services.scheduler.core.policies import Policy
-from services.scheduler.core.request import MAX_LOSSES, FinishReason, Request, RequestState
+from services.scheduler.core.request import (
+    MAX_LOSSES,
+    FinishReason,
+    Request,
+    RequestId,
+    RequestState,
+)
 from services.scheduler.core.request_pool import RequestPool
 
 
@@ -97,20 +103,21 @@ class Scheduler:
             if not self.kv_manager.fits_ever(request.max_sequence_len)
         ]
 
-    def suspend(self) -> tuple[list[Request], list[Update]]:
+    def suspend(self, culprits: Collection[RequestId] = ()) -> tuple[list[Request], list[Update]]:
         """Puts down all requests, since the epoch is over and their keys and values with it; they
         stay in the pool.
 
-        Those that were on board of a batch are suspects from now on; only the unproven ones, if
-        there were any. Returns the requests that had begun, and the ends of those that were
-        cancelled or have been on board of too many losses.
+        `culprits` are those that are known to have ended it. If none are, those that were on board
+        of a batch are suspects from now on; only the unproven ones, if there were any. Returns the
+        requests that had begun, and the ends of those that were cancelled, are culprits or have
+        been on board of too many losses.
         """
         on_board = [request for request in self.pool.running if request.n_in_flight]
         for request in [one for one in on_board if one.is_suspect] or on_board:
-            request.n_losses += 1
+            request.n_losses += not culprits
         self._in_flight.clear()
         begun = self.pool.put_back()
-        ends = [self._end_of_suspended(request) for request in begun]
+        ends = [self._end_of_suspended(request, culprits) for request in begun]
         return begun, [end for end in ends if end is not None]
 
     def cancel(self, request: Request) -> list[Update]:
@@ -222,12 +229,15 @@ class Scheduler:
         self._release_if_unused(request)
         return Update(request, token_id, reason, message)
 
-    def _end_of_suspended(self, request: Request) -> Update | None:
+    def _end_of_suspended(self, request: Request, culprits: Collection[RequestId]) -> Update | None:
         if request.is_cancelled:
             return self._finish(request, FinishReason.CANCELLED)
-        if request.n_losses < MAX_LOSSES:
+        if request.request_id in culprits:
+            message = "the model's numbers for this request are not finite"
+        elif request.n_losses == MAX_LOSSES:
+            message = f"the pipeline was lost {MAX_LOSSES} times in a row serving this request"
+        else:
             return None
-        message = f"the pipeline was lost {MAX_LOSSES} times in a row while it served this request"
         return self._finish(request, FinishReason.FAILED, message=message)
 
     def _release_if_unused(self, request: Request) -> None:

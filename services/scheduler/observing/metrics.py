@@ -24,10 +24,17 @@ class SchedulerMetrics:
         self._iterations = IterationMetrics(registry)
         self._pipeline = PipelineMetrics(registry)
         self._leader = Gauge(semconv.LEADER, "1 while this scheduler leads.", registry=registry)
+        self._serving = Gauge(
+            semconv.SERVING, "1 while requests that come now get tokens.", registry=registry
+        )
 
     def set_leading(self, is_leading: bool) -> None:
         """Notes whether this scheduler leads."""
         self._leader.set(is_leading)
+
+    def ask_serving(self, reason_against: Callable[[], str]) -> None:
+        """Gives `orcinus_serving` a function that says why this scheduler does not serve."""
+        self._serving.set_function(lambda: not reason_against())
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochObserver:
         """Returns the observer of an epoch that is about to form."""

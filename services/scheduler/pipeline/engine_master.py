@@ -8,7 +8,7 @@ iteration that does not return in the time that iterations of its size may take.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,7 +20,7 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.common.iteration_limit import IterationLimit, Work
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import Request, RequestId
 from services.scheduler.pipeline.membership import Pipeline
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,12 @@ WATCH_S = 0.5
 
 class PipelineLost(Unavailable):
     """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
+
+    def __init__(self, message: str, *, culprits: Sequence[RequestId] = ()) -> None:
+        super().__init__(message)
+        self.culprits = tuple(culprits)
+        """Ids of the requests for which the epoch ended, where it is known: their logits are not
+        finite, and those of others in their batch are. They would end the next one, too."""
 
 
 class EngineMaster:
@@ -177,7 +183,10 @@ class EngineMaster:
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
         elif report.HasField("failure"):
-            self._lose(f"stage {index} failed: {report.failure.reason}")
+            self._lose(
+                f"stage {index} failed: {report.failure.reason}",
+                culprits=self._culprits(report.failure),
+            )
 
     def _note_return(self, iteration: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -206,10 +215,21 @@ class EngineMaster:
                 iteration = sent.batch.iteration
                 self._lose(f"iteration {iteration} has not returned in {limit_s:.1f} s")
 
-    def _lose(self, reason: str) -> None:
+    def _culprits(self, failure: worker_pb2.StageFailure) -> list[RequestId]:
+        """Returns the ids of the requests that failed, unless all of the batch did: then nobody
+        knows whether it was one of them or the stage."""
+        sent = self._sent.get(failure.iteration)
+        if sent is None:
+            return []
+        sampled = [span.request.request_id for span in sent.batch.spans if span.is_sampled]
+        failed = [sampled[place] for place in failure.failed_spans]
+        return failed if len(failed) < len(sampled) else []
+
+    def _lose(self, reason: str, *, culprits: Sequence[RequestId] = ()) -> None:
         if self._loss is None:
-            log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
-            self._end(PipelineLost(reason))
+            of_whom = f", of requests {', '.join(culprits)}" if culprits else ""
+            log.error("epoch %d is over: %s%s", self.pipeline.epoch, reason, of_whom)
+            self._end(PipelineLost(reason, culprits=culprits))
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

@@ -102,15 +102,18 @@ class RankProcess:
         channel = self._lifeline if kind is MessageKind.LEAVE else self._channel
         channel.send(kind, payload)
 
-    async def stop(self, *, by_force: bool = False) -> None:
-        """Ends the rank: kills it at once `by_force`, otherwise only after STOP_TIMEOUT_S."""
+    def kill(self) -> None:
+        """Ends the rank at once, also one that is stopped; does not wait."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Lets the rank end by itself, and kills it after STOP_TIMEOUT_S."""
         self._channel.close()
         self._lifeline.close()
-        if not by_force:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()  # which ends a stopped process, too
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        self.kill()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:  # it is inside the kernel, and ends when that lets it go

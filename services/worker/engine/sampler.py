@@ -40,6 +40,13 @@ def column_values(params: SamplingParams) -> tuple[Any, ...]:
 class NonFiniteLogits(ArithmeticError):
     """A model's output is not a number; nothing can be sampled from it."""
 
+    def __init__(self, rows: Sequence[int], n_rows: int) -> None:
+        """`rows` of the batch's `n_rows` rows of logits are not finite."""
+        super().__init__(f"logits of rows {list(rows)} of {n_rows} are not finite")
+        self.rows = rows
+        self.has_others = len(rows) < n_rows
+        """Whether other rows are finite: the weights are what they were, then."""
+
 
 @dataclass(frozen=True, slots=True)
 class PenalizedRows:
@@ -118,7 +125,7 @@ def refuse_non_finite(token_ids: Sequence[int]) -> None:
     """Raises NonFiniteLogits if a token is -1: its row of logits has a NaN or an infinity."""
     rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
     if rows:
-        raise NonFiniteLogits(f"logits of rows {rows} of {len(token_ids)} are not finite")
+        raise NonFiniteLogits(rows, len(token_ids))
 
 
 def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:

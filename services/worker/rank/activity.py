@@ -24,8 +24,10 @@ class Step:
     """One thing that the main thread does."""
 
     name: str
-    limit_s: float | None
-    """Seconds it may take; None: as long as it takes."""
+    limit_s: float | None = None
+    """Seconds it may take; None: as long as it takes, but for the next two."""
+    work: Work | None = None
+    """The iteration that it computes, if it does, whose limit depends on how large it is."""
     epoch: int | None = None
     """The epoch for whose other ranks it waits, if it does; it must end when that is over."""
 
@@ -36,7 +38,7 @@ class Activity:
     def __init__(self, limit: IterationLimit | None = None) -> None:
         """Without a limit nothing is limited."""
         self._limit = limit or IterationLimit(floor_s=float("inf"), ceiling_s=float("inf"))
-        self.step = Step("loads", None)
+        self.step = Step("loads")
         """The current step; other threads may read it."""
 
     @property
@@ -60,13 +62,17 @@ class Activity:
         """Begins to compute an iteration, or goes on with it."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
-            self.step = Step(name, self._limit.of(work))
+            self.step = Step(name, work=work)
 
     def exchange(self, iteration: int, epoch: int) -> None:
         """Begins to wait for the activations of an iteration to come, or to be taken."""
         name = f"exchanges iteration {iteration}"
         if self.step.name != name:
-            self.step = Step(name, None, epoch)
+            self.step = Step(name, epoch=epoch)
+
+    def limit_s(self, step: Step) -> float | None:
+        """Returns the seconds that a step may take while its epoch lasts; from any thread."""
+        return step.limit_s if step.work is None else self._limit.of(step.work)
 
     def computed(self, work: Work, elapsed_s: float) -> None:
         """Takes in how long an iteration took."""
@@ -95,7 +101,7 @@ class StepTimer:
             self._step, self._spent_s = step, 0.0
             return None
         self._spent_s += elapsed_s
-        limit_s = step.limit_s
+        limit_s = self._activity.limit_s(step)
         if step.epoch is not None and step.epoch < self._first_epoch:
             limit_s = self._activity.floor_s
         if limit_s is None or self._spent_s <= limit_s:

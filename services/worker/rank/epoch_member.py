@@ -94,6 +94,11 @@ class EpochMember:
         """Iterations that have been started and not taken as finished."""
         return len(self._started)
 
+    @property
+    def oldest(self) -> int:
+        """The first iteration that has been started and not taken as finished."""
+        return self._started[0].message.iteration
+
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
         """Takes a plan in and starts to receive its activations.
 
@@ -167,11 +172,12 @@ class EpochMember:
         """Returns the iterations that have ended since the last call, in order; does not wait.
 
         Raises:
-            NonFiniteLogits: an iteration's logits are not finite.
+            NonFiniteLogits: logits of the `oldest` iteration are not finite.
         """
         finished = []
         while self._started and self._has_ended(self._started[0]):
-            finished.append(self._finish(self._started.popleft()))
+            finished.append(self._finish(self._started[0]))
+            self._started.popleft()
         return finished
 
     def close(self) -> None:

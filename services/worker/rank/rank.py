@@ -1,9 +1,9 @@
 """The loop of a rank, one device's shard of one stage: take in messages, run, report.
 
 The rank has loaded its weights when the loop begins. It joins epochs as its controller says and
-runs one plan after the other. When the transport fails, or the controller calls the epoch off, it
-drops groups and K/V, keeps its weights and waits for the next epoch. Any other error ends the
-process.
+runs one plan after the other. When the transport fails, the controller calls the epoch off, or one
+request among others has logits that are not finite, it drops groups and K/V, keeps its weights and
+waits for the next epoch. Any other error ends the process.
 """
 
 import logging
@@ -133,13 +133,31 @@ class Rank:
     def _report_finished(self, member: EpochMember) -> None:
         try:
             all_finished = member.take_finished()
-        except NonFiniteLogits:
+        except NonFiniteLogits as error:
             self.membership.check()  # what was not received when it ended is anything
-            raise
+            self._refuse(member, error)
+            return
         self.membership.check()
         if self._reports:
             for finished in all_finished:
                 self._report(member.request, finished)
+
+    def _refuse(self, member: EpochMember, error: NonFiniteLogits) -> None:
+        """Leaves the epoch, whose keys and values may not be finite, and says which spans' are not.
+
+        Raises:
+            NonFiniteLogits: no other row is finite; the weights, which may be damaged, are to be
+                loaded again, by another process.
+        """
+        if self._reports:
+            report = wire.failure_of(
+                member.request, str(error), iteration=member.oldest, failed_spans=error.rows
+            )
+            self._send_report(report)
+        if not error.has_others:
+            raise error
+        log.error("left the epoch: %s", error)
+        self.membership.leave()
 
     def _report(self, place: worker_pb2.JoinPipelineRequest, finished: Finished) -> None:
         if finished.token_ids is None:

@@ -55,12 +55,20 @@ def timings_of(
     )
 
 
-def failure_of(place: worker_pb2.JoinPipelineRequest, reason: str) -> worker_pb2.WatchStageResponse:
-    """Returns the report that the epoch cannot go on."""
+def failure_of(
+    place: worker_pb2.JoinPipelineRequest,
+    reason: str,
+    *,
+    iteration: int = 0,
+    failed_spans: Sequence[int] = (),
+) -> worker_pb2.WatchStageResponse:
+    """Returns the report that the epoch cannot go on, and for which spans of an iteration."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
-        failure=worker_pb2.StageFailure(reason=reason),
+        failure=worker_pb2.StageFailure(
+            reason=reason, iteration=iteration, failed_spans=failed_spans
+        ),
     )
 
 

@@ -283,9 +283,11 @@ async def test_models_are_listed(site: Site) -> None:
 async def test_health_and_readiness(site: Site) -> None:
     assert (await site.http.get("/health")).status_code == 200
     assert (await site.http.get("/ready")).status_code == 200
+    serving = await site.http.get("/serving")
+    assert (serving.status_code, serving.json()) == (200, {"status": "serving"})
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/serving", "/v1/models"])
 async def test_head_is_answered_without_a_body(site: Site, path: str) -> None:
     response = await site.http.head(path)
     assert response.status_code == 200

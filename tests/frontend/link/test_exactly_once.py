@@ -54,7 +54,7 @@ class HandStream(SchedulerStream):
     """A stream whose messages wait until somebody carries them."""
 
     def __init__(self) -> None:
-        super().__init__("nowhere", lambda *_: None)  # type: ignore[arg-type, return-value]
+        super().__init__("nowhere", lambda *_: None)  # type: ignore[arg-type]
 
     def take(self) -> scheduler_pb2.ConnectRequest:
         return self._outbox.get_nowait()

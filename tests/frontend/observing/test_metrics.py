@@ -1,6 +1,7 @@
 """The metrics that a frontend keeps of calls, by how they end."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from services.frontend.request.generation_request import (
     GenerationOptions,
     GenerationRequest,
 )
+from services.frontend.request.resumption import AnswerSoFar, Resumption
 from tests.exposition import Samples
 
 DURATION = "gen_ai_server_request_duration_seconds_count"
@@ -103,6 +105,20 @@ def test_a_call_that_fails_has_no_usage(error: BaseException, error_type: str) -
         fail()
     assert it.samples.sum(DURATION, error_type=error_type) == it.samples.sum(DURATION) == 1
     assert it.samples.sum(USAGE) == 0
+
+
+def test_a_resumed_call_counts_all_tokens_and_times_its_own() -> None:
+    it = World()
+    so_far = (AnswerSoFar((7,) * 3), AnswerSoFar((7,) * 5, is_finished=True))
+    resumption = Resumption(request_id="0" * 32, seed=1, answers=so_far)
+    with it.metrics.call(replace(request(n=2), resumption=resumption), model="demo") as call:
+        call.finished(1, FinishReason.LENGTH, n_tokens=5, n_resumed=5)
+        call.took_tokens(0)
+        call.finished(0, FinishReason.STOP, n_tokens=4, n_resumed=3)
+    assert it.samples.sum("orcinus_frontend_answers_resumed_total") == 2
+    assert it.samples.sum("orcinus_frontend_answers_finished_total") == 2
+    assert it.samples.sum(USAGE, gen_ai_token_type="output") == 9
+    assert PER_TOKEN not in it.samples.names  # no answer got a second token in this call
 
 
 def test_a_call_that_ends_without_all_answers_was_given_up() -> None:

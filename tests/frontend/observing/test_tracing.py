@@ -247,6 +247,27 @@ async def test_what_is_sent_again_keeps_its_trace(tmp_path: Path, spans: Recorde
         assert request.status.status_code is StatusCode.UNSET
 
 
+async def test_resumed_stream_is_told_by_its_span(tmp_path: Path, spans: RecordedSpans) -> None:
+    request_id = "6921f3aa" + "0" * 24
+    async with running(tmp_path, traces=spans.tracing) as site:
+        site.scheduler.behaviour = says(*site.tokens("abc"))
+        body = {
+            "prompt": "x",
+            "max_tokens": 3,
+            "stream": True,
+            "return_token_ids": True,
+            "resumption": {"seed": 5, "token_ids": [site.tokens("ab")]},
+        }
+        headers = {"Last-Event-ID": f"{request_id}:2"}
+        response = await site.http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 200
+        span = attributes(spans.one(REQUEST))
+    assert span[semconv.RESPONSE_ID] == request_id
+    assert span[semconv.REQUEST_SEED] == 5
+    assert span[semconv.RESUMED_TOKENS] == 2
+    assert span[semconv.OUTPUT_TOKENS] == 3
+
+
 async def test_without_traces_nothing_is_made_of_a_client_s_context(tmp_path: Path) -> None:
     async with running(tmp_path) as site:
         site.scheduler.behaviour = echo

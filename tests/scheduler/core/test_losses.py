@@ -11,7 +11,13 @@ from services.scheduler.core.batch import Batch
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import MAX_LOSSES, FinishReason, Request, RequestState
+from services.scheduler.core.request import (
+    MAX_LOSSES,
+    FinishReason,
+    Request,
+    RequestId,
+    RequestState,
+)
 from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.invariants import check_batches, check_ends, check_memory
 from tests.scheduler.core.workload import (
@@ -224,3 +230,16 @@ def test_a_request_that_no_longer_fits_fails_when_it_is_adopted() -> None:
     [update] = smaller.adopt()
     assert (update.request, update.finish_reason) == (large, FinishReason.FAILED)
     assert list(smaller.pool) == [small]
+
+
+def test_culprits_fail_at_once_and_nobody_else_is_suspected() -> None:
+    driver = Driver(
+        build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=1),
+        [Arrival(0, 3, 9, 9)] * 3,
+    )
+    driver.arrive()
+    driver.select()
+    begun, [end] = driver.scheduler.suspend([RequestId("1")])
+    assert (end.request, end.finish_reason) == (driver.requests[1], FinishReason.FAILED)
+    assert len(begun) == 3
+    assert [request.is_suspect for request in driver.scheduler.pool] == [False, False]

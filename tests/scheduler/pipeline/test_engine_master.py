@@ -109,6 +109,34 @@ async def test_a_stage_whose_rank_dies_ends_the_epoch_with_the_reason(stage_inde
             await master.results()
 
 
+@pytest.mark.parametrize(
+    ("failed_spans", "culprits"),
+    [([1], ("1",)), ([0, 1], ()), ([], ())],
+    ids=["one of two", "both", "none"],
+)
+async def test_requests_that_cannot_be_sampled_are_named_if_others_can(
+    failed_spans: list[int], culprits: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
+    for index in range(2):
+        scheduler.submit(
+            request_for(index, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3))
+        )
+    async with fake_stages(1) as stages, Master(stages) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        report = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
+        report.failure.reason = "logits are not finite"
+        report.failure.iteration = batch.iteration
+        report.failure.failed_spans.extend(failed_spans)
+        stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+        with pytest.raises(PipelineLost, match="stage 0 failed: logits are not finite") as lost:
+            await master.results()
+    assert lost.value.culprits == culprits
+    assert ("not finite, of requests 1" in caplog.text) == bool(culprits)
+
+
 async def test_a_silent_stage_ends_the_epoch() -> None:
     async with fake_stages(2) as stages, Master(stages, silence_limit_s=0.3) as master:
         with pytest.raises(PipelineLost, match="silent"):

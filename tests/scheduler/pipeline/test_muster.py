@@ -13,14 +13,13 @@ from services.scheduler.pipeline.muster import Muster, muster
 FREE = worker_pb2.WORKER_STATE_FREE
 LOADING = worker_pb2.WORKER_STATE_LOADING
 READY = worker_pb2.WORKER_STATE_READY
-State = worker_pb2.WorkerState
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker as it is; a build shows only when it has loaded."""
 
-    state: State = READY
+    state: worker_pb2.WorkerState = READY
     stage: int = 0
     n_stages: int = 2
     build: str = "a"

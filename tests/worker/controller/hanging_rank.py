@@ -7,7 +7,7 @@ import time
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
-from services.worker.engine.request_table import Spans
+from services.worker.engine.plan import Spans
 from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
 from services.worker.rank.rank import Rank

@@ -6,8 +6,7 @@ and so the tokens that are sampled from them.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from kernels.native.operations import native_ops
 from kernels.packed_linear import Quantization, can_compute
 from services.common.sampling import SamplingParams
 from tests.checkpoints import write_family_checkpoint
+from tests.kernels.rows import threads
 from tests.worker.pipeline import GREEDY, Pipeline, Span
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
@@ -100,16 +100,6 @@ class Alone:
         """Holds what was sampled after `n_tokens` to what was sampled alone."""
         assert torch.equal(logits, self.logits[n_tokens - self.n_prompt]), n_tokens
         assert sampled == self.tokens[n_tokens], n_tokens
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_alone(pipeline: Pipeline, prompt: Sequence[int], sampling: SamplingParams) -> Alone:

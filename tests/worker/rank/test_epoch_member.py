@@ -217,8 +217,9 @@ def test_what_is_not_finite_is_refused_when_it_is_known() -> None:
     member.start_next()
     assert member.take_finished() == []
     device.catch_up()
-    with pytest.raises(NonFiniteLogits):
+    with pytest.raises(NonFiniteLogits, match=r"rows \[0\] of 1"):
         member.take_finished()
+    assert member.oldest == 1
 
 
 def test_leaving_drops_what_is_under_way() -> None:

@@ -16,6 +16,7 @@ from kernels.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.engine.plan import IterationPlan
+from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.device_clock import DeviceClock
@@ -33,6 +34,7 @@ class Runner:
         self.may_compute.set()
         self.is_computing = threading.Event()
         self.on_compute: Callable[[], None] = lambda: None
+        self.tokens = [7]
 
     def prepare(self, plan: IterationPlan) -> IterationPlan:
         return plan
@@ -50,7 +52,7 @@ class Runner:
         return Logits(self.forward(batch, hidden))
 
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
-        return torch.full((sum(batch.sample),), 7)
+        return torch.tensor(self.tokens[: sum(batch.sample)])
 
     def close(self) -> None:
         pass
@@ -119,6 +121,7 @@ class World:
     is_connecting: threading.Event = field(default_factory=threading.Event)
     may_connect: threading.Event = field(default_factory=threading.Event)
     on_enter: Callable[[], None] = lambda: None
+    died_of: str = ""
 
     def read(self) -> tuple[MessageKind, bytes]:
         frame = self.controller.receive(5)
@@ -139,9 +142,14 @@ class World:
         )
         self.controller.send(MessageKind.JOIN, request.SerializeToString())
 
-    def plan(self, epoch: int, iteration: int) -> None:
+    def plan(self, epoch: int, iteration: int, *, n_spans: int = 1) -> None:
         message = worker_pb2.RunIterationsRequest(
-            pipeline_id="p", epoch=epoch, iteration=iteration, row=[0], n_tokens=[3], sample=[True]
+            pipeline_id="p",
+            epoch=epoch,
+            iteration=iteration,
+            row=range(n_spans),
+            n_tokens=[3] * n_spans,
+            sample=[True] * n_spans,
         )
         self.controller.send(MessageKind.PLAN, message.SerializeToString())
 
@@ -181,8 +189,12 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
     world = World(End(ours), Runner(), rank)
 
     def serve() -> None:
-        with contextlib.suppress(ChannelClosed):
+        try:
             rank.serve()
+        except ChannelClosed:
+            pass
+        except NonFiniteLogits as error:
+            world.died_of = str(error)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -366,3 +378,28 @@ def test_a_rank_whose_device_computes_leaves_when_told_to() -> None:
         world.plan(2, 1)
         report = world.report()
         assert (report.epoch, report.result.iteration) == (2, 1)
+
+
+def test_a_row_that_is_not_finite_is_named_and_costs_the_epoch_and_not_the_weights() -> None:
+    with running_rank() as world:
+        world.runner.tokens = [7, -1, 8, -1]
+        assert world.join(1) is MessageKind.JOINED
+        world.plan(1, 5, n_spans=4)
+        failure = world.report().failure
+        assert failure.reason == "logits of rows [1, 3] of 4 are not finite"
+        assert (failure.iteration, list(failure.failed_spans)) == (5, [1, 3])
+        while not world.peers[0].is_closed:
+            time.sleep(0.001)
+        world.runner.tokens = [7]
+        assert world.join(2) is MessageKind.JOINED
+        world.plan(2, 1)
+        assert world.report().result.iteration == 1
+
+
+def test_a_rank_of_which_nothing_is_finite_ends_since_its_weights_may_not_be() -> None:
+    with running_rank() as world:
+        world.runner.tokens = [-1, -1]
+        assert world.join(1) is MessageKind.JOINED
+        world.plan(1, 5, n_spans=2)
+        assert list(world.report().failure.failed_spans) == [0, 1]
+    assert world.died_of == "logits of rows [0, 1] of 2 are not finite"

@@ -37,6 +37,16 @@ class Group(Protocol):
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Work:
         """Starts a gather to all ranks."""
 
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        /,
+    ) -> Work:
+        """Starts an exchange of even slices: each rank gets those of its number."""
+
     def abort(self) -> None:
         """Drops what is under way."""
 

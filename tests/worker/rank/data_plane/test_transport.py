@@ -142,6 +142,32 @@ def test_the_ranks_of_a_stage_sum_and_gather_among_themselves() -> None:
         assert gathered.tolist() == [ranks, ranks]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_are_in_the_order_of_the_ranks_whatever_their_shape(dtype: torch.dtype) -> None:
+    size = 4
+    generator = torch.Generator().manual_seed(1)
+    parts = (torch.randn(size, 31, 5, generator=generator) * 100).to(dtype)
+    expected = parts[0].clone()
+    for part in parts[1:]:
+        expected += part
+    rows = [list(range(31)), [7], [30, 2, 11]]
+
+    def work(address: str, tp_rank: int) -> list[torch.Tensor]:
+        place = Place("p", 1, 0, n_stages=1, tp_rank=tp_rank, tp_size=size)
+        transport_ = open_transport(place, address)
+        totals = [parts[tp_rank][some].clone() for some in rows]
+        for total in totals:
+            transport_.tensor_parallel.all_reduce(total)
+        transport_.close()
+        return totals
+
+    with rendezvous() as address:
+        results = together([functools.partial(work, address, i) for i in range(size)])
+    for totals in results:
+        for some, total in zip(rows, totals, strict=True):
+            assert torch.equal(total, expected[some])
+
+
 def test_a_send_does_not_wait_for_the_receiver() -> None:
     with pipeline(2) as (first, second):
         for iteration in range(1, 4):

@@ -1,0 +1,72 @@
+"""The question that users would ask of a service: do requests that come now get tokens?
+
+It differs from readiness, which asks whether traffic may be routed here, and which a frontend that
+holds requests for a moment answers with yes. A service does not serve while it has no pipeline,
+while requests wait and no token has come for a while, and while its event loop stands still. A
+prompt that alone takes longer than that to prefill counts too: nobody gets a token meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+SILENCE_LIMIT_S = 8.0
+"""Seconds without progress after which requests that wait are not being served."""
+
+HELD_UP_S = 3.0
+"""Seconds without a look after which the event loop counts as held up."""
+
+PERIOD_S = 0.5
+
+
+class ServingWatch:
+    """The present answer of one process. `reason_against` may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        trouble: Callable[[], str],
+        n_waiting: Callable[[], int],
+        progress: str = "token",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`trouble` returns why no request could be served, or nothing; `n_waiting` returns the
+        number of requests that want tokens; `progress` names what shows that they get them."""
+        self._trouble = trouble
+        self._n_waiting = n_waiting
+        self._progress = progress
+        self._clock = clock
+        self._looked_at = self._progress_at = self._well_at = clock()
+
+    def note_progress(self) -> None:
+        """Notes that requests have got tokens, are nearer to them, or have ended."""
+        self._progress_at = self._clock()
+
+    def look(self) -> None:
+        """Notes how things are; must be called every second or so, from the event loop."""
+        self._looked_at = self._clock()
+        if not self._n_waiting():
+            self._progress_at = self._looked_at
+        if not self._trouble():
+            self._well_at = self._looked_at
+
+    def reason_against(self) -> str:
+        """Returns why requests that come now would wait; empty if they would not."""
+        now = self._clock()
+        if now - self._looked_at > HELD_UP_S:
+            return f"this process has been held up for {now - self._looked_at:.0f} s"
+        if trouble := self._trouble():
+            return f"{trouble} for {now - self._well_at:.0f} s"
+        n_waiting = self._n_waiting()
+        if n_waiting and now - self._progress_at > SILENCE_LIMIT_S:
+            silent_s = now - self._progress_at
+            return f"no {self._progress} for {silent_s:.0f} s while {n_waiting} requests wait"
+        return ""
+
+    async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        """Looks, and tells whether this process serves, until cancelled."""
+        while True:
+            # Before the look: the loop may have stood still until now.
+            await tell(not self.reason_against())
+            self.look()
+            await asyncio.sleep(PERIOD_S)

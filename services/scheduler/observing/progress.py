@@ -1,0 +1,41 @@
+"""The observer of progress: it tells the watch over serving of each iteration that came back, and
+how many requests are in the pool."""
+
+from collections.abc import Callable, Sequence
+
+from orcinus.v1 import worker_pb2
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.pipeline.membership import Pipeline
+
+
+class Progress:
+    """The progress of one epoch after the other; an observer of each."""
+
+    def __init__(self, *, on_iteration: Callable[[], None]) -> None:
+        self._on_iteration = on_iteration
+        self._scheduler: Scheduler | None = None
+
+    @property
+    def n_requests(self) -> int:
+        """Requests in the pool; 0 without a pipeline."""
+        return 0 if self._scheduler is None else len(self._scheduler.pool)
+
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Progress":
+        """Observes the epoch that is about to form."""
+        self._scheduler = scheduler
+        return self
+
+    def opened(self) -> None:
+        self._on_iteration()
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None: ...
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        self._on_iteration()
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def closed(self, loss: str | None) -> None:
+        self._scheduler = None

@@ -1,0 +1,108 @@
+"""`python -m tests.faults.linked_tree`: `services.local` whose services reach each other over links
+that can be cut.
+
+All calls of a frontend to the scheduler go over one link, all calls to a stage over another.
+`FAULTS_LINKS` names a socket that takes orders, a line each, such as `stage 1 silence 12`.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+
+from services.local import __main__ as local
+from services.local.child import Child
+from services.local.launcher import HOST, Endpoints, Launcher, OnProgress
+from services.local.settings import LocalSettings
+
+SOCKET_VARIABLE = "FAULTS_LINKS"
+CHUNK_BYTES = 2**16
+
+
+class Link:
+    """Passes on what comes, both ways, unless it is told not to."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self._is_cut = False
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server
+
+    async def listen(self) -> str:
+        """Returns the address at which the target is reached over this link."""
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def cut(self, for_s: float) -> None:
+        """Ends all connections, and takes none for a time."""
+        self._is_cut = True
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(for_s)
+        self._is_cut = False
+
+    async def silence(self, for_s: float) -> None:
+        """Holds up everything for a time; connections stay."""
+        self._flows.clear()
+        await asyncio.sleep(for_s)
+        self._flows.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if not self._is_cut:
+                ours, theirs = await asyncio.open_connection(self._host, self._port)
+                await asyncio.gather(self._pump(reader, theirs), self._pump(ours, writer))
+        writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes on what comes one way; the end of one way ends both."""
+        self._writers.add(writer)
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                await self._flows.wait()
+                writer.write(data)
+                await writer.drain()
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class LinkedLauncher(Launcher):
+    """Starts the services with links between them."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        super().__init__(settings)
+        self._links: dict[str, Link] = {}
+        self._orders: asyncio.Server
+
+    async def start(self, on_progress: OnProgress) -> Endpoints:
+        """Starts everything and takes orders, and returns when it serves."""
+        self._orders = await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
+        return await super().start(on_progress)
+
+    async def _start_scheduler(self, stages: list[str]) -> Child:
+        return await super()._start_scheduler(
+            [await self._link(f"stage {index}", stage) for index, stage in enumerate(stages)]
+        )
+
+    async def _start_frontend(self, scheduler: str) -> Child:
+        return await super()._start_frontend(await self._link("scheduler", scheduler))
+
+    async def _link(self, name: str, target: str) -> str:
+        self._links[name] = Link(target)
+        return await self._links[name].listen()
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes one order and says when it is done."""
+        *name, what, for_s = (await reader.readline()).decode().split()
+        link = self._links[" ".join(name)]
+        await {"cut": link.cut, "silence": link.silence}[what](float(for_s))
+        writer.write(b"done\n")
+        writer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(local.main(LocalSettings, LinkedLauncher))

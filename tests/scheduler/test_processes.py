@@ -1,0 +1,161 @@
+"""Real scheduler processes, a Kubernetes API and a stage: who leads when processes are killed and
+when the API server is away."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common import rpc
+from services.scheduler.cluster.term import EPOCHS_PER_TERM
+from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
+from tests.fakes import FakeStage, fake_stage
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+NEVER_S = 600.0
+"""A lease that does not expire while a test runs."""
+
+
+@dataclass
+class Site:
+    """An API, a stage, and the processes that compete for them."""
+
+    api: FakeKubernetes
+    stage: FakeStage
+    kubeconfig: Path
+    processes: contextlib.AsyncExitStack
+
+    @property
+    def holder(self) -> str:
+        assert self.api.lease is not None
+        holder: str = self.api.lease["spec"].get("holderIdentity") or ""
+        return holder
+
+    @property
+    def term(self) -> int:
+        """The term of the epoch that the stage is in."""
+        return self.stage.controller.epoch.number // EPOCHS_PER_TERM
+
+    async def start(self, pod: str, *, lease_s: float = NEVER_S, retry_s: float = 1.0) -> Process:
+        """Starts a scheduler in a pod."""
+        settings = {
+            "address": "127.0.0.1:0",
+            "n_stages": 1,
+            "namespace": NAMESPACE,
+            "worker_selector": "app=worker",
+            "worker_port": self.stage.address.rpartition(":")[2],
+            "lease_name": "orcinus-scheduler",
+            "pod_name": pod,
+            "pod_uid": f"{pod}-uid",
+            "pod_ip": "127.0.0.1",
+            "lease_duration_s": lease_s,
+            "retry_period_s": retry_s,
+        }
+        path = os.pathsep.join((str(ROOT), str(ROOT / "protos/gen")))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "services.scheduler"),
+            env={**os.environ, "PYTHONPATH": path, "KUBECONFIG": str(self.kubeconfig)}
+            | {f"ORCINUS_{name.upper()}": str(value) for name, value in settings.items()},
+        )
+        self.processes.push_async_callback(_end, process)
+        return process
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with (
+        fake_kubernetes() as api,
+        fake_stage() as stage,
+        contextlib.AsyncExitStack() as processes,
+    ):
+        api.set_pod("worker-0", ip="127.0.0.1")
+        yield Site(api, stage, write_kubeconfig(api, tmp_path), processes)
+
+
+async def test_a_standby_takes_over_from_a_leader_that_was_killed_before_its_lease_expires(
+    site: Site,
+) -> None:
+    leader = await site.start("scheduler-0")
+    await site.until(lambda: site.term == 1)
+    await site.start("scheduler-1")
+    # It has read the lease, and had time to reach the leader.
+    await site.until(lambda: site.api.requests.count("get") >= 4)
+    leader.send_signal(signal.SIGKILL)
+    await site.until(lambda: site.term == 2)
+    assert site.holder.startswith("scheduler-1_scheduler-1-uid_")
+
+
+async def test_a_container_that_starts_again_leads_again_before_its_lease_expires(
+    site: Site,
+) -> None:
+    leader = await site.start("scheduler-0")
+    await site.until(lambda: site.term == 1)
+    leader.send_signal(signal.SIGKILL)
+    await leader.wait()
+    await site.start("scheduler-0")
+    await site.until(lambda: site.term == 2)
+
+
+async def test_a_leader_forms_epochs_while_the_api_server_is_away_and_keeps_its_lease(
+    site: Site,
+) -> None:
+    leader = await site.start("scheduler-0", lease_s=1, retry_s=0.2)
+    await site.until(lambda: site.term == 1)
+    standby = await site.start("scheduler-1", lease_s=1, retry_s=0.2)
+    await site.until(lambda: site.api.requests.count("get") >= 4)
+    holder, epoch = site.holder, site.stage.controller.epoch.number
+    site.api.errors = dict.fromkeys(("get", "update", "list", "watch"), 503)
+    site.api.drop_connections()
+    await asyncio.sleep(3)  # three leases
+    assert site.stage.controller.epoch.number == epoch
+    site.stage.controller.reports.end()  # the epoch is lost
+    await site.until(lambda: site.stage.controller.epoch.number == epoch + 1)
+    site.api.errors.clear()
+    version = site.api.version
+    await site.until(lambda: site.api.version >= version + 10)
+    assert site.holder == holder
+    assert site.term == 1
+    assert leader.returncode is None
+    assert standby.returncode is None
+
+
+async def test_a_leader_without_the_api_server_ends_when_another_has_the_stage(site: Site) -> None:
+    leader = await site.start("scheduler-0", lease_s=1, retry_s=0.2)
+    await site.until(lambda: site.term == 1)
+    site.api.errors = dict.fromkeys(("get", "update", "list", "watch"), 503)
+    await site.until(lambda: site.api.requests[-2:] == ["update", "update"])
+    async with rpc.connect(site.stage.address) as channel:
+        another_leaders = worker_pb2.JoinPipelineRequest(
+            pipeline_id="orcinus",
+            epoch=2 * EPOCHS_PER_TERM + 1,
+            members=[site.stage.address],
+            tp_size=1,
+            n_kv_blocks=50,
+        )
+        await worker_pb2_grpc.WorkerServiceStub(channel).JoinPipeline(another_leaders)
+    async with asyncio.timeout(LIMIT_S):
+        assert await leader.wait() == 1
+    assert site.stage.controller.epoch.number == another_leaders.epoch
