@@ -65,7 +65,7 @@ def muster(
     free = sorted(workers.free(), key=lambda address: counts.get(address, 0))
     takers = [*free, *workers.surplus(build, holders)]
     assignments = dict(zip(takers, to_assign, strict=False))
-    if not assignments and not claimed:
+    if missing and not assignments and not claimed:
         of_any_build = [workers.best_of_any_build(stage) for stage in range(n_stages)]
         if all(of_any_build):
             return Muster(tuple(filter(None, of_any_build)), missing=missing)
@@ -77,7 +77,8 @@ def muster(
 
 class _Workers:
     """The answers, and questions about them. `best` of several is one that is ready rather than one
-    that loads, then that of the newest epoch, then the newest pod."""
+    that loads, then one whose stage is fixed, so that the other can be of use elsewhere, then that
+    of the newest epoch, then the newest pod."""
 
     def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
         self._answers = answers
@@ -158,9 +159,10 @@ class _Workers:
     def _is_ready(self, address: str) -> bool:
         return self._answers[address].state == worker_pb2.WORKER_STATE_READY
 
-    def _rank(self, address: str) -> tuple[bool, int, int]:
+    def _rank(self, address: str) -> tuple[bool, bool, int, int]:
+        answer = self._answers[address]
         place = list(self._answers).index(address)
-        return (self._is_ready(address), self._answers[address].epoch, place)
+        return (self._is_ready(address), answer.is_fixed, answer.epoch, place)
 
 
 def _build_of(answer: worker_pb2.DescribeResponse) -> Build:
