@@ -29,9 +29,11 @@ DEVICE       ?= cpu
 ENGINE       ?= $(shell docker info >/dev/null 2>&1 && echo docker || echo podman)
 IMAGE_BUILD  ?= $(ENGINE) build $(if $(filter podman,$(notdir $(ENGINE))),--format docker) --tag
 LOAD_IMAGE   ?= kind load docker-image
-# What the tests of a cluster do to a node, whose name follows: a node of kind is a container.
+# What the tests of a cluster do to a node, whose name follows, and to the API server: a node of kind is a container.
 CUT_NODE     ?= docker pause
 HEAL_NODE    ?= docker unpause
+STOP_API     ?= docker exec kind-control-plane pkill -STOP kube-apiserver
+START_API    ?= docker exec kind-control-plane pkill -CONT kube-apiserver
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
 
 # A machine with a GPU often has PyTorch already, and no way to install anything. So what needs a GPU runs without .venv too:
@@ -164,7 +166,7 @@ undeploy:  ## Delete everything that OVERLAY has made, its namespace included
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
 	$(LOAD_IMAGE) $(IMAGES:%=$(IMAGE_PREFIX)/%:$(TAG))
-	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 ##@ Generated
 

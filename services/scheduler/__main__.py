@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
+from importlib import import_module
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -97,7 +98,9 @@ class SchedulerProcess:
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
-        # Imported here: it takes half a second, which only who looks for pods should wait for.
+        # Imported here, and in a thread: it takes half a second, many on a machine that is starved,
+        # which only who looks for pods should wait for.
+        await asyncio.to_thread(import_module, "services.scheduler.cluster.kubernetes_client")
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
         async with KubernetesClient() as client:

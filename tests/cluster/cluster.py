@@ -153,14 +153,15 @@ class Cluster:
     @contextmanager
     def node_away(self, node: str) -> Iterator[None]:
         """Cuts a node off while the block runs, by the commands CUT_NODE and HEAL_NODE."""
-        cut, heal = (os.environ.get(name, "").split() for name in ("CUT_NODE", "HEAL_NODE"))
-        if not cut or not heal:
-            pytest.skip("CUT_NODE and HEAL_NODE must name commands that take a node")
-        subprocess.run([*cut, node], check=True, timeout=KUBECTL_TIMEOUT_S)
-        try:
+        with _done_and_undone("CUT_NODE", "HEAL_NODE", node):
             yield
-        finally:
-            subprocess.run([*heal, node], check=True, timeout=KUBECTL_TIMEOUT_S)
+
+    @contextmanager
+    def api_server_away(self) -> Iterator[None]:
+        """Takes the API server away while the block runs, by the commands STOP_API and START_API;
+        the block must not ask it for anything."""
+        with _done_and_undone("STOP_API", "START_API"):
+            yield
 
     def crds(self) -> str:
         """The kinds that somebody has added to the cluster."""
@@ -375,6 +376,19 @@ class Load:
         self._process.stdin.close()
         self._output.close()
         self._errors.close()
+
+
+@contextmanager
+def _done_and_undone(do: str, undo: str, *arguments: str) -> Iterator[None]:
+    """Runs the commands that two variables name, before the block and after it."""
+    commands = [os.environ.get(name, "").split() for name in (do, undo)]
+    if not all(commands):
+        pytest.skip(f"{do} and {undo} must name commands")
+    subprocess.run([*commands[0], *arguments], check=True, timeout=KUBECTL_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        subprocess.run([*commands[1], *arguments], check=True, timeout=KUBECTL_TIMEOUT_S)
 
 
 def _content(file: Any) -> str:

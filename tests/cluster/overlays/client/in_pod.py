@@ -29,6 +29,11 @@ from orcinus.v1 import (
 CONNECT_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 200
 """More than a frontend holds a request for which there is no pipeline."""
+SILENCE_S = 20
+"""Seconds without a byte after which a stream goes on at another frontend: this one may be cut off.
+"""
+GIVE_UP_S = 400
+"""Seconds without an event of a stream after which it counts as lost."""
 
 
 def connection(order: dict[str, Any]) -> http.client.HTTPConnection:
@@ -59,6 +64,84 @@ def post(client: http.client.HTTPConnection, order: dict[str, Any]) -> dict[str,
 def complete(order: dict[str, Any]) -> Any:
     """A completion over HTTP."""
     return post(connection(order), order)
+
+
+class Stream:
+    """A streamed completion, over as many connections as it takes."""
+
+    def __init__(self, order: dict[str, Any], body: dict[str, Any]) -> None:
+        self._order = order
+        self._body = {**body, "stream": True, "return_token_ids": True}
+        self._event_id = ""
+        self._seed = 0
+        self.token_ids: list[list[int]] = []
+        self.finish_reasons: list[str] = []
+        self.n_resumed = 0
+        self.longest_pause_s = 0.0
+        self._last_event = time.monotonic()
+
+    def outcome(self) -> dict[str, Any]:
+        """Streams to the end; returns what came, and status 200, or the error."""
+        error: str | None = None
+        while error is None and not self._read():
+            time.sleep(0.2)
+            self.n_resumed += bool(self._event_id)
+            if time.monotonic() - self._last_event > GIVE_UP_S:
+                error = f"nothing for {GIVE_UP_S} s"
+        return {
+            "status": 200 if error is None else 0,
+            "body": {
+                "error": error,
+                "token_ids": self.token_ids,
+                "finish_reasons": self.finish_reasons,
+                "n_resumed": self.n_resumed,
+                "longest_pause_s": self.longest_pause_s,
+            },
+        }
+
+    def _read(self) -> bool:
+        """Reads one response; returns whether it brought the end of the stream."""
+        client = connection(self._order)
+        body, headers = self._body, {"Content-Type": "application/json"}
+        if self._event_id:
+            body = {**body, "resumption": {"seed": self._seed, "token_ids": self.token_ids}}
+            headers["Last-Event-ID"] = self._event_id
+        try:
+            client.connect()
+            client.sock.settimeout(SILENCE_S)
+            client.request("POST", "/v1/completions", json.dumps(body), headers)
+            response = client.getresponse()
+            event_id = data = ""
+            while response.status == 200 and (line := response.readline()):
+                name, _, value = line.decode().rstrip("\n").partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data":
+                    data = value
+                elif not name and data == "[DONE]":
+                    return True
+                elif not name:
+                    self._note(event_id, json.loads(data))
+        except (OSError, http.client.HTTPException, ValueError):
+            pass
+        finally:
+            client.close()
+        return False
+
+    def _note(self, event_id: str, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            raise ValueError(chunk["error"])
+        now = time.monotonic()
+        self.longest_pause_s = max(self.longest_pause_s, now - self._last_event)
+        self._last_event = now
+        self._event_id = event_id
+        self._seed = chunk.get("seed", self._seed)
+        for choice in chunk["choices"]:
+            while len(self.token_ids) <= choice["index"]:
+                self.token_ids.append([])
+            self.token_ids[choice["index"]] += choice["token_ids"]
+            if choice["finish_reason"] is not None:
+                self.finish_reasons.append(choice["finish_reason"])
 
 
 def channel(order: dict[str, Any]) -> grpc.Channel:
@@ -122,10 +205,10 @@ def code_of(call: Any) -> dict[str, str]:
 
 def load(order: dict[str, Any]) -> Any:
     """Clients that ask one thing after the other, for `seconds` or until standard input ends; says
-    so when each of them has been answered."""
+    so when each of them has been answered. With `streams`, each client streams one of these."""
     address = {**order, "host": address_of(order["host"])}
     is_over = threading.Event()
-    clients = [Client(address, is_over) for _ in range(order["clients"])]
+    clients = [Client(address, is_over, index) for index in range(order["clients"])]
     for client in clients:
         client.start()
     if "seconds" not in order:
@@ -159,8 +242,9 @@ class Client(threading.Thread):
     """One client, on a connection that it keeps; notes what became of each request, and when. The
     last of them is one that it begins when the load is over."""
 
-    def __init__(self, order: dict[str, Any], is_over: threading.Event) -> None:
+    def __init__(self, order: dict[str, Any], is_over: threading.Event, index: int) -> None:
         super().__init__()
+        self._index = index
         self.outcomes: list[dict[str, Any]] = []
         self.is_answered = threading.Event()
         self._order = order
@@ -173,15 +257,21 @@ class Client(threading.Thread):
         while not is_last:
             is_last = self._is_over.is_set()
             started = time.time()
-            answer = post(client, self._order)
+            if "streams" in self._order:
+                streams = self._order["streams"]
+                answer = Stream(self._order, streams[self._index % len(streams)]).outcome()
+            else:
+                answer = post(client, self._order)
             self.outcomes.append(
                 {
                     "client": self.name,
+                    "index": self._index,
                     "started": started,
                     "ended": time.time(),
                     "status": answer["status"],
                     "error": answer["body"].get("error"),
                     "usage": answer["body"].get("usage"),
+                    "stream": answer["body"] if "streams" in self._order else None,
                 }
             )
             if answer["status"] == 200:
