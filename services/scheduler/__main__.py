@@ -11,8 +11,8 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
-from importlib import import_module
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
