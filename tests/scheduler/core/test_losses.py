@@ -35,6 +35,24 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+@dataclass(frozen=True)
+class Machine:
+    """A pipeline in which batches are lost."""
+
+    token_hand_off: bool
+    pipeline_depth: int
+
+    def build(self, policy: str) -> Scheduler:
+        return build(
+            max_batch_size=4,
+            n_blocks=20,
+            block_size=4,
+            pipeline_depth=self.pipeline_depth,
+            token_hand_off=self.token_hand_off,
+            policy=POLICIES[policy],
+        )
+
+
 def next_epoch(scheduler: Scheduler) -> Scheduler:
     """Returns the scheduler of the epoch after this one, with its pool."""
     kv_manager = scheduler.kv_manager
@@ -81,25 +99,15 @@ class LossyDriver(Driver):
 @given(
     requests=arrivals(with_cancellations=True),
     data=st.data(),
-    token_hand_off=st.booleans(),
-    pipeline_depth=st.integers(1, 3),
+    machine=st.builds(Machine, st.booleans(), st.integers(1, 3)),
 )
 def test_every_token_comes_once_whatever_is_lost(
     policy: str,
     requests: list[Arrival],
     data: st.DataObject,
-    token_hand_off: bool,
-    pipeline_depth: int,
+    machine: Machine,
 ) -> None:
-    scheduler = build(
-        max_batch_size=4,
-        n_blocks=20,
-        block_size=4,
-        pipeline_depth=pipeline_depth,
-        token_hand_off=token_hand_off,
-        policy=POLICIES[policy],
-    )
-    driver = LossyDriver(scheduler, requests)
+    driver = LossyDriver(machine.build(policy), requests)
     while not driver.is_done:
         driver.arrive()
         batch = driver.select()
@@ -138,25 +146,15 @@ def check_failures(driver: LossyDriver) -> None:
 @given(
     requests=arrivals(),
     data=st.data(),
-    token_hand_off=st.booleans(),
-    pipeline_depth=st.integers(1, 3),
+    machine=st.builds(Machine, st.booleans(), st.integers(1, 3)),
 )
 def test_a_request_that_ends_every_epoch_ends_itself_and_nobody_else(
     policy: str,
     requests: list[Arrival],
     data: st.DataObject,
-    token_hand_off: bool,
-    pipeline_depth: int,
+    machine: Machine,
 ) -> None:
-    scheduler = build(
-        max_batch_size=4,
-        n_blocks=20,
-        block_size=4,
-        pipeline_depth=pipeline_depth,
-        token_hand_off=token_hand_off,
-        policy=POLICIES[policy],
-    )
-    driver = LossyDriver(scheduler, requests)
+    driver = LossyDriver(machine.build(policy), requests)
     killer = data.draw(st.integers(0, len(requests) - 1))
     deadly_position = data.draw(st.integers(0, requests[killer].max_tokens - 1))
     while not driver.is_done:
