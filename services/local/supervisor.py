@@ -130,6 +130,8 @@ class Supervisor:
             except OSError as error:
                 self._give_up(f"{self._name} cannot be started again: {error}")
                 return
+            if self._stopping.is_set():
+                return  # `stop` ends this one, too
 
     async def _end_of_child(self) -> str:
         """Waits for the end of the child, which it may hasten, and returns how it ended."""

@@ -9,6 +9,7 @@ neither batches nor stages.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -45,11 +46,14 @@ class Connection:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
         self._outbox = scheduler_pb2.ConnectResponse()
+        self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before a loss
         self._has_mail = asyncio.Event()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Waits for news and returns all that has come since the last message."""
         await self._has_mail.wait()
+        if self._sealed:
+            return self._sealed.popleft()
         self._has_mail.clear()
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
@@ -61,7 +65,11 @@ class Connection:
         self._has_mail.set()
 
     def close(self) -> None:
-        """Tells the frontend that no more requests are taken."""
+        """Tells the frontend that no more requests are taken, in a message after all that was
+        before."""
+        if self._has_mail.is_set():
+            self._sealed.append(self._outbox)
+            self._outbox = scheduler_pb2.ConnectResponse()
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
         self._has_mail.set()

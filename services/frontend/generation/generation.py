@@ -11,6 +11,7 @@ begun, and its end, if it had come to it. Those that had not are submitted with 
 
 import asyncio
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
-REPLAYED_TOKENS = 64
-"""Tokens that are read again at a time, which takes about a millisecond; others come in between."""
+REPLAYED_TOKENS, REPLAY_S = 64, 0.001
+"""Tokens that are read again at a time, and seconds, if stop strings make them take longer; others
+come in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Generation:
         *,
         model: str,
         until: float,
+        replaying: asyncio.Lock,
         was_held: bool = False,
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
@@ -93,6 +96,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._until = until
+        self._replaying = replaying
         self._was_held = was_held
         self._resumption = resumption
         self._span = span
@@ -213,11 +217,15 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
-        for start in range(0, n_tokens, REPLAYED_TOKENS):
-            answer.add(so_far.token_ids[start : start + REPLAYED_TOKENS])
-            if answer.is_finished:
-                break
-            await asyncio.sleep(0)
+        async with self._replaying:
+            pause_at = time.perf_counter() + REPLAY_S
+            for number, token_id in enumerate(so_far.token_ids, start=1):
+                answer.add((token_id,))
+                if answer.is_finished:
+                    break
+                if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
+                    await asyncio.sleep(0)
+                    pause_at = time.perf_counter() + REPLAY_S
         if answer.n_tokens < n_tokens:
             raise InvalidRequest(TOKENS_FIELD, "has tokens after those of a stop string")
         if answer.is_finished:

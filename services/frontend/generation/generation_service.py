@@ -75,6 +75,7 @@ class GenerationService:
         self._n_in_flight_bytes = 0
         self._is_leaving = False
         self._is_stopping = False
+        self._replaying = asyncio.Lock()  # the tokens of one resumption at a time
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -168,6 +169,7 @@ class GenerationService:
             self._scheduler,
             model=pipeline.model,
             until=until,
+            replaying=self._replaying,
             was_held=was_held,
             resumption=request.resumption,
             span=span,

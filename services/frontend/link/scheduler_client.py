@@ -41,6 +41,10 @@ MAX_UNSENT = 4096
 """Messages that may wait to be sent when another request comes: a scheduler that doesn't read must
 not fill this process's memory."""
 
+MAX_EXTENSIONS = 5
+"""Losses in a row, without a token in between, from each of which a request has time anew: one that
+ends its schedulers must not do so for ever."""
+
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
 
@@ -73,6 +77,8 @@ class _Request:
     was_held: bool = False
     was_sent: bool = False
     is_accepted: bool = False  # by the scheduler that leads
+    n_extensions: int = 0  # of `until`, since it last had a token
+    n_at_loss: int = 0  # tokens when its pipeline was last lost
     is_stalled: bool = False  # no token since the pipeline was lost
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
@@ -89,20 +95,21 @@ class _Request:
         """Keeps the tokens, and returns the event with those that are new.
 
         Raises:
-            RuntimeError: tokens are missing, or other ones were there before.
+            RequestFailed: tokens are missing, or other ones were there before.
         """
         kept = self.submission.generated_token_ids
         n_kept = len(kept)
         if event.start != n_kept:
             n_known = n_kept - event.start
             if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
-                raise RuntimeError(
-                    f"request {self.request_id}: tokens from {event.start} on do not continue the "
-                    f"{n_kept} that are there"
+                raise errors.RequestFailed(
+                    f"tokens from {event.start} on do not continue the {n_kept} that are there"
                 )
             event = Tokens(event.request_id, event.token_ids[n_known:], n_kept)
         kept.extend(event.token_ids)
-        self.submission.n_losses = 0
+        if self.submission.n_losses and len(kept) - self.n_at_loss > 1:
+            self.submission.n_losses = 0
+        self.n_extensions = 0
         self.is_stalled = False
         return event
 
@@ -329,6 +336,7 @@ class SchedulerClient:
                 request.is_accepted = True
             case Suspended():
                 request.is_stalled = True
+                request.n_at_loss = len(request.submission.generated_token_ids)
                 request.submission.n_losses = event.n_losses
                 request.span.suspended(request.request_id, event.n_losses)
                 return
@@ -339,7 +347,13 @@ class SchedulerClient:
                 self._hold(request, error, pause_s=max(error.retry_after_s, ATTEMPT_PAUSE_S))
                 return
             case Tokens():
-                event = request.new_tokens(event)
+                try:
+                    event = request.new_tokens(event)
+                except errors.RequestFailed as error:
+                    log.error("bug in the scheduler: request %s: %s", request.request_id, error)
+                    self.cancel(request.request_id)
+                    self._end(request, error)
+                    return
         if event.is_last:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
@@ -373,9 +387,10 @@ class SchedulerClient:
         """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if request.is_accepted:
-            request.is_accepted = False
+        if request.is_accepted and request.n_extensions < MAX_EXTENSIONS:
+            request.n_extensions += 1
             request.until = max(request.until, now + self._resume_s)
+        request.is_accepted = False
         if now >= request.until:
             self._fail(request, error)
             return

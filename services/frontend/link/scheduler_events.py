@@ -69,23 +69,16 @@ Event = Accepted | Tokens | Suspended | Finished | Failed
 
 def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     """Yields the events of one message, in the order in which they happened."""
+    for suspension in response.suspended:  # a loss begins a message of its own
+        yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
         yield Accepted(accepted.request_id)
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected))
     for update in response.tokens:
-        yield _tokens(update)
-    for suspension in response.suspended:
-        yield Suspended(suspension.request_id, suspension.n_losses)
+        yield Tokens(update.request_id, tuple(update.token_ids), update.start)
     for completed in response.completed:
         yield _end(completed)
-
-
-def _tokens(update: scheduler_pb2.TokenUpdate) -> Tokens | Failed:
-    if not update.HasField("start"):
-        error = _unavailable("the scheduler is of another version than the frontend")
-        return Failed(update.request_id, error)
-    return Tokens(update.request_id, tuple(update.token_ids), update.start)
 
 
 def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:

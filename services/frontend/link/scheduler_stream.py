@@ -111,6 +111,8 @@ async def _read(
         await call.wait_for_connection()
         opened()
         while (response := await call.read()) is not grpc.aio.EOF:
+            if not all([update.HasField("start") for update in response.tokens]):
+                return "it is of another version, which cannot say where tokens belong"
             received(response)
     except grpc.aio.AioRpcError as error:
         return error.details() or error.code().name

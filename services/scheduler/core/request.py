@@ -35,6 +35,10 @@ MAX_LOSSES = 3
 """Lost epochs in a row that a request may have been on board of: after that it counts as their
 cause."""
 
+N_PROVING_TOKENS = 2
+"""New tokens with which a suspect has proved itself: it has been run as a prefill and as a decode.
+"""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -57,7 +61,7 @@ class Request:
     state: RequestState = RequestState.INITIATION
     generated_token_ids: list[int] = field(default_factory=list)
     n_losses: int = 0
-    """Epochs in a row that were lost with this request on board, without a token of it since."""
+    """Epochs in a row that were lost with this request on board, before it had proved itself."""
     n_prefill_tokens: int = 0
     """Tokens of the sequence when it was last `put_down`, or came into the pool."""
     n_scheduled: int = 0
@@ -144,7 +148,8 @@ class Request:
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a sampled token; returns why the request ends with it, or None."""
         self.generated_token_ids.append(token_id)
-        self.n_losses = 0
+        if self.n_losses and self.n_new_tokens >= N_PROVING_TOKENS:
+            self.n_losses = 0
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.generated_token_ids) == self.max_new_tokens:

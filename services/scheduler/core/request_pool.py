@@ -5,14 +5,15 @@ selection walks only over requests it can take: its cost does not depend on how 
 are.
 
 After a loss, the requests that were on board are suspects: each may be the one that ended it. They
-are admitted one at a time: nobody is admitted before the last one has a token. So whoever runs
-beside a suspect has proved itself, and the next loss tells which one it is.
+are admitted before all others and one at a time, the most suspicious first, each when everybody who
+runs has tokens and the last one has proved itself. So a loss is put down to the one suspect that
+was on board, and one that is put down to it again runs alone the next time.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain, takewhile
+from itertools import chain
 
 from services.common.errors import PoolFull
 from services.scheduler.core.request import Request, RequestState
@@ -22,8 +23,8 @@ def _arrival(request: Request) -> int:
     return request.arrival
 
 
-def _is_trusted(request: Request) -> bool:
-    return not request.is_suspect
+def _suspicion(request: Request) -> tuple[int, int]:
+    return (request.n_losses, -request.arrival)
 
 
 class RequestPool:
@@ -35,6 +36,7 @@ class RequestPool:
         self._waiting: dict[Request, None] = {}  # INITIATION, in arrival order
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready: list[Request] = []  # of these, those that can run; in arrival order
+        self._suspects: dict[Request, None] = {}  # those that wait
         self._on_probation: Request | None = None  # the last suspect that was admitted
 
     def __len__(self) -> int:
@@ -74,6 +76,8 @@ class RequestPool:
         request.put_down()
         self._n_arrived += 1
         self._waiting[request] = None
+        if request.is_suspect:
+            self._suspects[request] = None
 
     def selectable(self) -> Iterator[Request]:
         """Yields the requests that can ride the next iteration, in arrival order; the pool must not
@@ -81,11 +85,13 @@ class RequestPool:
         ready, first_waiting = self._ready, next(iter(self._waiting), None)
         if first_waiting is None or self._is_probation:
             return iter(ready)
-        is_suspect = first_waiting.is_suspect
-        waiting = (first_waiting,) if is_suspect else takewhile(_is_trusted, self._waiting)
+        if self._suspects:
+            if any(request.n_new_tokens == 0 for request in self._admitted):
+                return iter(ready)
+            return merge(ready, (max(self._suspects, key=_suspicion),), key=_arrival)
         if not ready or ready[-1].arrival < first_waiting.arrival:
-            return chain(ready, waiting)
-        return merge(ready, waiting, key=_arrival)
+            return chain(ready, self._waiting)
+        return merge(ready, self._waiting, key=_arrival)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
@@ -98,6 +104,7 @@ class RequestPool:
                 self._admitted[request] = None
                 self._make_ready(request)
                 if request.is_suspect:
+                    del self._suspects[request]
                     self._on_probation = request
             request.state = RequestState.RUNNING
         self._ready = [
@@ -121,6 +128,7 @@ class RequestPool:
         """Moves a request from any state to FINISHED, and out of the pool."""
         if request.state is RequestState.INITIATION:
             del self._waiting[request]
+            self._suspects.pop(request, None)
         else:
             del self._admitted[request]
             self.hold_back(request)
@@ -135,6 +143,7 @@ class RequestPool:
         self._waiting = dict.fromkeys(sorted(self, key=_arrival))
         self._admitted.clear()
         self._ready.clear()
+        self._suspects = {request: None for request in self._waiting if request.is_suspect}
         return begun
 
     @property

@@ -234,7 +234,7 @@ class Scheduler:
             return self._finish(request, FinishReason.CANCELLED)
         if request.request_id in culprits:
             message = "the model's numbers for this request are not finite"
-        elif request.n_losses == MAX_LOSSES:
+        elif request.n_losses >= MAX_LOSSES:
             message = f"the pipeline was lost {MAX_LOSSES} times in a row serving this request"
         else:
             return None

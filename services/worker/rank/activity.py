@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from services.common.iteration_limit import IterationLimit, Work
 
-JOIN_LIMIT_S = 120.0
+JOIN_LIMIT_S = 60.0
 """Time to join an epoch; more than `membership.JOIN_TIMEOUT_S` and what it takes to set memory for
 keys and values aside."""
 

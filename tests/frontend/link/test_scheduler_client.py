@@ -12,6 +12,7 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors, rpc
 from services.frontend.link.scheduler_client import (
     ATTEMPT_PAUSE_S,
+    MAX_EXTENSIONS,
     MAX_UNSENT,
     NO_PIPELINE,
     STOPPING,
@@ -31,6 +32,7 @@ from services.frontend.request.finish_reason import FinishReason
 from tests.fake_scheduler import (
     PIPELINE,
     Behaviour,
+    FakeRequest,
     FakeScheduler,
     keeps_quiet,
     loses_pipeline_after,
@@ -373,7 +375,7 @@ async def test_request_with_tokens_goes_on_after_them_when_its_scheduler_leads_n
     await goes_on_after(lambda scheduler: scheduler.requests[0].complete(unavailable))
 
 
-async def test_losses_in_a_row_are_told_to_the_next_scheduler_and_a_token_ends_the_row() -> None:
+async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_two_tokens() -> None:
     scheduler = FakeScheduler(keeps_quiet)
     async with connected(scheduler, resume_s=TIMEOUT_S) as client:
         inbox: Inbox = asyncio.Queue()
@@ -387,8 +389,9 @@ async def test_losses_in_a_row_are_told_to_the_next_scheduler_and_a_token_ends_t
         second = (await soon(scheduler.wait_requests(2)))[1]
         assert second.submission.n_losses == 2
         second.tokens(7)
-        assert [type(await soon(inbox.get())) for _ in range(2)] == [Accepted, Tokens]
-        scheduler.behaviour = says(7, 8)
+        second.tokens(8)
+        assert [type(await soon(inbox.get())) for _ in range(3)] == [Accepted, Tokens, Tokens]
+        scheduler.behaviour = says(7, 8, 9)
         scheduler.drop_connections()
         third = (await soon(scheduler.wait_requests(3)))[2]
         assert third.submission.n_losses == 0
@@ -449,18 +452,51 @@ async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> No
         Tokens("r", (7, 8), 0),
         Tokens("r", (9,), 2),
     ]
-    with pytest.raises(RuntimeError, match="tokens from 4 on"):
-        bring(4, 5)
-    with pytest.raises(RuntimeError, match="tokens from 2 on"):
-        bring(2, 5)
+    other: Inbox = asyncio.Queue()
+    submit(client, other, "other")
+    bring(4, 5)
+    failed = inbox.get_nowait()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, errors.RequestFailed)
+    assert "tokens from 4 on" in failed.error.message
+    assert other.empty(), "it is no other request's fault"
+    submit(client, inbox)
+    bring(0, 7, 8)
+    bring(1, 9)
+    assert inbox.get_nowait() == Tokens("r", (7, 8), 0)
+    assert isinstance(inbox.get_nowait(), Failed)
     client.close()
 
 
-async def test_scheduler_that_does_not_say_where_tokens_belong_is_not_believed() -> None:
-    update = scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7])
-    (event,) = events_of(scheduler_pb2.ConnectResponse(tokens=[update]))
-    assert isinstance(event, Failed)
-    assert isinstance(event.error, errors.Unavailable)
+async def test_scheduler_that_does_not_say_where_tokens_belong_is_left() -> None:
+    async def forgets(request: FakeRequest) -> None:
+        request.accept()
+        update = scheduler_pb2.TokenUpdate(request_id=request.request_id, token_ids=[7])
+        request._send(scheduler_pb2.ConnectResponse(tokens=[update]))
+
+    scheduler = FakeScheduler(forgets)
+    async with connected(scheduler, resume_s=TIMEOUT_S) as client:
+        inbox: Inbox = asyncio.Queue()
+        submit(client, inbox)
+        await soon(scheduler.wait_requests(1))
+        scheduler.behaviour = says(7)
+        assert [event for event in await until_last(inbox) if isinstance(event, Tokens)] == [
+            Tokens("r", (7,), 0)
+        ]
+        assert scheduler.n_connections == 2
+
+
+async def test_request_that_takes_schedulers_along_gets_no_more_time() -> None:
+    scheduler = FakeScheduler(loses_pipeline_after())
+    async with connected(scheduler, resume_s=0.4) as client:
+        inbox: Inbox = asyncio.Queue()
+        began = asyncio.get_running_loop().time()
+        submit(client, inbox)
+        *_, last = await until_last(inbox)
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, errors.Unavailable)
+        assert 0.4 < asyncio.get_running_loop().time() - began < TIMEOUT_S
+        assert len(scheduler.requests) > MAX_EXTENSIONS
 
 
 UNAVAILABLE = scheduler_pb2.REJECTION_REASON_UNAVAILABLE
