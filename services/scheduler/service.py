@@ -94,7 +94,7 @@ class Connection:
         request, reason = update.request, update.finish_reason
         request_id = request.request_id
         if update.token_id is not None:
-            start = len(request.generated_token_ids) - 1
+            start = update.n_generated - 1
             self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id], start=start)
         if reason is not None:
             del self.requests[request_id]

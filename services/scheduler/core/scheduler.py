@@ -38,6 +38,8 @@ class Update:
     request: Request
     token_id: int | None
     finish_reason: FinishReason | None
+    n_generated: int
+    """Tokens of the output, up to and including this one."""
     message: str = ""
     """Why the request failed, for people."""
 
@@ -215,7 +217,9 @@ class Scheduler:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:
             self.pool.mark_returned(request)
-        return None if token_id is None else Update(request, token_id, None)
+        if token_id is None:
+            return None
+        return Update(request, token_id, None, len(request.generated_token_ids))
 
     def _finish(
         self,
@@ -227,7 +231,7 @@ class Scheduler:
     ) -> Update:
         self.pool.remove(request)
         self._release_if_unused(request)
-        return Update(request, token_id, reason, message)
+        return Update(request, token_id, reason, len(request.generated_token_ids), message)
 
     def _end_of_suspended(self, request: Request, culprits: Collection[RequestId]) -> Update | None:
         if request.is_cancelled:

@@ -74,5 +74,7 @@ def check_ends(driver: Driver) -> None:
         assert mine[-1].finish_reason is not None
         tokens = [update.token_id for update in mine if update.token_id is not None]
         assert tokens == request.generated_token_ids
+        places = [update.n_generated for update in mine if update.token_id is not None]
+        assert places == list(range(1, len(tokens) + 1))
         if mine[-1].finish_reason is not FinishReason.CANCELLED:
             assert len(tokens) == driver.arrivals[index].n_iterations
