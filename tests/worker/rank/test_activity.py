@@ -31,7 +31,7 @@ def test_each_step_has_its_limit(activity: Activity) -> None:
     activity.compute(5, WORK)
     assert seconds_until_overdue(timer) == 11, "6 and ten times twice 0.2"
     activity.join(3)
-    assert seconds_until_overdue(timer) == 121
+    assert seconds_until_overdue(timer) == 61
     activity.profile()
     assert seconds_until_overdue(timer) == 301
 
