@@ -15,7 +15,7 @@ most one batch, as in the paper.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
@@ -31,8 +31,7 @@ from services.scheduler.core.request import (
 from services.scheduler.core.request_pool import RequestPool
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """The effect of an iteration, or of a cancellation, on one request."""
 
     request: Request
