@@ -19,7 +19,7 @@ MAX_MISSED_BEATS = 8
 """Turns of this process's loop, a second each, in which a service that turns is silent, before it
 counts as hung. On a machine that stands still or is starved they pass more slowly, too."""
 MAX_TURNS_TO_FIRST_BEAT = 60
-"""The same before its first sign of life, while it imports."""
+"""Turns without a sign of life that a service may take before its first one, while it imports."""
 
 OnMessage = Callable[[dict[str, Any]], None]
 """A function that is given each message of a service."""

@@ -42,7 +42,7 @@ class Refused(Exception):
 
 @dataclass
 class Progress:
-    """What a client has of a request: all that it needs to go on with it elsewhere."""
+    """The part of a request that a client has: all that it needs to go on with it elsewhere."""
 
     question: Question
     request: str

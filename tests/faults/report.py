@@ -1,4 +1,4 @@
-"""What a run has found, as a table for people and as JSON."""
+"""The findings of a run, as a table for people and as JSON."""
 
 import bisect
 import itertools

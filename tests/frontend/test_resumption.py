@@ -180,7 +180,7 @@ def index_of(frame: bytes) -> int | None:
 
 
 def resumption(received: Sequence[bytes], n_answers: int = 1) -> dict[str, Any]:
-    """What a client posts besides the request when it has received these events."""
+    """Returns the fields that a client posts besides the request after these events."""
     tokens: list[list[int]] = [[] for _ in range(n_answers)]
     for frame in received:
         for choice in chunk_of(frame)["choices"]:
@@ -237,7 +237,7 @@ def grpc_request(case: Case) -> inference_pb2.GenerateStreamRequest:
 
 
 def grpc_resumption(received: Sequence[Any], n_answers: int) -> inference_pb2.Resumption:
-    """What a client has that has received these messages."""
+    """Returns the resumption of a client that has received these messages."""
     answers = [inference_pb2.AnswerSoFar() for _ in range(n_answers)]
     for message in received:
         if message.HasField("choice"):

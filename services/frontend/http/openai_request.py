@@ -121,8 +121,10 @@ else:
 
 
 class ResumptionBody(BaseModel):
-    """What a client has of a stream that broke, besides the id of its last event. Answers of which
-    it has nothing may be left out at the end."""
+    """The field `resumption`: seed and tokens of a stream that broke, as its client has them.
+
+    The id of its last event comes in a header. Answers without tokens may be left out at the end.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

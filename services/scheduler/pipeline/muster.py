@@ -1,4 +1,4 @@
-"""Who is which stage: the rule by which workers become the members of a pipeline.
+"""The rule by which workers become the stages of a pipeline.
 
 A worker is one stage or none yet (`Describe`). Workers that hold a stage keep it, since they have
 its weights in memory; a stage that nobody holds is assigned to a worker that is free, and those

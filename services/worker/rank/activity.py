@@ -1,4 +1,4 @@
-"""What a rank's main thread does, and for how long it may do only that.
+"""The steps of a rank's main thread, and the time that each may take.
 
 The main thread says what it begins; another thread (`rank.lifeline`) counts how long that takes. So
 a main thread that stands is found by its own process, which alone knows whether it computes, whose

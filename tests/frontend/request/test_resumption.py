@@ -1,4 +1,4 @@
-"""What a client can have of an answer, and how the answer goes on."""
+"""Answers as far as a client has them, and how they go on."""
 
 import time
 from typing import Any

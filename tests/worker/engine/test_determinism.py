@@ -93,7 +93,7 @@ PROMPTS = [random.Random(n).choices(range(VOCAB_SIZE), k=n) for n in (3, 40, 150
 
 @dataclass(frozen=True)
 class Alone:
-    """What a request gets that has all stages to itself."""
+    """Returns the tokens of a request that has all stages to itself."""
 
     n_prompt: int
     sampling: SamplingParams

@@ -1,4 +1,4 @@
-"""What a rank's main thread does, and how long it may."""
+"""The steps of a rank's main thread, and their limits."""
 
 import pytest
 
