@@ -2,6 +2,8 @@
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
+    │   └── TooLarge        so large that it is not even read
+    ├── TimedOut            the client did not send, or not read, in time
     ├── Unauthenticated     nobody knows who calls
     ├── PermissionDenied    it is known who calls, and he may not
     ├── PoolFull            too much at once; says when to try again
@@ -29,6 +31,14 @@ class InvalidRequest(OrcinusError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class TooLarge(InvalidRequest):
+    """The request is larger than any may be, and was not read to its end."""
+
+
+class TimedOut(OrcinusError):
+    """The client did not send, or did not read, in the time that there is for it."""
 
 
 class Unauthenticated(OrcinusError):

@@ -147,7 +147,7 @@ ANSWERS_RESUMED = "orcinus_frontend_answers_resumed_total"
 ANSWERS_FINISHED = "orcinus_frontend_answers_finished_total"
 HTTP_REQUESTS = "orcinus_frontend_http_requests_total"
 GRPC_CALLS = "orcinus_frontend_grpc_calls_total"
-API_KEY_REFUSALS = "orcinus_frontend_api_key_refusals_total"
+REFUSALS = "orcinus_frontend_refusals_total"
 
 # A worker.
 WEIGHTS_LOADED = "orcinus_worker_weights_loaded_bytes"

@@ -36,6 +36,7 @@ from services.common import errors
 from services.common.mounted import Mounted
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.generation_request import GenerationRequest
+from services.frontend.request.refusals import Refusal, Refusals
 
 KEY_PREFIX = "orc-"
 """The beginning of every key, so that a scanner of repositories recognises one."""
@@ -46,9 +47,6 @@ REREAD_S = 1.0
 """Seconds for which the file is not looked at again."""
 
 MINUTE_S = 60.0
-
-UNKNOWN, RATE, IN_FLIGHT = REFUSALS = ("unknown", "rate", "in_flight")
-"""Reasons to refuse a call: nobody has its key, or a limit of the key is reached."""
 
 
 class ApiKey(BaseModel):
@@ -110,9 +108,9 @@ class Account:
         key: ApiKey | None = None,
         *,
         now: float = 0.0,
-        refusals: Counter[str] | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
-        self._refusals = Counter() if refusals is None else refusals
+        self._refusals = Refusals() if refusals is None else refusals
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
         self._bucket: TokenBucket | None = None
@@ -136,7 +134,7 @@ class Account:
         """
         wait_s = 0.0 if self._bucket is None else self._bucket.take(now)
         if self._bucket is not None and wait_s > 0:
-            self._refusals[RATE] += 1
+            self._refusals[Refusal.KEY_RATE] += 1
             raise errors.PoolFull(
                 f"this API key allows {self._bucket.per_minute} requests a minute",
                 retry_after_s=wait_s,
@@ -153,13 +151,13 @@ class Account:
         request.check()  # a number that is out of its range must not be counted
         limit, n_answers = self._max_in_flight, request.n_answers
         if limit is not None and n_answers > limit:
-            self._refusals[IN_FLIGHT] += 1
+            self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.InvalidRequest(
                 "n" if len(request.prompts) == 1 else "prompt",
                 f"asks for {n_answers} answers at once; this API key allows {limit}",
             )
         if limit is not None and self._n_in_flight + n_answers > limit:
-            self._refusals[IN_FLIGHT] += 1
+            self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.PoolFull(
                 f"this API key allows {limit} answers in the making",
                 retry_after_s=DEFAULT_RETRY_AFTER_S,
@@ -176,15 +174,20 @@ class Account:
 class ApiKeys:
     """All keys; finds out who calls. Without a file anybody may call."""
 
-    def __init__(self, path: Path | None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        refusals: Refusals | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Reads the file.
 
         Raises:
             OSError: there is no file.
             ValueError: it is not what it should be; the message says where.
         """
-        self.refusals = Counter(dict.fromkeys(REFUSALS, 0))
-        """Number of calls refused so far, by reason."""
+        self.refusals = Refusals() if refusals is None else refusals
         self._now = now
         self._anybody = Account()
         self._accounts: dict[str, Account] = {}
@@ -220,7 +223,7 @@ class ApiKeys:
         key = _key_in(authorization)
         account = None if key is None else self._by_hash.get(hash_of(key))
         if account is None:
-            self.refusals[UNKNOWN] += 1
+            self.refusals[Refusal.UNKNOWN_KEY] += 1
             if key is None:
                 raise errors.Unauthenticated("an API key is needed: authorization: Bearer KEY")
             raise errors.Unauthenticated("this API key is not known here")

@@ -30,6 +30,8 @@ from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer
@@ -59,6 +61,8 @@ class Frontend:
     def __init__(self, settings: FrontendSettings, traces: Tracing = tracing.OFF) -> None:
         self._settings = settings
         self._registry = metrics.new_registry()
+        self._refusals = Refusals()
+        self._budget = MemoryBudget(settings.max_in_flight_bytes, refusals=self._refusals)
         self._metrics = FrontendMetrics(self._registry)
         self._serving = ServingWatch(
             trouble=lambda: "" if self._scheduler.is_open else "no pipeline",
@@ -75,7 +79,7 @@ class Frontend:
             self._scheduler,
             chat_template=ChatTemplate.from_directory(settings.model),
             max_in_flight=settings.max_in_flight,
-            max_in_flight_bytes=settings.max_in_flight_bytes,
+            budget=self._budget,
             hold_s=settings.hold_s,
             tracer=traces.tracer,
             metrics=self._metrics,
@@ -84,9 +88,9 @@ class Frontend:
         self._probes: grpc.aio.Server | None = None
         self._listeners = contextlib.ExitStack()
         self.metrics_address: str | None = None
-        api_keys = ApiKeys(settings.api_keys_file)
+        api_keys = ApiKeys(settings.api_keys_file, refusals=self._refusals)
         self._registry.register(
-            FrontendState(self._service, self._scheduler, api_keys.refusals, serving=self._serving)
+            FrontendState(self._service, self._scheduler, self._refusals, serving=self._serving)
         )
         self._http, self.http_address = self._bind_http(api_keys, traces)
         self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)

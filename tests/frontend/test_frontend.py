@@ -258,7 +258,7 @@ async def test_held_requests_are_bounded_in_bytes(tmp_path: Path, body: dict[str
         scheduler.open()
         assert (await soon(small)).status_code == 200
         assert (await soon(waiting)).status_code != 429
-        assert site.frontend._service._n_in_flight_bytes == 0
+        assert site.frontend._budget.n_bytes == 0
 
 
 async def test_request_that_is_larger_than_the_budget_is_taken_alone(tmp_path: Path) -> None:

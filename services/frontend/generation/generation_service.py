@@ -32,6 +32,7 @@ from services.frontend.request.generation_request import (
     prompt_field,
 )
 from services.frontend.request.limits import Limits
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.chat_template import ChatTemplate
@@ -55,7 +56,7 @@ class GenerationService:
         *,
         chat_template: ChatTemplate | None = None,
         max_in_flight: int = 4096,
-        max_in_flight_bytes: int = 64 * 2**20,
+        budget: MemoryBudget | None = None,
         hold_s: float = 0.0,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
@@ -66,13 +67,12 @@ class GenerationService:
         self._scheduler = scheduler
         self._chat_template = chat_template
         self._max_in_flight = max_in_flight
-        self._max_in_flight_bytes = max_in_flight_bytes
+        self._budget = budget or MemoryBudget(64 * 2**20)
         self._hold_s = hold_s
         self.n_in_flight = 0
         """Answers that are admitted and not yet over."""
         self.n_waiting = 0
         """Answers of these that wait for a pipeline."""
-        self._n_in_flight_bytes = 0
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # the tokens of one resumption at a time
@@ -180,19 +180,16 @@ class GenerationService:
     def _in_flight(self, n_answers: int, n_bytes: int) -> Iterator[None]:
         if self._is_stopping:
             raise errors.Unavailable("the server is stopping")
-        is_too_large = self._n_in_flight_bytes + n_bytes > self._max_in_flight_bytes
-        if self.n_in_flight + n_answers > self._max_in_flight or (
-            is_too_large and self.n_in_flight > 0
-        ):
+        if self.n_in_flight + n_answers > self._max_in_flight:
             raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+        share = self._budget.share(n_bytes)
         self.n_in_flight += n_answers
-        self._n_in_flight_bytes += n_bytes
         self._idle.clear()
         try:
             yield
         finally:
+            share.close()
             self.n_in_flight -= n_answers
-            self._n_in_flight_bytes -= n_bytes
             if self.n_in_flight == 0:
                 self._idle.set()
 

@@ -32,6 +32,8 @@ class _Kind:
 
 _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.InvalidRequest: _Kind(400, "invalid_request_error"),
+    errors.TooLarge: _Kind(413, "invalid_request_error", "too_large"),
+    errors.TimedOut: _Kind(408, "invalid_request_error", "timed_out"),
     errors.Unauthenticated: _Kind(401, "invalid_request_error", "invalid_api_key"),
     errors.PermissionDenied: _Kind(403, "invalid_request_error", "permission_denied"),
     errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),

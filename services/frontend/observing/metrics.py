@@ -20,6 +20,7 @@ from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationRequest
+from services.frontend.request.refusals import Refusal
 
 DURATION_S = tuple(0.01 * 2**power for power in range(14))
 FIRST_TOKEN_S = (
@@ -220,7 +221,7 @@ class FrontendState(Collector):
         self,
         answers: Answers,
         connection: Connection,
-        refusals: Mapping[str, int],
+        refusals: Mapping[Refusal, int],
         *,
         serving: Serving,
     ) -> None:
@@ -256,9 +257,9 @@ class FrontendState(Collector):
             connection.n_resubmitted,
         )
         refusals = CounterMetricFamily(
-            semconv.API_KEY_REFUSALS, "Calls refused for their API key.", labels=["reason"]
+            semconv.REFUSALS, "Clients refused, or cut off.", labels=["reason"]
         )
-        for reason, n_calls in self._refusals.items():
+        for reason, n_calls in list(self._refusals.items()):
             refusals.add_metric([reason], n_calls)
         yield refusals
 

@@ -32,7 +32,8 @@ def test_each_error_has_its_status_and_code(
 
 
 def test_every_error_of_the_tree_has_a_status() -> None:
-    assert set(openai_errors._KINDS) == set(errors.OrcinusError.__subclasses__())
+    tree = {*errors.OrcinusError.__subclasses__(), *errors.InvalidRequest.__subclasses__()}
+    assert set(openai_errors._KINDS) == tree
 
 
 def test_headers_say_what_to_do() -> None:

@@ -24,6 +24,7 @@ from services.frontend.request.generation_request import (
     GenerationOptions,
     GenerationRequest,
 )
+from services.frontend.request.refusals import Refusal
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 from tests.exposition import Samples
 
@@ -204,4 +205,4 @@ def test_a_key_that_nobody_has_is_a_refusal(tmp_path: Any) -> None:
     for authorization in (None, "Bearer x"):
         with pytest.raises(errors.Unauthenticated):
             keys.admit(authorization)
-    assert keys.refusals == {"unknown": 2, "rate": 0, "in_flight": 0}
+    assert keys.refusals[Refusal.UNKNOWN_KEY] == 2
