@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
+UV     := $(VENV)/uv/bin/uv
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
@@ -22,6 +23,7 @@ FAULTS_SEED ?=
 
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
+# BASE is Python's image where it is not the one that the Dockerfile names by its digest.
 IMAGES       := frontend scheduler worker demo-model
 IMAGE_PREFIX ?= localhost/orcinus
 TAG          ?= dev
@@ -35,6 +37,10 @@ HEAL_NODE    ?= docker unpause
 STOP_API     ?= docker exec kind-control-plane pkill -STOP kube-apiserver
 START_API    ?= docker exec kind-control-plane pkill -CONT kube-apiserver
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
+BASE         ?=
+# A worker for GPUs has a tag of its own, since both are built from one commit.
+WORKER_TAG    = $(TAG)$(if $(filter cuda,$(DEVICE)),-cuda)
+IMAGE_NAMES   = $(foreach image,$(IMAGES),$(IMAGE_PREFIX)/$(image):$(if $(filter worker,$(image)),$(WORKER_TAG),$(TAG)))
 
 # A machine with a GPU often has PyTorch already, and no way to install anything. So what needs a GPU runs without .venv too:
 # the benchmark needs torch, triton, numpy and safetensors, and the tests of kernels pytest, pytest-timeout and hypothesis
@@ -56,7 +62,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,11 +141,20 @@ images: $(IMAGES:%=image-%)  ## Build the images as IMAGE_PREFIX/…:TAG, for DE
 
 # Dated as the commit and not as the build, so that building again changes nothing.
 $(IMAGES:%=image-%): image-%:
-	$(IMAGE_BUILD) $(IMAGE_PREFIX)/$*:$(TAG) . --target $* $(IMAGE_ARGS) \
+	$(IMAGE_BUILD) $(filter $(IMAGE_PREFIX)/$*:%,$(IMAGE_NAMES)) . --target $* $(IMAGE_ARGS) $(if $(BASE),--build-arg BASE=$(BASE)) \
 	  --build-arg REVISION=$$(git describe --always --abbrev=40 --exclude '*' --dirty) \
 	  --build-arg CREATED=$$(git log -1 --format=%cI)
 
 image-worker: IMAGE_ARGS = --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=$(TORCH_INDEX)
+
+push:  ## Push the images to the registry that IMAGE_PREFIX names, by ENGINE
+	@case '$(IMAGE_PREFIX)' in localhost/*) echo 'IMAGE_PREFIX=$(IMAGE_PREFIX) names no registry: make images push IMAGE_PREFIX=REGISTRY/…'; exit 1;; esac
+	@for image in $(IMAGE_NAMES); do $(ENGINE) push $$image || exit; done
+
+sbom:  ## Copy each image's list of packages (CycloneDX) to build/sbom, by ENGINE
+	@mkdir -p build/sbom
+	@for image in $(filter-out %/demo-model:$(TAG),$(IMAGE_NAMES)); do name=$${image##*/}; \
+	  $(ENGINE) run --rm --entrypoint cat $$image /sbom.cdx.json >build/sbom/$${name%%:*}.cdx.json || exit; done; ls build/sbom/*
 
 deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
 	kubectl apply -k k8s/overlays/$(OVERLAY)
@@ -165,7 +180,7 @@ undeploy:  ## Delete everything that OVERLAY has made, its namespace included
 
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
-	$(LOAD_IMAGE) $(IMAGES:%=$(IMAGE_PREFIX)/%:$(TAG))
+	$(LOAD_IMAGE) $(IMAGE_NAMES)
 	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 ##@ Generated
@@ -175,6 +190,19 @@ protos: $(VENV)/.protos  ## Generate the code of the wire contracts into protos/
 constraints: setup  ## Write what is installed into constraints.txt
 	@{ sed -n 1p constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\)+.*/torch==\1/' | sort -f; } > constraints.new
 	@mv constraints.new constraints.txt
+
+# Torch without CUDA has an index of its own, and hashes of its own there: that one wheel is installed without.
+LOCK := $(UV) pip compile --quiet --custom-compile-command 'make locks' --constraint constraints.txt --generate-hashes \
+  --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
+
+locks: $(UV)  ## Write requirements/: what the images install, by version (constraints.txt) and hash
+	$(LOCK) pyproject.toml --extra frontend --output-file requirements/frontend.txt
+	$(LOCK) pyproject.toml --extra scheduler --output-file requirements/scheduler.txt
+	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cuda.txt
+	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cpu.txt \
+	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
+	echo grpcio-tools | $(LOCK) - --output-file requirements/protos.txt
+	echo cyclonedx-bom==7.5.0 | $(LOCK) - --output-file requirements/sbom.txt
 
 clean:  ## Remove everything that can be made again
 	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -198,6 +226,10 @@ $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/pyth
 $(CHECKOV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet checkov==3.3.30
+
+$(UV): | $(BIN)/python
+	$(PYTHON) -m venv $(@D:/bin=)
+	$(@D)/pip install --quiet uv==0.13.9
 
 # Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
 $(PHOENIX): | $(BIN)/python
