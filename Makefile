@@ -50,6 +50,10 @@ WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConf
 
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
+# Where the scheduler may reach the API server; `auto` asks the cluster. Empty leaves the overlay's rule, as it must be where
+# that address changes, or the network plugin does not take the server's for one (Cilium without policy-cidr-match-mode: nodes).
+API_SERVER    ?= auto
+ALL           ?=
 NAMESPACE     ?= orcinus
 READY_TIMEOUT ?= 35m
 IN_NAMESPACE  := kubectl --namespace $(NAMESPACE)
@@ -156,8 +160,12 @@ sbom:  ## Copy each image's list of packages (CycloneDX) to build/sbom, by ENGIN
 	@for image in $(filter-out %/demo-model:$(TAG),$(IMAGE_NAMES)); do name=$${image##*/}; \
 	  $(ENGINE) run --rm --entrypoint cat $$image /sbom.cdx.json >build/sbom/$${name%%:*}.cdx.json || exit; done; ls build/sbom/*
 
+# The overlay's images, unless this call says where others are.
+GIVEN_IMAGES = $(if $(filter-out file,$(origin IMAGE_PREFIX) $(origin TAG)),IMAGE_PREFIX='$(IMAGE_PREFIX)' TAG='$(TAG)',IMAGE_PREFIX= TAG=)
+
 deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
-	kubectl apply -k k8s/overlays/$(OVERLAY)
+	@$(GIVEN_IMAGES) API_SERVER='$(API_SERVER)' k8s/compose.sh deploy '$(OVERLAY)'
+	kubectl apply -k build/deploy
 	@$(wait_serving)
 
 # A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
@@ -175,8 +183,9 @@ status:  ## Print pods, who leads, and which of them give requests tokens now
 	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \
 	done
 
-undeploy:  ## Delete everything that OVERLAY has made, its namespace included
-	kubectl delete -k k8s/overlays/$(OVERLAY) --ignore-not-found --timeout=5m
+undeploy:  ## Delete what OVERLAY has made, but no claim, namespace or class of the cluster; ALL=1 deletes these too
+	@ALL='$(ALL)' k8s/compose.sh undeploy '$(OVERLAY)'
+	kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
 
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
