@@ -264,7 +264,8 @@ def test_the_builder_is_sent_only_what_is_copied() -> None:
         for stage in STAGES.values()
         for copy in stage.all_of("COPY")
         if not copy.startswith("--from")
-        for source in copy.split()[:-1]
+        for name in copy.split()[:-1]
+        for source in (name.replace("$DEVICE", device) for device in ("cpu", "cuda"))
     }
     assert all((ROOT / source).exists() for source in sources)
 

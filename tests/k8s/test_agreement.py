@@ -17,8 +17,8 @@ from tests.k8s.manifests import (
     COMPOSITIONS,
     K8S,
     Manifests,
-    Workload,
     each_composition,
+    environment,
     rendered,
 )
 
@@ -27,44 +27,8 @@ SETTINGS: Mapping[str, type[ServerSettings]] = {
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
 }
-FIELDS = {
-    "metadata.name": "orcinus-worker-1",
-    "metadata.namespace": "orcinus",
-    "metadata.uid": "0b8f2a1e-6b0e-4f43-93a5-2f3cf6a5ea5c",
-    "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']": "1",
-    "metadata.labels['app.kubernetes.io/component']": "worker",
-    "metadata.labels['app.kubernetes.io/version']": "0.1.0",
-    "spec.nodeName": "node-1",
-    "status.podIP": "10.244.1.7",
-}
-"""Returns the value that the downward API would give."""
-
 EXIT_S = {"frontend": 5, "scheduler": 10}
 """Seconds beside drain and lingering that a service needs to end."""
-
-
-def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
-    """The variables of a service's container."""
-    container = workload.container
-    found: dict[str, str] = {}
-    for source in container["envFrom"]:
-        found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
-    for variable in container["env"]:
-        found[variable["name"]] = _value(manifests, variable)
-    return found
-
-
-def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
-    if "value" in variable:
-        value: str = variable["value"]
-        return value
-    match variable["valueFrom"]:
-        case {"fieldRef": {"fieldPath": path}}:
-            return FIELDS[path]
-        case {"configMapKeyRef": {"name": name, "key": key}}:
-            data: dict[str, str] = manifests.get("ConfigMap", name)["data"]
-            return data[key]
-    raise AssertionError(f"no value for {variable}")
 
 
 @cache
