@@ -164,3 +164,51 @@ def test_undeploying_keeps_a_class_that_other_pipelines_have(composer: Composer)
     )
     assert composer.composed("undeploy", "mine", ALL="1").of("PriorityClass")
     assert not composer.composed("undeploy", "mine").of("PriorityClass")
+
+
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs make in the repository, where nothing is built or pushed: ENGINE only says so."""
+    environment = {key: value for key, value in os.environ.items() if key not in GIVEN}
+    return subprocess.run(
+        ["make", "ENGINE=echo", *arguments],
+        cwd=K8S.parent,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+GIVEN = {"IMAGE_PREFIX", "TAG", "DEVICE", "OVERLAY", "API_SERVER", "MAKEFLAGS"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "given"),
+    [
+        ((), {}, "IMAGE_PREFIX= TAG= "),
+        (("TAG=3",), {}, "IMAGE_PREFIX='localhost/orcinus' TAG='3' "),
+        ((), {"IMAGE_PREFIX": "r.test/a"}, "IMAGE_PREFIX='r.test/a' TAG='dev' "),
+    ],
+    ids=["nothing", "an argument", "the environment"],
+)
+def test_make_deploy_names_images_only_if_somebody_does(
+    arguments: tuple[str, ...], variables: dict[str, str], given: str
+) -> None:
+    done = make("--dry-run", "deploy", *arguments, **variables)
+    assert done.stdout.startswith(f"{given}API_SERVER='auto' k8s/compose.sh deploy 'demo'\n")
+
+
+def test_make_push_pushes_what_make_images_builds() -> None:
+    choice = ("IMAGE_PREFIX=r.test/a", "TAG=3", "DEVICE=cuda")
+    built = make("--dry-run", "images", "IMAGE_BUILD=build", *choice).stdout
+    names = [line.split()[1] for line in built.splitlines() if line.startswith("build ")]
+    tagged = ["frontend:3", "scheduler:3", "worker:3-cuda", "demo-model:3"]
+    assert names == [f"r.test/a/{name}" for name in tagged]
+    assert make("push", *choice).stdout.splitlines() == [f"push {name}" for name in names]
+
+
+def test_make_push_wants_a_registry() -> None:
+    done = make("push")
+    assert done.returncode != 0
+    assert "names no registry" in done.stdout
