@@ -6,8 +6,7 @@ back at once what its method holds, and its status waits in gRPC until the clien
 """
 
 import asyncio
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor
 
@@ -28,23 +27,12 @@ class Exchange:
         """Sends an answer; returns when gRPC has sent it, or has room for it."""
         await self._context.write(message)
 
-    async def write_whole(self, message: Any) -> None:
-        """Sends the one answer of a call."""
-        await self.write(message)
+    def hand_over(self, _: Any) -> None:
+        """Notes the one answer of a call, which gRPC sends when the call's method has ended."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Gives back what the messages hold."""
+    def close(self, _: object = None) -> None:
+        """Gives back what the messages hold; comes when the call's task has ended, and its status
+        is sent."""
 
 
 class TimedExchange(Exchange):
@@ -95,7 +83,7 @@ class TimedExchange(Exchange):
                 raise
             raise errors.TimedOut(f"the answer was not read for {self._send_limit_s:g} s") from None
 
-    def close(self) -> None:
+    def close(self, _: object = None) -> None:
         """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()

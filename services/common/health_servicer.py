@@ -76,9 +76,7 @@ class HealthServicer:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def List(
-        self, _: health_pb2.HealthListRequest, __: Any
-    ) -> health_pb2.HealthListResponse:
+    async def List(self, _: health_pb2.HealthListRequest, __: Any) -> health_pb2.HealthListResponse:
         """Answers with the status of every name."""
         return health_pb2.HealthListResponse(
             statuses={

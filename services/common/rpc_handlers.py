@@ -71,13 +71,13 @@ def service_handler(
     callers: Mapping[str, Collection[str]] | None = None,
     admit: Callable[[Any], object] | None = None,
     observe: Observe | None = None,
-    exchange: MakeExchange | None = None,
+    exchange: MakeExchange = Exchange,
 ) -> grpc.GenericRpcHandler:
     """Returns the handlers of one service; methods in `raw` take and give bytes.
 
     `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
-    the context of each call and raises what refuses it. With `exchange`, the requests and answers
-    of calls go through what it makes; those of methods with a stream of requests do not.
+    the context of each call and raises what refuses it. Requests and
+    answers go through what `exchange` makes, but for methods with a stream of requests.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -131,7 +131,7 @@ class _Method:
     callers: frozenset[str] | None
     admit: Callable[[Any], object] | None
     observe: Observe | None
-    exchange: MakeExchange | None
+    exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
         """Returns the observer's context manager for a call, or one that does nothing."""
@@ -171,10 +171,6 @@ def _method_handler(
         return grpc.stream_stream_rpc_method_handler(
             _unary_stream(method, request_class), None, serialise
         )
-    if method.exchange is not None:
-        return grpc.stream_stream_rpc_method_handler(
-            _written_unary(method, method.exchange, request_class), None, serialise
-        )
     return grpc.stream_unary_rpc_method_handler(
         _unary_unary(method, request_class), None, serialise
     )
@@ -182,44 +178,30 @@ def _method_handler(
 
 def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
     async def handle(_requests: object, context: Any) -> Any:
+        exchange = method.exchange(context)
+        context.add_done_callback(exchange.close)
         async with _error_boundary(method, context):
-            request = await _read(Exchange(context), request_class)
-            return await method.behaviour(request, context)
-
-    return handle
-
-
-def _written_unary(
-    method: _Method, make_exchange: MakeExchange, request_class: type[Message]
-) -> Callable[..., Any]:
-    """Returns a handler that writes the one answer itself: gRPC would wait for its reader without a
-    limit. On the wire a single answer is a stream of one."""
-
-    async def handle(_requests: object, context: Any) -> None:
-        with make_exchange(context) as exchange:
-            async with _error_boundary(method, context):
-                # In one expression: what it has is not held while its end waits for a reader.
-                await exchange.write_whole(
-                    await method.behaviour(await _read(exchange, request_class), context)
-                )
+            # In one expression: a request is not held while its answer waits for a reader.
+            response = await method.behaviour(await _read(exchange, request_class), context)
+            exchange.hand_over(response)
+            return response
 
     return handle
 
 
 def _unary_stream(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
-    make_exchange = method.exchange or Exchange
-
     async def handle(_requests: object, context: Any) -> None:
-        with make_exchange(context) as exchange:
-            async with (
-                _error_boundary(method, context),
-                # Closed here: a call may end while its method waits for the client to read.
-                contextlib.aclosing(
-                    method.behaviour(await _read(exchange, request_class), context)
-                ) as responses,
-            ):
-                async for response in responses:
-                    await exchange.write(response)
+        exchange = method.exchange(context)
+        context.add_done_callback(exchange.close)
+        async with (
+            _error_boundary(method, context),
+            # Closed here: a call may end while its method waits for the client to read.
+            contextlib.aclosing(
+                method.behaviour(await _read(exchange, request_class), context)
+            ) as responses,
+        ):
+            async for response in responses:
+                await exchange.write(response)
 
     return handle
 

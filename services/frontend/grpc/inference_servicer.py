@@ -6,6 +6,7 @@ error in both.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import grpc.aio
@@ -99,6 +100,7 @@ class InferenceServicer:
     ) -> inference_pb2.TokenizeResponse:
         """Answers with the tokens that a generation would start with."""
         self._check_size(message)
+        self._check_n_tokens(message.prompt)
         token_ids = await self._service.tokenize(_to_prompt(message.prompt))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
@@ -121,19 +123,36 @@ class InferenceServicer:
         """Counts a call against the caller's key, before the call's message is received."""
         self._api_keys.admit(_authorization(context))
 
+    def uploading(self, context: Context) -> AbstractContextManager[object]:
+        """Returns a context in which a call that is being received counts as an answer of its
+        caller; raises PoolFull if he has too many."""
+        return self._api_keys.account_of(_authorization(context)).receiving()
+
     def _to_request(
         self, message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest
     ) -> GenerationRequest:
         self._check_size(message)
+        self._check_n_tokens(message.prompt)
         return GenerationRequest(
             prompts=(_to_prompt(message.prompt),),
             options=_to_options(message.options),
             model=message.model,
         )
 
+    def _check_n_tokens(self, prompt: inference_pb2.Prompt) -> None:
+        """Raises TooLarge if a prompt has more tokens than any may, before they become objects."""
+        n_tokens = len(prompt.token_ids.ids)
+        with suppress(errors.Unavailable):  # nothing is known of the model yet
+            max_tokens = self._service.describe().max_model_len
+            if n_tokens > max_tokens:
+                raise errors.TooLarge(
+                    "prompt",
+                    f"has {n_tokens} tokens; prompt and answer may have {max_tokens} together",
+                )
+
     def _check_size(self, message: Any) -> None:
         if message.ByteSize() > self._max_body_bytes:
-            raise errors.InvalidRequest(
+            raise errors.TooLarge(
                 "request", f"must not be larger than {self._max_body_bytes} bytes"
             )
 
@@ -157,7 +176,9 @@ def add_services(
             servicer,
             admit=servicer.admit,
             observe=observe,
-            exchange=transfers.exchange,
+            exchange=lambda context: transfers.exchange(
+                context, uploading=lambda: servicer.uploading(context)
+            ),
         ),
         rpc_handlers.service_handler(reflection.SERVICE, reflecting, raw=reflection.RAW_METHODS),
     )

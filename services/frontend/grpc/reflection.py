@@ -51,15 +51,16 @@ class ReflectionServicer:
         self._n_streams += 1
         # Not when this method ends: a stream that nobody reads is there until its client goes.
         context.add_done_callback(self._forget_stream)
-        with self._make_exchange(context) as exchange:
-            while (data := await exchange.receive(Question.DESCRIPTOR)) is not grpc.aio.EOF:
-                if len(data) > MAX_QUESTION_BYTES:
-                    raise errors.TooLarge(
-                        "request", f"must not be larger than {MAX_QUESTION_BYTES} bytes"
-                    )
-                question = rpc_handlers.parse(data, Question)
-                async for answer in self._library.ServerReflectionInfo(_only(question), context):
-                    await exchange.write(answer.SerializeToString())
+        exchange = self._make_exchange(context)
+        context.add_done_callback(exchange.close)
+        while (data := await exchange.receive(Question.DESCRIPTOR)) is not grpc.aio.EOF:
+            if len(data) > MAX_QUESTION_BYTES:
+                raise errors.TooLarge(
+                    "request", f"must not be larger than {MAX_QUESTION_BYTES} bytes"
+                )
+            question = rpc_handlers.parse(data, Question)
+            async for answer in self._library.ServerReflectionInfo(_only(question), context):
+                await exchange.write(answer.SerializeToString())
 
     def _forget_stream(self, _: object) -> None:
         self._n_streams -= 1

@@ -127,13 +127,18 @@ class LimitedExchange(TimedExchange):
             self._note_unread(_n_bytes(message))
             raise
 
-    async def write_whole(self, message: Any) -> None:
-        """Sends the one answer of a call; raises PoolFull if there is no memory for it, and as
-        `write` does."""
-        self._share.grow(_n_bytes(message))
-        await self.write(message)
+    def hand_over(self, message: Any) -> None:
+        """Counts the one answer of a call, which gRPC sends when the call's method has ended.
 
-    def close(self) -> None:
+        Raises:
+            PoolFull: there is no memory for it.
+        """
+        n_bytes = _n_bytes(message)
+        self._share.close()  # the request is gone
+        self._share.grow(n_bytes)
+        self._timer = self._loop.call_later(self._send_limit_s, self._note_unread, n_bytes)
+
+    def close(self, _: object = None) -> None:
         """Gives back what the messages hold; comes when gRPC has told the client of the end, or
         knows that it is gone."""
         super().close()
@@ -158,7 +163,7 @@ class LimitedExchange(TimedExchange):
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
         transfers.n_unread[self._unread_peer] += 1
-        self._share.close()  # the request is gone
+        self._share.close()  # what it had is gone
         with suppress(errors.PoolFull):  # the answer cannot be taken back
             self._share.grow(n_bytes + UNREAD_CALL_BYTES)
 
