@@ -8,7 +8,7 @@ back at once what its method holds, and its status waits in gRPC until the clien
 import asyncio
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from services.common import errors
 
@@ -19,7 +19,7 @@ class Exchange:
     def __init__(self, context: Any) -> None:
         self._context = context
 
-    async def receive(self, _: Descriptor) -> Any:
+    async def receive(self, _: type[Message]) -> Any:
         """Returns the bytes of the call's next request, or gRPC's EOF; takes its type."""
         return await self._context.read()
 
@@ -52,7 +52,7 @@ class TimedExchange(Exchange):
         self._writing_since: float | None = None
         self._is_unread = False
 
-    async def receive(self, kind: Descriptor) -> Any:
+    async def receive(self, request_class: type[Message]) -> Any:
         """Returns the bytes of the call's next request, or gRPC's EOF.
 
         Raises:
@@ -60,7 +60,7 @@ class TimedExchange(Exchange):
         """
         try:
             async with asyncio.timeout(self._receive_limit_s):
-                return await super().receive(kind)
+                return await super().receive(request_class)
         except TimeoutError:
             raise errors.TimedOut("the request did not come in time") from None
 
@@ -70,18 +70,22 @@ class TimedExchange(Exchange):
         Raises:
             TimedOut: the client did not read in time.
         """
+        self._writing_since = self._loop.time()
         try:
             if self._timer is None:
                 self._timer = self._loop.call_later(self._send_limit_s, self._look)
                 # On its own: a write that carries it and waits would let no status follow.
                 await self._context.send_initial_metadata(())
-            self._writing_since = self._loop.time()
             await self._context.write(message)
             self._writing_since = None
         except asyncio.CancelledError:
             if not self._is_unread or self._task is None or self._task.uncancel() > 0:
                 raise
+            self.note_unread(message)
             raise errors.TimedOut(f"the answer was not read for {self._send_limit_s:g} s") from None
+
+    def note_unread(self, _: Any) -> None:
+        """Notes an answer that was not read in time, and stays with gRPC."""
 
     def close(self, _: object = None) -> None:
         """Stops the timer."""

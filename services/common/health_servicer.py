@@ -24,7 +24,8 @@ MAX_NAME_LENGTH = 256
 
 RETRY_AFTER_S = 5.0
 
-Status = health_pb2.HealthCheckResponse.ServingStatus
+Status = int
+"""A value of `HealthCheckResponse.ServingStatus`."""
 
 
 class HealthStatuses:

@@ -236,7 +236,7 @@ async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
 async def _read(exchange: Exchange, request_class: type[Message]) -> Message:
     """Reads the one request of a call. On the wire a single request is a stream of one; read as a
     stream, it is received only when it is asked for, after the caller has been admitted."""
-    data = await exchange.receive(request_class.DESCRIPTOR)
+    data = await exchange.receive(request_class)
     if data is grpc.aio.EOF:
         name = request_class.DESCRIPTOR.name
         raise errors.InvalidRequest("request", f"the call has no {name}")

@@ -7,19 +7,20 @@ counted as far as they go, and refused by the parser.
 """
 
 from functools import cache
+from typing import Any
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Kinds of fields on the wire; the beginning and the end of a group have no content of their
 own."""
 
 
-def has_more_fields(data: bytes, kind: Descriptor, limit: int) -> bool:
+def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bool:
     """Returns whether a message of that type, with the messages in it, has more fields than the
     limit; takes no longer than `limit` fields do."""
     n_fields = 0
-    pending = [(0, len(data), kind)]
+    pending: list[tuple[int, int, Any]] = [(0, len(data), message_class.DESCRIPTOR)]
     while pending:
         position, end, kind = pending.pop()
         messages = _messages_in(kind)
@@ -45,8 +46,8 @@ def has_more_fields(data: bytes, kind: Descriptor, limit: int) -> bool:
 
 
 @cache
-def _messages_in(kind: Descriptor) -> dict[int, Descriptor]:
-    """Returns the types of the fields that are messages, by number."""
+def _messages_in(kind: Any) -> dict[int, Any]:
+    """Returns the descriptors of a descriptor's fields that are messages, by number."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 

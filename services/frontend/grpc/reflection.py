@@ -53,7 +53,7 @@ class ReflectionServicer:
         context.add_done_callback(self._forget_stream)
         exchange = self._make_exchange(context)
         context.add_done_callback(exchange.close)
-        while (data := await exchange.receive(Question.DESCRIPTOR)) is not grpc.aio.EOF:
+        while (data := await exchange.receive(Question)) is not grpc.aio.EOF:
             if len(data) > MAX_QUESTION_BYTES:
                 raise errors.TooLarge(
                     "request", f"must not be larger than {MAX_QUESTION_BYTES} bytes"
@@ -66,5 +66,5 @@ class ReflectionServicer:
         self._n_streams -= 1
 
 
-async def _only(question: Question) -> AsyncIterator[Question]:
+async def _only(question: Any) -> AsyncIterator[Any]:
     yield question

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import grpc.aio
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from services.common import errors
 from services.common.exchange import TimedExchange
@@ -89,7 +89,7 @@ class LimitedExchange(TimedExchange):
         self._share = transfers.budget.share()
         self._unread_peer: str | None = None
 
-    async def receive(self, kind: Descriptor) -> Any:
+    async def receive(self, request_class: type[Message]) -> Any:
         """Returns the bytes of the call's next request, or gRPC's EOF.
 
         Raises:
@@ -110,22 +110,10 @@ class LimitedExchange(TimedExchange):
             raise errors.TimedOut("the request did not come in time") from None
         if data is not grpc.aio.EOF:
             self._share.grow(len(data))
-            if has_more_fields(data, kind, MAX_FIELDS):
+            if has_more_fields(data, request_class, MAX_FIELDS):
                 transfers.refusals[Refusal.BODY_TOO_LARGE] += 1
                 raise errors.TooLarge("request", f"must not have more than {MAX_FIELDS} fields")
         return data
-
-    async def write(self, message: Any) -> None:
-        """Sends an answer; returns when gRPC has sent it, or has room for it.
-
-        Raises:
-            TimedOut: the client did not read in time.
-        """
-        try:
-            await super().write(message)
-        except errors.TimedOut:
-            self._note_unread(_n_bytes(message))
-            raise
 
     def hand_over(self, message: Any) -> None:
         """Counts the one answer of a call, which gRPC sends when the call's method has ended.
@@ -133,10 +121,9 @@ class LimitedExchange(TimedExchange):
         Raises:
             PoolFull: there is no memory for it.
         """
-        n_bytes = _n_bytes(message)
         self._share.close()  # the request is gone
-        self._share.grow(n_bytes)
-        self._timer = self._loop.call_later(self._send_limit_s, self._note_unread, n_bytes)
+        self._share.grow(_n_bytes(message))
+        self._timer = self._loop.call_later(self._send_limit_s, self.note_unread, message)
 
     def close(self, _: object = None) -> None:
         """Gives back what the messages hold; comes when gRPC has told the client of the end, or
@@ -158,14 +145,15 @@ class LimitedExchange(TimedExchange):
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _note_unread(self, n_bytes: int) -> None:
+    def note_unread(self, message: Any) -> None:
+        """Counts an answer that was not read in time, and stays with gRPC until its client goes."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
         transfers.n_unread[self._unread_peer] += 1
         self._share.close()  # what it had is gone
         with suppress(errors.PoolFull):  # the answer cannot be taken back
-            self._share.grow(n_bytes + UNREAD_CALL_BYTES)
+            self._share.grow(_n_bytes(message) + UNREAD_CALL_BYTES)
 
 
 def _n_bytes(message: Any) -> int:

@@ -8,7 +8,6 @@ from orcinus.v1 import inference_pb2
 from services.frontend.grpc.field_count import has_more_fields
 
 REQUEST = inference_pb2.GenerateRequest
-KIND = REQUEST.DESCRIPTOR
 
 
 def conversation(n_turns: int) -> inference_pb2.GenerateRequest:
@@ -22,8 +21,8 @@ def conversation(n_turns: int) -> inference_pb2.GenerateRequest:
 def test_fields_of_messages_in_messages_count(n_turns: int) -> None:
     n_fields = 2 + 3 * n_turns  # the prompt, the conversation; each turn and what it has
     data = conversation(n_turns).SerializeToString()
-    assert not has_more_fields(data, KIND, n_fields)
-    assert has_more_fields(data, KIND, n_fields - 1)
+    assert not has_more_fields(data, REQUEST, n_fields)
+    assert has_more_fields(data, REQUEST, n_fields - 1)
 
 
 def test_packed_numbers_and_long_texts_are_one_field() -> None:
@@ -32,7 +31,7 @@ def test_packed_numbers_and_long_texts_are_one_field() -> None:
         inference_pb2.Prompt(token_ids=numbers),
         inference_pb2.Prompt(text="\x0a\x00" * 100_000),
     ):
-        assert not has_more_fields(REQUEST(prompt=prompt).SerializeToString(), KIND, 3)
+        assert not has_more_fields(REQUEST(prompt=prompt).SerializeToString(), REQUEST, 3)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +40,11 @@ def test_packed_numbers_and_long_texts_are_one_field() -> None:
     ids=["unknown number", "unknown text", "group", "empty prompt"],
 )
 def test_fields_that_become_much_from_little_count(field: bytes) -> None:
-    assert not has_more_fields(field * 10, KIND, 20)
-    assert has_more_fields(field * 30, KIND, 20)
+    assert not has_more_fields(field * 10, REQUEST, 20)
+    assert has_more_fields(field * 30, REQUEST, 20)
 
 
 @given(data=st.binary(max_size=200), limit=st.integers(0, 300))
 def test_any_bytes_have_a_number_of_fields(data: bytes, limit: int) -> None:
-    assert has_more_fields(data, KIND, limit) in (False, True)
-    assert not has_more_fields(data, KIND, len(data))
+    assert has_more_fields(data, REQUEST, limit) in (False, True)
+    assert not has_more_fields(data, REQUEST, len(data))
