@@ -156,6 +156,19 @@ class Account:
                 "n" if len(request.prompts) == 1 else "prompt",
                 f"asks for {n_answers} answers at once; this API key allows {limit}",
             )
+        return self._take(n_answers)
+
+    def receiving(self) -> ExitStack:
+        """Counts a request that is being received as one answer in flight, until the returned
+        context is closed.
+
+        Raises:
+            PoolFull: there are too many at the moment.
+        """
+        return self._take(1)
+
+    def _take(self, n_answers: int) -> ExitStack:
+        limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.PoolFull(

@@ -25,6 +25,7 @@ from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
+from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
 from services.frontend.http.openai_api import create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
@@ -116,15 +117,31 @@ class Frontend:
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
         )
-        limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
+        max_message_bytes = min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
         server = rpc.create_server(
-            [*rpc.PUBLIC_SERVER_OPTIONS, limit, *_renewal(settings.linger_s)]
+            [
+                *rpc.public_server_options(
+                    max_connections=settings.max_connections,
+                    head_limit_s=settings.head_limit_s,
+                    idle_limit_s=settings.idle_limit_s,
+                ),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                *_renewal(settings.linger_s),
+            ]
         )
         servicer = InferenceServicer(
-            self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
+            self._service, max_body_bytes=max_message_bytes, api_keys=api_keys
+        )
+        transfers = Transfers(
+            self._budget,
+            self._refusals,
+            max_message_bytes=max_message_bytes,
+            receive_limit_s=settings.body_limit_s,
+            send_limit_s=settings.send_limit_s,
         )
         spans = server_spans(traces.tracer) if traces.is_on else None
-        add_services(server, servicer, self._health, observe=self._metrics.counted(spans))
+        observe = self._metrics.counted(spans)
+        add_services(server, servicer, self._health, transfers, observe=observe)
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, NonNegativeFloat, PositiveInt, StringConstraints
+from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints
 
 from services.common.settings import ServerSettings
 
@@ -53,6 +53,23 @@ class FrontendSettings(ServerSettings):
     max_in_flight_bytes: PositiveInt = 64 * 2**20
     """Memory that prompts of answers in the making, or held, may take together. A request larger
     than that is taken when there is no other."""
+
+    max_connections: PositiveInt = 1024
+    """Connections of each API at once; each takes a file descriptor. Further ones are closed."""
+
+    head_limit_s: PositiveFloat = 10.0
+    """Seconds that a new connection has for its TLS handshake, and then for what a request begins
+    with."""
+
+    body_limit_s: PositiveFloat = 60.0
+    """Seconds that a request has to come in."""
+
+    idle_limit_s: PositiveFloat = 75.0
+    """Seconds after which a connection without a request is closed; longer than load balancers keep
+    theirs."""
+
+    send_limit_s: PositiveFloat = 30.0
+    """Seconds that an answer may make no progress because its client does not read."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
