@@ -156,6 +156,19 @@ class Account:
                 "n" if len(request.prompts) == 1 else "prompt",
                 f"asks for {n_answers} answers at once; this API key allows {limit}",
             )
+        return self._take(n_answers)
+
+    def receiving(self) -> ExitStack:
+        """Counts a request that is being received as one answer in flight, until the returned
+        context is closed.
+
+        Raises:
+            PoolFull: there are too many at the moment.
+        """
+        return self._take(1)
+
+    def _take(self, n_answers: int) -> ExitStack:
+        limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.PoolFull(
@@ -228,6 +241,14 @@ class ApiKeys:
                 raise errors.Unauthenticated("an API key is needed: authorization: Bearer KEY")
             raise errors.Unauthenticated("this API key is not known here")
         return account
+
+    def knows(self, authorization: str | None) -> bool:
+        """Returns whether a caller may call, by the value of `authorization`; counts nothing."""
+        if self._file is None:
+            return True
+        self._refresh(self._file, self._now())
+        key = _key_in(authorization)
+        return key is not None and hash_of(key) in self._by_hash
 
     def _refresh(self, file: Mounted[bytes, ApiKeyFile], now: float) -> None:
         if now - self._read_at < REREAD_S:

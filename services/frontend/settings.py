@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, NonNegativeFloat, PositiveInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from services.common.settings import ServerSettings
 
@@ -46,6 +52,32 @@ class FrontendSettings(ServerSettings):
 
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
+
+    max_connections: PositiveInt = 2048
+    """HTTP connections at most. When there are more, the one that has been idle longest is closed.
+    Each takes a file descriptor, and the process needs 512 more."""
+
+    max_head_bytes: PositiveInt = 32 * 2**10
+    """Bytes of an HTTP request's line and headers at most."""
+
+    max_headers: PositiveInt = 100
+    """Headers of an HTTP request at most."""
+
+    head_limit_s: PositiveFloat = 10.0
+    """Seconds for the handshake of TLS, and from an HTTP request's first byte, or from connecting,
+    until its headers are complete."""
+
+    body_limit_s: PositiveFloat = 60.0
+    """Seconds from there until the body of an HTTP request is complete."""
+
+    idle_limit_s: PositiveFloat = 75.0
+    """Seconds that an HTTP connection stays open between requests. That is longer than most clients
+    and proxies keep theirs, so that they close it and no request meets a connection that is being
+    closed."""
+
+    send_limit_s: PositiveFloat = 30.0
+    """Seconds in which a client that does not keep up must read 16 KiB of its answer, or lose its
+    connection."""
 
     max_in_flight: PositiveInt = 4096
     """Answers in the making at most: bounds this process's memory."""
