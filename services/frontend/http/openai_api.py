@@ -18,6 +18,7 @@ from services.frontend.http.exchange import (
     read_body,
     while_connected,
 )
+from services.frontend.http.json_structure import check_structure
 from services.frontend.http.openai_request import (
     Body,
     ChatBody,
@@ -130,7 +131,9 @@ class OpenAIApi:
         """Reads a body, which counts as an answer in flight from here on: who may have two answers
         has no more uploads. What it stands for takes a share of its own when it is opened."""
         with account.receiving(), self._bodies.budget.share() as share:
-            return parse_body(kind, await read_body(request, self._bodies, share))
+            data = await read_body(request, self._bodies, share)
+            check_structure(data, self._bodies.refusals)
+            return parse_body(kind, data)
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
