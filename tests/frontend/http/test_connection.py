@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import os
 import re
+import resource
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,11 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from services.frontend.http.connection import MAX_AHEAD_BYTES, MAX_FRAMING_BYTES
-from services.frontend.http.connection_limits import ConnectionLimits
+from services.frontend.http.connection_limits import (
+    RESERVED_DESCRIPTORS,
+    ConnectionLimits,
+    check_descriptors,
+)
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -522,3 +529,42 @@ async def test_unread_answers_that_find_no_memory_end_at_once() -> None:
         with site.budget.share(2**20):
             await client.send(b"GET /big HTTP/1.1\r\n" + HOST + b"\r\n")
             await until(lambda: site.refusals[Refusal.UNREAD] == 1)
+
+
+# Descriptors
+
+
+def test_more_connections_than_descriptors_are_refused_at_the_start() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_descriptors(limit - RESERVED_DESCRIPTORS)
+    with pytest.raises(ValueError, match=f"max_connections = {limit} needs .* may open {limit}"):
+        check_descriptors(limit)
+
+
+async def test_connections_wait_while_there_is_no_descriptor() -> None:
+    """They are not closed, and nor is any other."""
+    async with serving() as site, site.client() as before:
+        await before.send(GET)
+        assert (await before.answer())[0] == 200
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        waiting = socket.socket()
+        n_open = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        fillers = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n_open, hard))
+            with suppress(OSError):
+                while True:
+                    fillers.append(os.dup(0))
+            waiting.connect(("127.0.0.1", site.port))
+            waiting.setblocking(False)
+            await until(lambda: site.refusals[Refusal.CONNECTIONS] == 1)
+            await before.send(GET)
+            assert (await before.answer())[0] == 200
+        finally:
+            for filler in fillers:
+                os.close(filler)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        reader, writer = await asyncio.open_connection(sock=waiting)
+        writer.write(GET)
+        assert (await Client(reader, writer).answer())[0] == 200
+        writer.close()
