@@ -242,6 +242,14 @@ class ApiKeys:
             raise errors.Unauthenticated("this API key is not known here")
         return account
 
+    def knows(self, authorization: str | None) -> bool:
+        """Returns whether a caller may call, by the value of `authorization`; counts nothing."""
+        if self._file is None:
+            return True
+        self._refresh(self._file, self._now())
+        key = _key_in(authorization)
+        return key is not None and hash_of(key) in self._by_hash
+
     def _refresh(self, file: Mounted[bytes, ApiKeyFile], now: float) -> None:
         if now - self._read_at < REREAD_S:
             return

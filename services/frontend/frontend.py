@@ -15,10 +15,11 @@ import contextlib
 import logging
 
 import grpc.aio
+from starlette.types import ASGIApp
 
 from services.common import metrics, rpc, tls, tracing
 from services.common.health import Health
-from services.common.process import ReadyPipe, first_of, stop_event
+from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.rpc_tracing import server_spans
 from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
@@ -26,6 +27,8 @@ from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
+from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
@@ -46,7 +49,9 @@ FINISH_S = 1.0
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
     """Serves until a signal; returns the exit status."""
     stop = stop_event()
+    raise_descriptor_limit()
     try:
+        check_descriptors(settings.max_connections)
         frontend = Frontend(settings, traces)
         await frontend.answer_probes()
     except (OSError, ValueError) as error:  # a file that is missing or broken, or no address
@@ -101,14 +106,35 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
-        app = create_app(
+        app: ASGIApp = create_app(
             self._service,
-            max_body_bytes=settings.max_body_bytes,
+            bodies=BodyLimits(
+                max_bytes=settings.max_body_bytes,
+                limit_s=settings.body_limit_s,
+                budget=self._budget,
+                refusals=self._refusals,
+            ),
             api_keys=api_keys,
             reason_against_serving=self._serving.reason_against,
         )
-        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
-        server = HttpServer(CountedApp(traced_app, self._metrics), listener, tls=https)
+        if traces.is_on:
+            app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
+        server = HttpServer(
+            CountedApp(app, self._metrics),
+            listener,
+            tls=https,
+            limits=ConnectionLimits(
+                max_connections=settings.max_connections,
+                max_head_bytes=settings.max_head_bytes,
+                max_headers=settings.max_headers,
+                head_limit_s=settings.head_limit_s,
+                body_limit_s=settings.body_limit_s,
+                idle_limit_s=settings.idle_limit_s,
+                send_limit_s=settings.send_limit_s,
+            ),
+            budget=self._budget,
+            refusals=self._refusals,
+        )
         return server, address_of(listener, settings.http_address)
 
     def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
@@ -139,7 +165,9 @@ class Frontend:
             receive_limit_s=settings.body_limit_s,
             send_limit_s=settings.send_limit_s,
         )
-        spans = server_spans(traces.tracer) if traces.is_on else None
+        spans = None
+        if traces.is_on:
+            spans = server_spans(traces.tracer, is_known=api_keys.knows)
         observe = self._metrics.counted(spans)
         add_services(server, servicer, self._health, transfers, observe=observe)
         return server, rpc.bind(server, settings.grpc_address, credentials)

@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from services.common.settings import ServerSettings
 
@@ -47,29 +53,39 @@ class FrontendSettings(ServerSettings):
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
 
+    max_connections: PositiveInt = 1024
+    """Connections of each API at most. When there are more, the HTTP connection that has been idle
+    longest is closed, and a new one of gRPC. Each takes a file descriptor, and the process needs
+    512 more."""
+
+    max_head_bytes: PositiveInt = 32 * 2**10
+    """Bytes of an HTTP request's line and headers at most; gRPC has 16 KiB of metadata."""
+
+    max_headers: PositiveInt = 100
+    """Headers of an HTTP request at most."""
+
+    head_limit_s: PositiveFloat = 10.0
+    """Seconds for the handshake of TLS, and from a request's first byte, or from connecting, until
+    its headers are complete."""
+
+    body_limit_s: PositiveFloat = 60.0
+    """Seconds from there until the body of a request, or its message, is complete."""
+
+    idle_limit_s: PositiveFloat = 75.0
+    """Seconds that a connection stays open between requests. That is longer than most clients
+    and proxies keep theirs, so that they close it and no request meets a connection that is being
+    closed."""
+
+    send_limit_s: PositiveFloat = 30.0
+    """Seconds in which a client that does not keep up must read 16 KiB of its answer, or a message
+    over gRPC; else the answer ends."""
+
     max_in_flight: PositiveInt = 4096
     """Answers in the making at most: bounds this process's memory."""
 
     max_in_flight_bytes: PositiveInt = 64 * 2**20
     """Memory that prompts of answers in the making, or held, may take together. A request larger
     than that is taken when there is no other."""
-
-    max_connections: PositiveInt = 1024
-    """Connections of each API at once; each takes a file descriptor. Further ones are closed."""
-
-    head_limit_s: PositiveFloat = 10.0
-    """Seconds that a new connection has for its TLS handshake, and then for what a request begins
-    with."""
-
-    body_limit_s: PositiveFloat = 60.0
-    """Seconds that a request has to come in."""
-
-    idle_limit_s: PositiveFloat = 75.0
-    """Seconds after which a connection without a request is closed; longer than load balancers keep
-    theirs."""
-
-    send_limit_s: PositiveFloat = 30.0
-    """Seconds that an answer may make no progress because its client does not read."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.

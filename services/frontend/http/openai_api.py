@@ -11,7 +11,14 @@ from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http import event_id, openai_errors
 from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.exchange import Event, EventStream, read_body, while_connected
+from services.frontend.http.exchange import (
+    BodyLimits,
+    Event,
+    EventStream,
+    read_body,
+    while_connected,
+)
+from services.frontend.http.json_structure import check_structure
 from services.frontend.http.openai_request import (
     Body,
     ChatBody,
@@ -33,7 +40,7 @@ from services.frontend.http.openai_response import (
 def create_app(
     service: GenerationService,
     *,
-    max_body_bytes: int,
+    bodies: BodyLimits,
     api_keys: ApiKeys,
     reason_against_serving: Callable[[], str],
 ) -> FastAPI:
@@ -44,7 +51,7 @@ def create_app(
     openai_errors.install(app)
     api = OpenAIApi(
         service,
-        max_body_bytes=max_body_bytes,
+        bodies=bodies,
         api_keys=api_keys,
         reason_against_serving=reason_against_serving,
     )
@@ -65,12 +72,12 @@ class OpenAIApi:
         self,
         service: GenerationService,
         *,
-        max_body_bytes: int,
+        bodies: BodyLimits,
         api_keys: ApiKeys,
         reason_against_serving: Callable[[], str],
     ) -> None:
         self._service = service
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
 
@@ -106,13 +113,13 @@ class OpenAIApi:
     async def complete(self, request: Request) -> Response:
         """Continues texts or tokens."""
         account = self._admit(request)
-        body = await self._read(request, CompletionBody)
+        body = await self._read(request, CompletionBody, account)
         return await self._respond(request, body, account)
 
     async def chat(self, request: Request) -> Response:
         """Continues a conversation."""
         account = self._admit(request)
-        body = await self._read(request, ChatBody)
+        body = await self._read(request, ChatBody, account)
         return await self._respond(request, body, account)
 
     def _admit(self, request: Request) -> Account:
@@ -120,8 +127,13 @@ class OpenAIApi:
         dependency of FastAPI it would cost twenty times as much."""
         return self._api_keys.admit(request.headers.get("authorization"))
 
-    async def _read(self, request: Request, kind: type[Body]) -> Body:
-        return parse_body(kind, await read_body(request, self._max_body_bytes))
+    async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
+        """Reads a body, which counts as an answer in flight from here on: who may have two answers
+        has no more uploads. What it stands for takes a share of its own when it is opened."""
+        with account.receiving(), self._bodies.budget.share() as share:
+            data = await read_body(request, self._bodies, share)
+            check_structure(data, self._bodies.refusals)
+            return parse_body(kind, data)
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)

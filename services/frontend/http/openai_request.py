@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -53,11 +52,15 @@ MAX_NAME_LENGTH = 64
 MAX_TURNS = 2048
 """Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
 
+MAX_METADATA = 16
+"""Items of metadata at most, as in the OpenAI API."""
+
 Body = TypeVar("Body", bound="GenerationBody")
 
 
-def only(*neutral: object) -> AfterValidator:
-    """Returns a validator that accepts None and values that change nothing, and no others yet."""
+def only(*neutral: object) -> BeforeValidator:
+    """Returns a validator that accepts None and values that change nothing, and no others yet. It
+    comes before that of the type, which would look at each item of what is refused anyway."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in neutral:
@@ -67,7 +70,7 @@ def only(*neutral: object) -> AfterValidator:
             )
         return value
 
-    return AfterValidator(check)
+    return BeforeValidator(check)
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -91,8 +94,17 @@ def _as_list(value: object) -> object:
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    return all(type(item) is int for item in items)  # a bool is not a token
+    return set(map(type, items)) <= {int}  # a bool is not a token; a million take some time
 
+
+def _check_metadata(value: object) -> object:
+    """Bounds it before validation, which would make an error for each of a million items."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
+    return value
+
+
+StopTexts = TypeAliasType("StopTexts", Annotated[list[str], FailFast()])
 
 TokenIds = TypeAliasType("TokenIds", Annotated[list[int], FailFast()])
 
@@ -161,7 +173,7 @@ class GenerationBody(SamplingBody, ABC):
 
     model: str | None = None
     max_tokens: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     n: int | None = None
@@ -170,7 +182,7 @@ class GenerationBody(SamplingBody, ABC):
     resumption: ResumptionBody | None = None
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
     logit_bias: Annotated[dict[str, float] | None, only({})] = None
     priority: Annotated[int | None, only(0)] = None
     skip_special_tokens: Annotated[bool | None, only(True)] = None

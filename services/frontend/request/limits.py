@@ -18,7 +18,8 @@ class Limits:
         """Raises InvalidRequest if the client wants another model; it need not name one."""
         if model and model != self.pipeline.model:
             raise errors.InvalidRequest(
-                "model", f"{model!r} is not served here; {self.pipeline.model!r} is"
+                "model",
+                f"{errors.shortened(model)!r} is not served here; {self.pipeline.model!r} is",
             )
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:

@@ -55,14 +55,14 @@ class Share:
         self.n_bytes = 0
         """Bytes that this share has."""
 
-    def grow(self, n_bytes: int) -> None:
-        """Takes so many bytes more.
+    def grow(self, n_bytes: int, *, leaving: int = 0) -> None:
+        """Takes so many bytes more, if at least `leaving` bytes are left to others.
 
         Raises:
             PoolFull: they are not left; the share stays as it is.
         """
         budget = self._budget
-        if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes):
+        if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):
             raise budget.refuse()
         budget.n_bytes += n_bytes
         self.n_bytes += n_bytes
