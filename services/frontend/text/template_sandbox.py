@@ -34,11 +34,11 @@ MAX_PRODUCT = 2**26
 MAX_NUMBER_BITS = 1024
 """Bits of the largest number."""
 
-LAZY_FILTERS = frozenset(
-    ("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last")
-    + ("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse")
-    + ("select", "selectattr", "slice", "sort", "unique")
-)
+LAZY_FILTERS = {
+    *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
+    *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse"),
+    *("select", "selectattr", "slice", "sort", "unique"),
+}
 """Filters that do not write their values down; of others it matters how long those are."""
 
 _WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
@@ -154,7 +154,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         _check_operation(meter, operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter.get()
         meter.look()
         method = getattr(__obj, "__wrapped__", __obj)  # a text's `format` is wrapped

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from services.common import errors
-from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 INLINE_CHARACTERS = 8192
@@ -48,43 +48,52 @@ def encode_bytes(text: str) -> int:
 class TextThreads:
     """Both lanes."""
 
-    def __init__(self, budget: MemoryBudget, *, refusals: Refusals) -> None:
-        self._short = _Lane("short-texts", budget, refusals)
-        self._long = _Lane("long-texts", budget, refusals)
+    def __init__(self, refusals: Refusals) -> None:
+        self._short = _Lane("short-texts", refusals)
+        self._long = _Lane("long-texts", refusals)
 
     async def run(
-        self, work: Callable[[], Result], *, n_characters: int, n_bytes: int, is_short: bool
+        self,
+        work: Callable[[], Result],
+        share: Share,
+        *,
+        n_characters: int,
+        n_bytes: int,
+        is_short: bool,
     ) -> Result:
         """Does work on so many characters in a thread, and returns its result or raises its error.
+        The bytes that it takes are added to the call's share, and are counted until it ends.
 
         Raises:
-            PoolFull: too much waits already, or the bytes that it takes are not left.
+            PoolFull: too much waits already, or the bytes are not left.
         """
         lane = self._short if is_short else self._long
-        return await lane.run(work, n_characters=n_characters, n_bytes=n_bytes)
+        return await lane.run(work, share, n_characters=n_characters, n_bytes=n_bytes)
 
 
 class _Lane:
     """One thread, and the work that waits for it."""
 
-    def __init__(self, name: str, budget: MemoryBudget, refusals: Refusals) -> None:
+    def __init__(self, name: str, refusals: Refusals) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._budget = budget
         self._refusals = refusals
         self._turn = asyncio.Lock()  # fair: those that wait get it in order of arrival
         self._n_waiting = 0  # characters
 
-    async def run(self, work: Callable[[], Result], *, n_characters: int, n_bytes: int) -> Result:
+    async def run(
+        self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
+    ) -> Result:
         await self._wait_turn(n_characters)
         try:
-            share = self._budget.share(n_bytes)
+            share.grow(n_bytes)
         except errors.PoolFull:
             self._turn.release()
             raise
+        part = share.split(n_bytes)
         working = asyncio.get_running_loop().run_in_executor(self._thread, work)
 
         def end(_: asyncio.Future[Result]) -> None:
-            share.close()
+            part.close()
             self._turn.release()
 
         working.add_done_callback(end)
