@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from services.common import errors
 from services.frontend.link.scheduler_events import Event, Tokens
-from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_LOOSE = 128
@@ -26,8 +26,8 @@ EVENT_BYTES = 256
 
 TOKEN_BYTES = array("I").itemsize
 
-MAX_UNREAD_BYTES = 2 * 2**20
-"""Bytes that the unread events of one call may take: more than 100,000 tokens."""
+MAX_UNREAD_BYTES = 2**20
+"""Bytes that the unread events of one call may take: some 80,000 tokens."""
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client whose call was ended may try again."""
@@ -43,7 +43,7 @@ class Inbox:
         self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
         self._error: errors.PoolFull | None = None
         self._budget = budget
-        self._share = budget.share()
+        self._share = Share(budget)
         self._refusals = refusals
 
     @property

@@ -78,7 +78,7 @@ class SchedulerStream:
         """
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await _wait_leader(channel)
-            call = channel.stream_stream(
+            call: Any = channel.stream_stream(
                 rpc.method_path(SERVICE, "Connect"),
                 request_serializer=None,  # messages are bytes here
                 response_deserializer=scheduler_pb2.ConnectResponse.FromString,

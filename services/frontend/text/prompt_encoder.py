@@ -35,9 +35,9 @@ INLINE_TURNS = 32
 INLINE_RENDER_S = 0.02
 """Seconds of that; a template that needs more is never run there again."""
 
-RENDER_BYTES, TURN_BYTES = 16, 512
-"""Bytes of memory that it takes to write a conversation down, for each character that it may have
-and for each turn."""
+TURN_BYTES = 512
+"""Bytes of memory that a turn takes while a conversation is written down. What is written is a few
+times `max_characters` at most, for one conversation in each lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class PromptEncoder:
                 partial(render, limit_s=limit_s),
                 share,
                 n_characters=length,
-                n_bytes=RENDER_BYTES * length + TURN_BYTES * n_turns,
+                n_bytes=TURN_BYTES * n_turns,
                 is_short=is_small and not self._is_template_slow,
             )
         except TooMuch as error:

@@ -167,7 +167,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
-def _filtered(value: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno)
 
 
