@@ -23,9 +23,7 @@ KNOWN = {
     "byte-level": checkpoints.byte_level(),
     "sentencepiece": checkpoints.sentencepiece_like(),
     "nfc": normalised(normalizers.NFC()),
-    "nfkc-lower": normalised(
-        normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])  # type: ignore[list-item]
-    ),
+    "nfkc-lower": normalised(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
 }
 WRITTEN = st.text(alphabet=st.sampled_from("hello wrd\u0301\u0308\u1100\u1161\u11a8ﬃé世🐋\n▁"))
 
@@ -56,7 +54,7 @@ def replacing() -> tokenizers.Tokenizer:
 def dropping_spaces() -> tokenizers.Tokenizer:
     tokenizer = checkpoints.byte_level()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()]  # type: ignore[list-item]
+        [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel()]
     )
     return tokenizer
 
@@ -64,7 +62,7 @@ def dropping_spaces() -> tokenizers.Tokenizer:
 def removing() -> tokenizers.Tokenizer:
     tokenizer = checkpoints.byte_level()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()]  # type: ignore[list-item]
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()]
     )
     return tokenizer
 
