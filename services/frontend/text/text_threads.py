@@ -36,6 +36,10 @@ ENCODE_BYTES = 160
 more for each of its bytes in UTF-8: 130 for each letter of English, 305 for single letters between
 signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
+LANE_PART = 4
+"""A lane's work counts as a quarter of the memory budget at most, so that one long text keeps no
+others out. What it takes beyond that is bounded by `max_prompt_characters`, once for each lane."""
+
 Result = TypeVar("Result")
 
 
@@ -83,6 +87,7 @@ class _Lane:
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
     ) -> Result:
+        n_bytes = min(n_bytes, share.max_bytes // LANE_PART)
         await self._wait_turn(n_characters)
         try:
             share.grow(n_bytes)

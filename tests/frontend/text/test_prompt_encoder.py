@@ -99,7 +99,7 @@ async def test_tokens_are_counted_before_numbers_are_made_of_them() -> None:
 async def test_long_text_is_counted_while_it_is_made_into_tokens() -> None:
     encoder = Encoder()
     text = "hello " * 3_000
-    with encoder.budget.share(2**19), pytest.raises(errors.PoolFull):
+    with encoder.budget.share(2**20), pytest.raises(errors.PoolFull):
         await encoder.encode(text, LONG)
     assert encoder.tokenizer.texts == []
     assert len(await encoder.encode(text, LONG)) > 3_000

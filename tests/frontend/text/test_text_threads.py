@@ -59,15 +59,15 @@ def begin(
 
 async def test_bytes_are_counted_until_the_thread_ends_whatever_its_client_does(work: Work) -> None:
     budget, threads = MemoryBudget(1000), TextThreads(Refusals())
-    call = begin(threads, budget, work, n_bytes=700)
+    call = begin(threads, budget, work, n_bytes=200)
     await until_begun(work)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert call.cancelled()
-    assert budget.n_bytes == 700
+    assert budget.n_bytes == 200
     following = Work()
     following.may_end.set()
-    waiting = begin(threads, budget, following, n_bytes=700)
+    waiting = begin(threads, budget, following, n_bytes=200)
     work.may_end.set()
     assert await soon(waiting) == "done"
     assert budget.n_bytes == 0
@@ -117,8 +117,19 @@ async def test_what_waits_for_a_thread_is_bounded(work: Work) -> None:
 
 async def test_memory_that_is_not_left_keeps_no_thread(work: Work) -> None:
     budget, threads = MemoryBudget(1000), TextThreads(Refusals())
-    with budget.share(600), pytest.raises(errors.PoolFull):
-        await soon(begin(threads, budget, work, n_bytes=600))
+    with budget.share(900), pytest.raises(errors.PoolFull):
+        await soon(begin(threads, budget, work, n_bytes=200))
     work.may_end.set()
-    assert await soon(begin(threads, budget, work, n_bytes=600)) == "done"
+    assert await soon(begin(threads, budget, work, n_bytes=200)) == "done"
+    assert budget.n_bytes == 0
+
+
+async def test_work_that_takes_much_leaves_memory_to_others(work: Work) -> None:
+    budget, threads = MemoryBudget(1000), TextThreads(Refusals())
+    call = begin(threads, budget, work, n_bytes=5000)
+    await until_begun(work)
+    with budget.share(700):
+        assert budget.n_bytes == 950
+    work.may_end.set()
+    await soon(call)
     assert budget.n_bytes == 0
