@@ -91,8 +91,10 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
-        if max_tokens is not None and len(encoding) > max_tokens:
-            raise TooManyTokens(len(encoding))
+        n_tokens = len(encoding)
+        if max_tokens is not None and n_tokens > max_tokens:
+            del encoding  # else the error's traceback would keep it
+            raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
