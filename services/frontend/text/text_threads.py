@@ -97,7 +97,9 @@ class _Lane:
         part = share.split(n_bytes)
         working = asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-        def end(_: asyncio.Future[Result]) -> None:
+        def end(done: asyncio.Future[Result]) -> None:
+            if not done.cancelled():
+                done.exception()  # nobody may be there any more to whom it would be raised
             part.close()
             self._turn.release()
 
