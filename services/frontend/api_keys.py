@@ -19,10 +19,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Self
 
+from orcinus.v1 import scheduler_pb2
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -35,6 +35,7 @@ from pydantic import (
 from services.common import errors
 from services.common.mounted import Mounted
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
+from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -114,17 +115,24 @@ class Account:
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
         self._bucket: TokenBucket | None = None
+        self._message: scheduler_pb2.Account | None = None
         if key is not None:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
         """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
+        self._message = scheduler_pb2.Account(name=key.name)
         per_minute = key.requests_per_minute
         if per_minute is None:
             self._bucket = None
         elif self._bucket is None or self._bucket.per_minute != per_minute:
             self._bucket = TokenBucket(per_minute, now=now)
+
+    def to_proto(self) -> scheduler_pb2.Account | None:
+        """Returns the account as the scheduler is told of it, which enforces the limits in tokens;
+        None without a key. The message must not be changed."""
+        return self._message
 
     def count_call(self, now: float) -> None:
         """Counts a call against the limit per minute.
@@ -140,9 +148,9 @@ class Account:
                 retry_after_s=wait_s,
             )
 
-    def in_flight(self, request: GenerationRequest) -> ExitStack:
-        """Counts a request's answers as in flight until the returned context is closed; closing it
-        twice does no harm.
+    def in_flight(self, request: GenerationRequest) -> AnswersInFlight:
+        """Counts a request's answers as in flight until they end, or the returned context is
+        closed.
 
         Raises:
             InvalidRequest: it breaks a rule, or asks for more answers than can ever be in flight.
@@ -158,7 +166,7 @@ class Account:
             )
         return self._take(n_answers)
 
-    def receiving(self) -> ExitStack:
+    def receiving(self) -> AnswersInFlight:
         """Counts a request that is being received as one answer in flight, until the returned
         context is closed.
 
@@ -167,7 +175,7 @@ class Account:
         """
         return self._take(1)
 
-    def _take(self, n_answers: int) -> ExitStack:
+    def _take(self, n_answers: int) -> AnswersInFlight:
         limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
@@ -176,9 +184,7 @@ class Account:
                 retry_after_s=DEFAULT_RETRY_AFTER_S,
             )
         self._n_in_flight += n_answers
-        share = ExitStack()
-        share.callback(self._release, n_answers)
-        return share
+        return AnswersInFlight(n_answers, self._release)
 
     def _release(self, n_answers: int) -> None:
         self._n_in_flight -= n_answers

@@ -80,12 +80,26 @@ class FrontendSettings(ServerSettings):
     """Seconds in which a client that does not keep up must read 16 KiB of its answer, or a message
     over gRPC; else the answer ends."""
 
+    max_prompt_characters: PositiveInt = 256 * 2**10
+    """Characters that the texts of one call may have together, and a conversation as its template
+    writes it: some 60,000 tokens of English. Making tokens of so many takes 40 MB of memory for
+    English, 115 MB for Chinese and 185 MB for emoji."""
+
+    render_limit_s: PositiveFloat = 1.0
+    """Seconds of a processor in which the chat template must write a conversation down; most take
+    less than a thousandth."""
+
     max_in_flight: PositiveInt = 4096
     """Answers in the making at most: bounds this process's memory."""
 
+    max_answers_at_once: PositiveInt = 32
+    """Answers of one call that the scheduler has at a time; the next comes when one ends. So one
+    call with many answers does not fill the pool."""
+
     max_in_flight_bytes: PositiveInt = 64 * 2**20
-    """Memory that prompts of answers in the making, or held, may take together. A request larger
-    than that is taken when there is no other."""
+    """Memory that clients' data may take together: requests in the making, or held, texts of which
+    tokens are made, and output that is not read. What is larger is taken when there is nothing
+    else."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.

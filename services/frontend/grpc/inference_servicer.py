@@ -5,7 +5,7 @@ named as in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a clie
 error in both.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -59,16 +59,15 @@ class InferenceServicer:
         """Answers when everything is there."""
         account = self._api_keys.account_of(_authorization(context))
         request = self._to_request(message)
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                pieces = await generation.complete()
-                return inference_pb2.GenerateResponse(
-                    request_id=generation.request_id,
-                    model=generation.model,
-                    choices=[_to_choice(piece, generation) for piece in pieces],
-                    usage=_to_usage(generation.usage),
-                    prompt_token_ids=_prompt_token_ids(generation),
-                )
+        async with self._service.open(request, account) as generation:
+            pieces = await generation.complete()
+            return inference_pb2.GenerateResponse(
+                request_id=generation.request_id,
+                model=generation.model,
+                choices=[_to_choice(piece, generation) for piece in pieces],
+                usage=_to_usage(generation.usage),
+                prompt_token_ids=_prompt_token_ids(generation),
+            )
 
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context
@@ -78,22 +77,21 @@ class InferenceServicer:
         request = self._to_request(message)
         if message.HasField("resumption"):
             request = _resumed(request, message)
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                first = {} if generation.is_resumed else _first_fields(generation)
-                async for piece in generation.pieces():
-                    yield inference_pb2.GenerateStreamResponse(
-                        request_id=generation.request_id,
-                        model=generation.model,
-                        choice=_to_choice(piece, generation),
-                        **first,
-                    )
-                    first = {}
+        async with self._service.open(request, account) as generation:
+            first = {} if generation.is_resumed else _first_fields(generation)
+            async for piece in generation.pieces():
                 yield inference_pb2.GenerateStreamResponse(
                     request_id=generation.request_id,
                     model=generation.model,
-                    usage=_to_usage(generation.usage),
+                    choice=_to_choice(piece, generation),
+                    **first,
                 )
+                first = {}
+            yield inference_pb2.GenerateStreamResponse(
+                request_id=generation.request_id,
+                model=generation.model,
+                usage=_to_usage(generation.usage),
+            )
 
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
@@ -101,7 +99,8 @@ class InferenceServicer:
         """Answers with the tokens that a generation would start with."""
         self._check_size(message)
         self._check_n_tokens(message.prompt)
-        token_ids = await self._service.tokenize(_to_prompt(message.prompt))
+        account = self._api_keys.account_of(_authorization(context))
+        token_ids = await self._service.tokenize(_to_prompt(message.prompt), account)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def DescribeModel(
@@ -258,5 +257,5 @@ def _to_usage(usage: Usage) -> inference_pb2.Usage:
     )
 
 
-def _prompt_token_ids(generation: Generation) -> tuple[int, ...]:
+def _prompt_token_ids(generation: Generation) -> Sequence[int]:
     return generation.prompts[0].token_ids if generation.options.return_token_ids else ()

@@ -144,23 +144,21 @@ class OpenAIApi:
 
     async def _whole(self, body: GenerationBody, account: Account) -> Json:
         request = body.to_request()
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                pieces = await generation.complete()
-                return _shape(generation, body).answer(pieces)
+        async with self._service.open(request, account) as generation:
+            pieces = await generation.complete()
+            return _shape(generation, body).answer(pieces)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
     ) -> AsyncGenerator[Event]:
         request = body.to_request(position)
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                shape = _shape(generation, body, position)
-                async for piece in generation.pieces():
-                    for event in shape.events(piece):
-                        yield event
-                if body.includes_usage and not (position and position.has_usage):
-                    yield shape.usage_event()
+        async with self._service.open(request, account) as generation:
+            shape = _shape(generation, body, position)
+            async for piece in generation.pieces():
+                for event in shape.events(piece):
+                    yield event
+            if body.includes_usage and not (position and position.has_usage):
+                yield shape.usage_event()
 
 
 def _explain(error: errors.OrcinusError) -> Event:

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -37,10 +38,6 @@ log = logging.getLogger(__name__)
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
 
-MAX_UNSENT = 4096
-"""Messages that may wait to be sent when another request comes: a scheduler that doesn't read must
-not fill this process's memory."""
-
 MAX_EXTENSIONS = 5
 """Losses in a row, without a token in between, from each of which a request has time anew: one that
 ends its schedulers must not do so for ever."""
@@ -48,8 +45,11 @@ ends its schedulers must not do so for ever."""
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
 
-Inbox = asyncio.Queue[Event]
-"""A queue for the events of a request, or of several that belong together."""
+
+class Inbox(Protocol):
+    """A place for the events of a request, or of several that belong together."""
+
+    def put_nowait(self, event: Event, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,24 +222,24 @@ class SchedulerClient:
         inbox: Inbox,
         *,
         model: str,
-        until: float,
+        until: float | None,
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
         """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
 
-        Until the time `until` the request is held while it can't be sent, and sent again when it
-        fails as unavailable. Once a scheduler has taken it, it has `resume_s` seconds from each
-        loss. So it may be accepted more than once; `generated_token_ids` of the submission are the
-        tokens it has, and events bring those after them. A request that was held, here or before
-        it came here, is also sent again when the pool is full, since all that were held come at
-        once. `span` is told of each of these.
+        Until the time `until`, or for `resume_s` seconds if it is None, the request is held while
+        it can't be sent, and sent again when it fails as unavailable. Once a scheduler has taken
+        it, it has `resume_s` seconds from each loss. So it may be accepted more than once;
+        `generated_token_ids` of the submission are the tokens it has, and events bring those after
+        them. A request that was held, here or before it came here, is also sent again when the
+        pool is full, since all that were held come at once. `span` is told of each of these.
         """
         request = _Request(
             submission=submission,
             inbox=inbox,
             model=model,
-            until=until,
+            until=_now() + self._resume_s if until is None else until,
             was_held=was_held,
             span=span,
         )
@@ -367,7 +367,7 @@ class SchedulerClient:
             self._hold(request, errors.Unavailable(NO_PIPELINE))
         elif self._pipeline.model != request.model:
             self._fail(request, errors.Unavailable("another model is served now; try again"))
-        elif self._stream.n_unsent >= MAX_UNSENT:
+        elif self._stream.is_congested:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
         else:
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
@@ -386,7 +386,7 @@ class SchedulerClient:
     ) -> None:
         """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = _now()
         if request.is_accepted and request.n_extensions < MAX_EXTENSIONS:
             request.n_extensions += 1
             request.until = max(request.until, now + self._resume_s)
@@ -411,3 +411,7 @@ class SchedulerClient:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

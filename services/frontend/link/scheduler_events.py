@@ -5,7 +5,7 @@ each of which concerns one request. Reasons become either a way to finish or an 
 tree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +32,7 @@ class Tokens:
     """Event: the request has new tokens; `start` is the first one's place in the output, from 0."""
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     start: int
     is_last: ClassVar[bool] = False
 

@@ -72,6 +72,18 @@ class Share:
         self._budget.n_bytes -= n_bytes
         self.n_bytes -= n_bytes
 
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of the whole budget."""
+        return self._budget.max_bytes
+
+    def split(self, n_bytes: int) -> "Share":
+        """Returns a new share with so many of these bytes, which ends on its own."""
+        part = Share(self._budget)
+        part.n_bytes = n_bytes
+        self.n_bytes -= n_bytes
+        return part
+
     def close(self) -> None:
         """Gives all back."""
         self.shrink(self.n_bytes)

@@ -1,12 +1,13 @@
 """A conversation as one text, written with the template that the checkpoint brings along.
 
 Templates are Jinja programs made for the `transformers` library; what they may call there they
-find here. They run in a sandbox and see the conversation as plain dictionaries.
+find here. They run in a sandbox that limits their time and their output, and see the conversation
+as plain dictionaries.
 """
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -14,16 +15,17 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.common import errors
 from services.frontend.request.generation_request import ChatMessage
+from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )
@@ -37,13 +39,13 @@ class ChatTemplate:
     """The checkpoint's chat template."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = MeteredEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
         )
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source, globals=dict(special_tokens or {}))
+        self._template = environment.read(source, dict(special_tokens or {}))
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
@@ -70,23 +72,45 @@ class ChatTemplate:
                 f"{explanation}"
             ) from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(
+        self, messages: Sequence[ChatMessage], *, limit_s: float, max_characters: int
+    ) -> str:
         """Returns the conversation's text, up to where the assistant's turn begins.
 
         Raises:
+            TooMuch: it would have more characters than that, or TooSlow: it took more than so many
+            seconds of the processor.
             InvalidRequest: the template refuses the conversation.
         """
+        meter = Meter(limit_s=limit_s, max_characters=max_characters)
         try:
-            return self._template.render(
-                messages=[message.to_dict() for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-            )
+            with metered(meter):
+                pieces = self._template.generate(
+                    messages=[message.to_dict() for message in messages],
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                )
+                text = _joined(pieces, meter)
+            text.encode()  # a template can make halves of characters, of which there are no tokens
+            return text
+        except TooMuch:
+            raise
         except TEMPLATE_ERRORS as error:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+
+def _joined(pieces: Iterable[str], meter: Meter) -> str:
+    text: list[str] = []
+    n_characters = 0
+    for piece in pieces:
+        n_characters += len(piece)
+        if n_characters > meter.max_characters:
+            raise meter.too_much()
+        text.append(piece)
+    return "".join(text)
 
 
 class _GenerationBlock(Extension):

@@ -536,7 +536,7 @@ async def test_unread_answers_that_find_no_memory_end_at_once() -> None:
 
 def test_more_connections_than_descriptors_are_refused_at_the_start() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    check_descriptors(limit - RESERVED_DESCRIPTORS)
+    check_descriptors((limit - RESERVED_DESCRIPTORS) // 2)
     with pytest.raises(ValueError, match=f"max_connections = {limit} needs .* may open {limit}"):
         check_descriptors(limit)
 

@@ -13,11 +13,9 @@ from services.common import errors, rpc
 from services.frontend.link.scheduler_client import (
     ATTEMPT_PAUSE_S,
     MAX_EXTENSIONS,
-    MAX_UNSENT,
     NO_PIPELINE,
     STOPPING,
     Backoff,
-    Inbox,
     SchedulerClient,
 )
 from services.frontend.link.scheduler_events import (
@@ -28,6 +26,7 @@ from services.frontend.link.scheduler_events import (
     Tokens,
     events_of,
 )
+from services.frontend.link.scheduler_stream import MAX_UNSENT
 from services.frontend.request.finish_reason import FinishReason
 from tests.fake_scheduler import (
     PIPELINE,
@@ -43,6 +42,8 @@ from tests.fake_scheduler import (
 from tests.frontend.conftest import TIMEOUT_S, client_of, connected, soon, start_all
 from tests.frontend.fake_dns import fake_dns
 from tests.frontend.scheduler_process import hurried, scheduler_process
+
+Inbox = asyncio.Queue[Event]
 
 
 def submission(request_id: str = "r") -> scheduler_pb2.Submission:
