@@ -104,6 +104,7 @@ COPY --from=frontend-code /app /app
 FROM service AS scheduler
 COPY --from=requirements /build/scheduler.txt /venv/requirements.txt
 RUN pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+ENV ORCINUS_ADDRESS=0.0.0.0:50052
 EXPOSE 50052
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.scheduler"]
@@ -131,6 +132,7 @@ ARG DEVICE=cpu
 RUN python -c 'import sys, torch; \
 sys.exit(sys.argv[1] == "cuda" and torch.version.cuda is None and "this torch has no CUDA")' "$DEVICE"
 ENV ORCINUS_DEVICE=$DEVICE
+ENV ORCINUS_ADDRESS=0.0.0.0:50053
 EXPOSE 50053
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.worker"]
