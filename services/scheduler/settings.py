@@ -10,8 +10,9 @@ from services.common.settings import ServerSettings
 class SchedulerSettings(ServerSettings):
     """All settings of the scheduler, from `ORCINUS_*` variables or the command line."""
 
-    address: str = "0.0.0.0:50052"
-    """Where to listen for frontends, host:port; port 0 takes a free one."""
+    address: str = "127.0.0.1:50052"
+    """Where to listen for frontends, host:port; this machine only unless told otherwise. Port 0
+    takes a free one."""
 
     stages: str = ""
     """Addresses of the stage controllers, host:port, in order, separated by commas; when empty,
@@ -72,6 +73,10 @@ class SchedulerSettings(ServerSettings):
 
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most, running ones included; more are refused with a retry delay."""
+
+    max_pool_tokens: int = Field(default=2**24, ge=1)
+    """Tokens that the requests in the pool may come to at most, prompts and outputs together; more
+    are refused with a retry delay. Bounds this process's memory, at 4 bytes a token."""
 
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds to wait for a pipeline, at first and after a loss, before this process gives up:
