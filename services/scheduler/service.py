@@ -43,15 +43,13 @@ log = logging.getLogger(__name__)
 CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 """Roles that may call each method."""
 
-MAX_UNSENT_UPDATES = 65_536
-"""Updates that may wait for one frontend: those of 64 requests for a thousand iterations."""
+MAX_UNSENT_UPDATES = 16_384
+"""Updates that may wait for one frontend, besides the 4 MiB that gRPC sends to one that does not
+read."""
 
 SEND_LIMIT_S = 10.0
 """Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
 that, and one that is stopped or cut off is noticed by gRPC's pings."""
-
-MAX_FRONTENDS = 64
-"""Frontends connected at most; bounds the memory of what waits for them."""
 
 MAX_WATCHERS = 16
 """Calls of WatchIterations at most."""
@@ -165,12 +163,16 @@ class SchedulerService:
     """
 
     def __init__(
-        self, requests: RequestObserver, *, now: Callable[[], float] = time.monotonic
+        self,
+        requests: RequestObserver,
+        *,
+        max_frontends: int = 32,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = requests
         self._now = now
         self._accounts = Accounts()
-        self._frontend_places = StreamPlaces(MAX_FRONTENDS, of="frontends")
+        self._frontend_places = StreamPlaces(max_frontends, of="frontends")
         self._watcher_places = StreamPlaces(MAX_WATCHERS, of="watchers of iterations")
         self._connections: dict[Request, Connection] = {}
         self._frontends: set[Connection] = set()

@@ -46,7 +46,11 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    *, pipeline_depth: int = 1, n_blocks: int = 16, now: Callable[[], float] = time.monotonic
+    *,
+    pipeline_depth: int = 1,
+    n_blocks: int = 16,
+    max_frontends: int = 32,
+    now: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4, n_blocks=n_blocks, block_size=4, pipeline_depth=pipeline_depth
@@ -58,7 +62,7 @@ async def world(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
     requests = RequestObservers()
-    service = SchedulerService(requests, now=now)
+    service = SchedulerService(requests, max_frontends=max_frontends, now=now)
     loop = ServingLoop(
         scheduler,
         engine,
@@ -107,8 +111,8 @@ class Frontend:
 
     async def read_on(self) -> None:
         """Reads until the stream ends."""
-        while await self.read() is not grpc.aio.EOF:
-            pass
+        while True:
+            await self.read()
 
     async def submit(
         self,
@@ -442,9 +446,12 @@ async def test_a_request_whose_name_is_too_long_ends_its_stream() -> None:
 async def test_there_are_only_so_many_frontends_and_watchers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.service.MAX_FRONTENDS", 2)
     monkeypatch.setattr("services.scheduler.service.MAX_WATCHERS", 1)
-    async with world() as it, Frontend(it.address), rpc.connect(it.address) as channel:
+    async with (
+        world(max_frontends=2) as it,
+        Frontend(it.address),
+        rpc.connect(it.address) as channel,
+    ):
         async with Frontend(it.address):
             with pytest.raises(grpc.aio.AioRpcError, match="2 frontends") as error:
                 await Frontend(it.address).read()
