@@ -29,8 +29,6 @@ class ReportFeed:
             if queue.qsize() < MAX_UNREAD_REPORTS:
                 queue.put_nowait(report)
             else:  # to the engine master it is the end of the stage's reports
-                while not queue.empty():  # it may never be read
-                    queue.get_nowait()
                 queue.put_nowait(None)
                 self._watchers.remove(queue)
 

@@ -197,6 +197,15 @@ async def test_a_place_that_is_not_this_stages_is_refused_and_the_epoch_goes_on(
         assert stages[0].controller.epoch.number == 1
 
 
+async def test_an_epoch_of_too_many_digits_is_refused_in_metadata() -> None:
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        metadata = ((rpc.EPOCH_METADATA, "9" * 5000),)  # int() refuses so many
+        watch = stub_of(channel).WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError, match="orcinus-epoch") as error:
+            await watch.read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_pipeline_of_too_many_stages_is_refused() -> None:
     async with fake_worker() as worker, rpc.connect(worker.address) as channel:
         code = await refused_with(lambda: assign(channel, 0, epoch=1, n_stages=2**32 - 1))
