@@ -113,6 +113,8 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
 minutes between attempts, which would hide that the peer is there."""
 
 EPOCH_METADATA = "orcinus-epoch"
+MAX_DIGITS = 20
+"""Decimal digits of a number of 64 bits."""
 
 Options = Sequence[tuple[str, str | int]]
 """Channel options of gRPC, by their names."""
@@ -173,9 +175,9 @@ def epoch_of(context: Any) -> int:
     """Returns the epoch that a stream names in its metadata.
 
     Raises:
-        InvalidRequest: there is none, or it is not a number.
+        InvalidRequest: there is none, or it is not a number of 64 bits.
     """
     for key, value in context.invocation_metadata() or ():
-        if key == EPOCH_METADATA and str(value).isdecimal():
+        if key == EPOCH_METADATA and str(value).isdecimal() and len(value) <= MAX_DIGITS:
             return int(value)
     raise errors.InvalidRequest(EPOCH_METADATA, "metadata must name an epoch")

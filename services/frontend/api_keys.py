@@ -6,8 +6,9 @@ A file, mounted from a Secret, has a name, a hash and limits for each key:
 
 Keys are random and long, so that a plain SHA-256 hides them; they are looked up by that, and no
 comparison tells how near a guess came. A changed file is in use a second later. Limits go by
-name: whoever gets another key keeps what he has used up. They are each frontend's own; several
-frontends do not add up what they see.
+name: whoever gets another key keeps what he has used up. Those of calls and answers are each
+frontend's own; several frontends do not add up what they see. Those of tokens are the scheduler's,
+over all frontends.
 
 `python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
 """
@@ -26,6 +27,7 @@ from orcinus.v1 import scheduler_pb2
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PositiveInt,
     StringConstraints,
     ValidationError,
@@ -49,6 +51,9 @@ REREAD_S = 1.0
 
 MINUTE_S = 60.0
 
+PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
+"""A limit in tokens; what it is above is none."""
+
 
 class ApiKey(BaseModel):
     """One key's entry in the file."""
@@ -61,6 +66,11 @@ class ApiKey(BaseModel):
     """Calls of any method, on average; after a quiet minute they may all come at once."""
     max_in_flight: PositiveInt | None = None
     """Answers in flight at most; a call for three answers counts as three."""
+    tokens_per_minute: PositiveTokens | None = None
+    """Tokens of prompts and outputs together, on average; after a quiet minute they may all come at
+    once. An answer that has begun is not stopped: the next one waits."""
+    max_in_flight_tokens: PositiveTokens | None = None
+    """Tokens, of prompts and of outputs as long as they may become, of all answers in flight."""
 
 
 class ApiKeyFile(BaseModel):
@@ -122,7 +132,11 @@ class Account:
     def set_limits(self, key: ApiKey, *, now: float) -> None:
         """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
-        self._message = scheduler_pb2.Account(name=key.name)
+        self._message = scheduler_pb2.Account(
+            name=key.name,
+            tokens_per_minute=key.tokens_per_minute or 0,
+            max_in_flight_tokens=key.max_in_flight_tokens or 0,
+        )
         per_minute = key.requests_per_minute
         if per_minute is None:
             self._bucket = None
@@ -304,6 +318,8 @@ def main() -> int:
     parser.add_argument("name", help="whose key it is")
     parser.add_argument("--requests-per-minute", type=int, metavar="N")
     parser.add_argument("--max-in-flight", type=int, metavar="N")
+    parser.add_argument("--tokens-per-minute", type=int, metavar="N")
+    parser.add_argument("--max-in-flight-tokens", type=int, metavar="N")
     arguments = parser.parse_args()
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:

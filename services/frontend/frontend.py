@@ -79,6 +79,7 @@ class Frontend:
             connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
             resume_s=settings.resume_s,
             on_tokens=self._serving.note_progress,
+            refusals=self._refusals,
         )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),

@@ -1,5 +1,6 @@
 """Settings of a frontend process, from `ORCINUS_*` variables or the command line."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,20 @@ from pydantic import (
     StringConstraints,
 )
 
+from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
 
 MAX_PORT = 65535
+
+PROCESS_BYTES = 112 * MIB
+"""Memory of a frontend that nobody uses: 82 MiB with a small vocabulary."""
+
+ANSWER_BYTES = 5 * 2**10
+"""Memory of an answer in the making, besides its prompt."""
+
+N_COPIES = 4.25
+"""Memory that a prompt in the making takes in all, for each byte that is counted: 40 for a token,
+and 4 more in each of the 32 submissions that one call has with the scheduler at a time."""
 
 
 def _check_port(address: str) -> str:
@@ -115,3 +127,11 @@ class FrontendSettings(ServerSettings):
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds that running requests have to finish after a signal to stop."""
+
+    def memory_parts(self) -> Mapping[str, int]:
+        """Returns the memory that the frontend may need at most, in bytes, by setting."""
+        return {
+            PROCESS: PROCESS_BYTES,
+            "max_in_flight": self.max_in_flight * ANSWER_BYTES,
+            "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
+        }

@@ -32,12 +32,17 @@ EXIT_S = {"frontend": 5, "scheduler": 10}
 
 
 @cache
-def settings(manifests: Manifests, component: str) -> Mapping[str, Any]:
+def load(manifests: Manifests, component: str) -> ServerSettings:
     """Returns what the service makes of its container's variables; it refuses unknown names."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(manifests, manifests.workload(component)).items():
             patch.setenv(name, value)
-        loaded = SETTINGS[component].load(component, [])
+        return SETTINGS[component].load(component, [])
+
+
+def settings(manifests: Manifests, component: str) -> Mapping[str, Any]:
+    """Returns the settings by name."""
+    loaded = load(manifests, component)
     return {name: getattr(loaded, name) for name in SETTINGS[component].model_fields}
 
 
@@ -60,6 +65,17 @@ def in_cpus(quantity: str) -> float:
 def test_a_service_takes_its_environment(name: str, component: str) -> None:
     loaded = settings(rendered(name), component)
     assert loaded["health_address"] == "0.0.0.0:50060"
+    names = ("http_address", "grpc_address") if component == "frontend" else ("address",)
+    assert all(loaded[name].startswith("0.0.0.0:") for name in names)
+
+
+@each_composition()
+@pytest.mark.parametrize("component", ["frontend", "scheduler"])
+def test_what_a_service_may_need_fits_its_memory_limit(name: str, component: str) -> None:
+    manifests = rendered(name)
+    limit = manifests.workload(component).container["resources"]["limits"]["memory"]
+    needed = sum(load(manifests, component).memory_parts().values())
+    assert 0 < needed <= in_bytes(limit)
 
 
 @each_composition()

@@ -32,6 +32,7 @@ from services.frontend.link.scheduler_events import (
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +135,17 @@ class SchedulerClient:
         backoff: Backoff | None = None,
         resume_s: float = 600.0,
         on_tokens: Callable[[], None] = lambda: None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called when requests have got tokens, or have ended."""
+        """`on_tokens` is called when requests have got tokens, or have ended; `refusals` counts
+        those that the scheduler refuses for a limit of their key."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._on_tokens = on_tokens
+        self._refusals = Refusals() if refusals is None else refusals
         self._requests: dict[str, _Request] = {}
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
@@ -354,6 +358,8 @@ class SchedulerClient:
                     self.cancel(request.request_id)
                     self._end(request, error)
                     return
+            case Failed(refusal=Refusal() as refusal):
+                self._refusals[refusal] += 1
         if event.is_last:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
@@ -390,6 +396,7 @@ class SchedulerClient:
         if request.is_accepted and request.n_extensions < MAX_EXTENSIONS:
             request.n_extensions += 1
             request.until = max(request.until, now + self._resume_s)
+            request.submission.is_resubmitted = True
         request.is_accepted = False
         if now >= request.until:
             self._fail(request, error)
