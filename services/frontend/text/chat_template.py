@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.common import errors
+from services.common import bounded_file, errors
 from services.frontend.request.generation_request import ChatMessage
 
 TEMPLATE_ERRORS = (
@@ -29,6 +29,12 @@ TEMPLATE_ERRORS = (
 )
 """The errors that a template can raise when it is read or rendered. Its own expressions raise such
 errors too, `1 + ''` for example: it suits other messages."""
+
+MAX_CONFIG_BYTES = 16 << 20
+"""Bytes of a `tokenizer_config.json` at most: some list a hundred thousand added tokens."""
+
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Bytes of a `chat_template.jinja` at most; long ones have a fiftieth."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -56,7 +62,7 @@ class ChatTemplate:
             config = _read_config(directory / "tokenizer_config.json")
             file = directory / "chat_template.jinja"
             source = (
-                file.read_text(encoding="utf-8")
+                bounded_file.read_bytes(file, max_bytes=MAX_TEMPLATE_BYTES).decode()
                 if file.is_file()
                 else _default_template(config.get("chat_template"))
             )
@@ -102,8 +108,7 @@ class _GenerationBlock(Extension):
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+    return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 
 def _default_template(template: object) -> str | None:

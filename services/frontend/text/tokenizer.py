@@ -11,6 +11,11 @@ from typing import Self
 
 import tokenizers
 
+from services.common import bounded_file
+
+MAX_FILE_BYTES = 256 << 20
+"""Bytes of a `tokenizer.json` at most; those of the largest vocabularies have a fifth."""
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that decoders write for bytes that are not (yet) a character."""
 
@@ -51,10 +56,16 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        content = bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library has no class of its own for it
-            raise ValueError(f"{path} is broken: {error}") from error
+            return cls(tokenizers.Tokenizer.from_buffer(content))
+        except BaseException as error:
+            # The library has no class of its own for what is wrong, and panics at some of it. A
+            # panic is no Exception, so that nobody goes on in a broken state. There is none here,
+            # since the tokenizer never came to be; and its class has no module to take it from.
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise ValueError(f"{path} is broken: {error}") from error
+            raise
 
     def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Returns the tokens of a text, with those that the checkpoint puts around it if wanted.
