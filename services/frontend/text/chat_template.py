@@ -69,7 +69,8 @@ class ChatTemplate:
             if source is None:
                 return None
             return cls(source, special_tokens=_special_tokens(config))
-        except TEMPLATE_ERRORS as error:
+        except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
+            # Jinja compiles to Python, which gives up on too many loops or brackets in each other.
             explanation = " ".join(str(error).split())  # Jinja's have several lines
             raise ValueError(
                 f"the chat template or tokenizer_config.json in {directory} is broken: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 Json = Any
@@ -24,6 +25,11 @@ class Target:
 
     max_bytes: int = 4096
     """The longest input."""
+
+
+def any_bytes(beginning: bytes = b"", *, n_seeds: int = 24) -> list[bytes]:
+    """Returns seeds that make all kinds of decisions; `beginning` are the first ones."""
+    return [beginning + Random(seed).randbytes(256) for seed in range(n_seeds)]
 
 
 class Choices:

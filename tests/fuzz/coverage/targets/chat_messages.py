@@ -3,15 +3,16 @@
 from services.common import errors
 from services.frontend.request.generation_request import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 TEMPLATES = [
     ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
     for source in (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}",
-        "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0)"
-        " %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{{ bos_token }}{% for m in messages %}"
+        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
         "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] }}"
         "{{ eos_token }}{% endif %}{% endfor %}",
         "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}"
@@ -39,7 +40,10 @@ def run(data: bytes) -> None:
 
 TARGET = Target(
     run=run,
-    seeds=[bytes([kind, 0, 0, 5]) + b"hello" + bytes([1, 1, 3]) + b"you" for kind in range(3)],
+    seeds=[
+        *any_bytes(),
+        *(bytes([kind, 0, 0, 5]) + b"hello" + bytes([1, 1, 3]) + b"you" for kind in range(3)),
+    ],
     words=["</think>", "{{", "9" * 20, "<s>"],
     max_bytes=1024,
 )

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from services.frontend.text.chat_template import ChatTemplate
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 SOURCE = (
     "{% for m in messages if m.role != 'x' %}{% generation %}<{{ m['role'] | upper }}>"
@@ -44,6 +44,7 @@ def run(data: bytes) -> None:
 TARGET = Target(
     run=run,
     seeds=[
+        *any_bytes(b"\2"),
         b"\0" + SOURCE.encode(),
         b"\1" + json.dumps(CONFIG).encode(),
         b"\1" + json.dumps({"chat_template": [{"name": "default", "template": "x"}]}).encode(),
@@ -51,6 +52,6 @@ TARGET = Target(
     ],
     words=["{%", "%}", "{{", "}}", "{#", "#}", "for", "endfor", "if", "elif", "else", "endif", "in",
            "set", "macro", "endmacro", "generation", "endgeneration", "break", "continue", "|",
-           "filter", "call", "block", "is defined", "namespace(", "not", "raise_exception(", "[::-1]",
-           "import", "include", "extends", "((((((((", "[[[[[[[["],
+           "filter", "call", "block", "is defined", "namespace(", "not", "raise_exception(",
+           "[::-1]", "import", "include", "extends", "((((((((", "[[[[[[[["],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import json
 from services.common import errors
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 COMPLETION = {
     "model": "demo",
@@ -55,8 +55,11 @@ def run(data: bytes) -> None:
 
 TARGET = Target(
     run=run,
-    seeds=[b"\0\0\0" + json.dumps(COMPLETION).encode(), b"\1\0\0" + json.dumps(CHAT).encode()]
-    + [bytes([kind, resumes, 1, 2, field, 5]) for kind in (0, 1) for resumes in (0, 1)
-       for field in range(8)],
+    seeds=[
+        *any_bytes(b"\0\0\1"),
+        *any_bytes(b"\1\1\1"),
+        b"\0\0\0" + json.dumps(COMPLETION).encode(),
+        b"\1\0\0" + json.dumps(CHAT).encode(),
+    ],
     words=[f'"{name}":' for name in (*COMPLETION, *CHAT)] + ["[[", "{}", "1e999", "NaN", "\\ud800"],
-)  # fmt: skip
+)

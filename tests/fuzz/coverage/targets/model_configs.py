@@ -7,7 +7,7 @@ from pathlib import Path
 from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 199, "hidden_size": 48,
@@ -61,6 +61,7 @@ def run(data: bytes) -> None:
 TARGET = Target(
     run=run,
     seeds=[
+        *any_bytes(b"\1"),
         *(b"\0" + json.dumps(file).encode() for file in (CONFIG, GPT2)),
         *(bytes([1, family]) + b"\1" * len(FURTHER) + bytes([0, field, 5, 4])
           for family in range(len(FAMILIES)) for field in (0, 4, 9)),

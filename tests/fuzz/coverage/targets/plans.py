@@ -11,7 +11,7 @@ from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.plan import PlanError
 from services.worker.engine.request_table import RequestTable
 from services.worker.rank.wire import plan_of
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 N_BLOCKS, BLOCK_SIZE, VOCAB_SIZE, MAX_MODEL_LEN = 8, 4, 32, 24
 
@@ -110,6 +110,8 @@ def _check_within(places: torch.Tensor, limit: int) -> None:
 TARGET = Target(
     run=run,
     seeds=[
+        *any_bytes(b"\0"),
+        *any_bytes(b"\1"),
         *(bytes([2, which]) + plan().SerializeToString() for which in (0, 1)),
         *(bytes([place, 0, column, value, 1, 0]) for place in (0, 1) for column in range(6)
           for value in (0, 1, 5, 9)),

@@ -14,7 +14,7 @@ from services.worker.models.checkpoint_tensors import (
     checkpoint_digest,
 )
 from services.worker.models.weights import WantedTensors
-from tests.fuzz.coverage.target import Choices, Target
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 HEADER = {
     "w": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]},
@@ -71,6 +71,8 @@ _TEXT = json.dumps(HEADER).encode()
 TARGET = Target(
     run=run,
     seeds=[
+        *any_bytes(b"\1"),
+        *any_bytes(b"\2"),
         b"\0" + json.dumps(INDEX).encode(),
         b"\3" + struct.pack("<Q", len(_TEXT)) + _TEXT + bytes(64),
         *(bytes([1, 0, field, 5, 3, 4]) for field in range(4)),
