@@ -27,7 +27,7 @@ def run(data: bytes) -> None:
     """Renders a conversation."""
     choices = Choices(data)
     template = choices.one_of(TEMPLATES)
-    messages = []
+    messages: list[ChatMessage] = []
     while not choices.is_over and len(messages) < 64:
         role = choices.one_of(["user", "assistant", "system", "tool", None])
         name = choices.one_of([None, "bob", ""])

@@ -7,7 +7,8 @@ from tests.fuzz.coverage.target import Choices, Target
 def run(data: bytes) -> None:
     """Feeds bytes in pieces; frames that come out must be those that went in."""
     choices = Choices(data)
-    buffer, frames = FrameBuffer(), []
+    buffer = FrameBuffer()
+    frames: list[tuple[MessageKind, bytes]] = []
     n_pieces = 1 + choices.number(8)
     rest = data[1:]
     size = len(rest) // n_pieces + 1
