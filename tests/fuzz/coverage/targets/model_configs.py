@@ -50,12 +50,12 @@ def run(data: bytes) -> None:
     (directory / "config.json").write_bytes(content)
     (directory / "generation_config.json").write_text(generation)
     try:
-        config = read_config(directory)
+        read = read_config(directory)
     except UnsupportedModel as error:
         assert len(str(error)) < 1 << 14, len(str(error))
         return
-    assert len(config.layer_windows) == config.n_layers
-    config.fingerprint(config.resolve_dtype("auto"))
+    assert len(read.layer_windows) == read.n_layers
+    read.fingerprint(read.resolve_dtype("auto"))
 
 
 TARGET = Target(

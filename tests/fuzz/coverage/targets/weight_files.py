@@ -13,7 +13,7 @@ from services.worker.models.checkpoint_tensors import (
     CheckpointTensors,
     checkpoint_digest,
 )
-from services.worker.models.weights import WantedTensors
+from services.worker.models.weights import TensorSource, WantedTensors
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 HEADER = {
@@ -52,19 +52,23 @@ def run(data: bytes) -> None:
     path = directory / "model.safetensors.index.json"
     path.write_bytes(index.encode(errors="surrogateescape"))
     wanted = WantedTensors(0, 1)
-    for source in (wanted, None):
-        with contextlib.suppress(CheckpointError):
-            checkpoint_digest(directory)
-            if source is None:
-                source = CheckpointTensors(
-                    directory,
-                    wanted,
-                    dtype=torch.float32,
-                    device=torch.device("cpu"),
-                    on_progress=lambda n_done, n_total: None,
-                )
-            source.tensor("w", 4, 3)
-            source.tensor("v", 8)
+    _read(wanted)
+    with contextlib.suppress(CheckpointError):
+        checkpoint_digest(directory)
+    with contextlib.suppress(CheckpointError):
+        tensors = CheckpointTensors(
+            directory,
+            wanted,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            on_progress=lambda n_done, n_total: None,
+        )
+        _read(tensors)
+
+
+def _read(source: TensorSource) -> None:
+    source.tensor("w", 4, 3)
+    source.tensor("v", 8)
 
 
 _TEXT = json.dumps(HEADER).encode()
