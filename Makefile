@@ -48,6 +48,10 @@ IMAGE_NAMES   = $(foreach image,$(IMAGES),$(IMAGE_PREFIX)/$(image):$(if $(filter
 GPU_PYTHON   ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConfigWarning tests/kernels
 
+# The sanitisers' runtime must be the first library of a process; with it comes the one whose exceptions it looks at.
+# Python and PyTorch keep what they allocate until the end, so nobody looks for leaks.
+SANITIZERS    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
+
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
 # Where the scheduler may reach the API server; `auto` asks the cluster. Empty leaves the overlay's rule, as it must be where
@@ -66,7 +70,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +96,11 @@ test-system: setup  ## Run only the tests of whole processes
 test-triton: setup  ## Run the tests that interpret or compile the kernels for GPUs, without one
 	$(BIN)/python -m pytest -m 'triton and not gpu' $(ARGS)
 
+test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
+	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL) -k 'not torch-cpu' \
+	  tests/kernels tests/worker/models/test_layer_stack.py tests/worker/models/test_quantization.py $(ARGS)
+
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
@@ -105,7 +114,7 @@ test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-check: fmt-check lint types layers manifests test test-thorough test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 
 fmt: setup  ## Format the code
@@ -230,6 +239,10 @@ $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
 	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
 	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
+
+$(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
+	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
+	@touch $@
 
 # checkov wants versions that nothing else here can live with.
 $(CHECKOV): | $(BIN)/python

@@ -16,7 +16,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from services.common import errors
+from services.common import bounded_file, errors
 from services.frontend.request.generation_request import ChatMessage
 from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
@@ -31,6 +31,12 @@ TEMPLATE_ERRORS = (
 )
 """The errors that a template can raise when it is read or rendered. Its own expressions raise such
 errors too, `1 + ''` for example: it suits other messages."""
+
+MAX_CONFIG_BYTES = 16 << 20
+"""Bytes of a `tokenizer_config.json` at most: some list a hundred thousand added tokens."""
+
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Bytes of a `chat_template.jinja` at most; long ones have a fiftieth."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -58,14 +64,15 @@ class ChatTemplate:
             config = _read_config(directory / "tokenizer_config.json")
             file = directory / "chat_template.jinja"
             source = (
-                file.read_text(encoding="utf-8")
+                bounded_file.read_bytes(file, max_bytes=MAX_TEMPLATE_BYTES).decode()
                 if file.is_file()
                 else _default_template(config.get("chat_template"))
             )
             if source is None:
                 return None
             return cls(source, special_tokens=_special_tokens(config))
-        except TEMPLATE_ERRORS as error:
+        except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
+            # Jinja compiles to Python, which gives up on too many loops or brackets in each other.
             explanation = " ".join(str(error).split())  # Jinja's have several lines
             raise ValueError(
                 f"the chat template or tokenizer_config.json in {directory} is broken: "
@@ -126,8 +133,7 @@ class _GenerationBlock(Extension):
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+    return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 
 def _default_template(template: object) -> str | None:

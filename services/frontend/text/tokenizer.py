@@ -12,11 +12,15 @@ from typing import Self
 
 import tokenizers
 
+from services.common import bounded_file
 from services.frontend.text.longest_token import longest_token
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The library knows no other way to say it. Else each text would run in a pool of the library's, of
 # as many threads as the machine has processors, each of which keeps memory of its own.
+
+MAX_FILE_BYTES = 256 << 20
+"""Bytes of a `tokenizer.json` at most; those of the largest vocabularies have a fifth."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that decoders write for bytes that are not (yet) a character."""
@@ -67,10 +71,16 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        content = bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library has no class of its own for it
-            raise ValueError(f"{path} is broken: {error}") from error
+            return cls(tokenizers.Tokenizer.from_buffer(content))
+        except BaseException as error:
+            # The library has no class of its own for what is wrong, and panics at some of it. A
+            # panic is no Exception, so that nobody goes on in a broken state. There is none here,
+            # since the tokenizer never came to be; and its class has no module to take it from.
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise ValueError(f"{path} is broken: {error}") from error
+            raise
 
     def min_tokens(self, text: str) -> int:
         """Returns a number of tokens that the text has at least, by its length alone; 0 where its

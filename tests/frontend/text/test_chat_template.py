@@ -125,9 +125,14 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
         ("tokenizer_config.json", b'{"chat_template": "{% if %}"}'),
         ("chat_template.jinja", b"a\n{% for %}\nb"),
         ("chat_template.jinja", b"{{ 'a' | unknown }}"),
+        ("chat_template.jinja", b" " * (1 << 20) + b" "),
+        ("chat_template.jinja", b"{% for a in b %}" * 30 + b"{% endfor %}" * 30),
+        ("chat_template.jinja", b"{{" + b"(" * 10_000),
+        ("tokenizer_config.json", b'{"a":' * 10_000),
     ],
-    ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter"],
-)
+    ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter", "long", "loops",
+         "parentheses", "nested"],
+)  # fmt: skip
 def test_broken_template_is_a_value_error_of_one_line(
     tmp_path: Path, file: str, content: bytes
 ) -> None:
