@@ -29,7 +29,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 """Characters in a stop string at most: as much text may have to be held back."""
 
-_MAX_TOKENS = WholeNumbers(1, INT32_MAX)
+MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 _N = WholeNumbers(1, MAX_N)
 
 
@@ -77,7 +77,7 @@ class GenerationOptions:
             InvalidRequest: a value is out of its range.
         """
         if self.max_tokens is not None:
-            _MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
+            MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
         _N.check("n", self.n)
         _check_stops(self.stop)
