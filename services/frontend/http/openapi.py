@@ -248,7 +248,7 @@ def document(*, needs_key: bool) -> dict[str, Any]:
 
 
 def _paths(*, needs_key: bool) -> dict[str, Any]:
-    security = [{"key": []}] if needs_key else []
+    security: list[dict[str, list[str]]] = [{"key": []}] if needs_key else []
     errors = (*_ANY, 429, *([401] if needs_key else ()))
     models = _operation("listModels", "Lists the one model.", "ModelList", errors)
     model = _operation("retrieveModel", "Describes the one model.", "Model", (*errors, 404))
