@@ -9,7 +9,8 @@ from tests.fuzz.choices import N_BYTES, Choices
 from tests.fuzz.hints import INFERENCE
 from tests.fuzz.messages import message, wire
 
-DESCRIPTOR = inference_pb2.GenerateStreamRequest.DESCRIPTOR
+DESCRIPTOR = inference_pb2.DESCRIPTOR.message_types_by_name["GenerateStreamRequest"]
+CONNECT = scheduler_pb2.DESCRIPTOR.message_types_by_name["ConnectRequest"]
 
 
 @settings(max_examples=20)
@@ -20,7 +21,7 @@ def test_the_same_bytes_make_the_same_message(data: bytes) -> None:
 
 
 def test_no_bytes_make_the_simplest_message() -> None:
-    assert not message(Choices(b""), scheduler_pb2.ConnectRequest.DESCRIPTOR, {}).ByteSize()
+    assert not message(Choices(b""), CONNECT, {}).ByteSize()
 
 
 def test_every_field_is_set_sometimes_and_some_bytes_are_no_message() -> None:
