@@ -34,10 +34,11 @@ class System:
         self.stack = stack
         self._pids = {process.pid for process in stack.tree}
         self._answer = self._honest_answer()
+        self._n_lines = 0
 
     def check_unharmed(self) -> None:
-        """Asserts that nothing is in flight, that no process has ended or logged an error, and
-        that an honest request has the tokens that it had before."""
+        """Asserts that nothing is in flight, that no process has ended or logged an error since
+        the last time, and that an honest request has the tokens that it had before."""
         deadline = time.monotonic() + SETTLE_S
         while left := self._in_flight():
             assert time.monotonic() < deadline, f"never ended: {left}"
@@ -45,8 +46,10 @@ class System:
         assert self._honest_answer() == self._answer
         self.stack.look_at_tree()
         assert {process.pid for process in self.stack.tree} == self._pids
-        errors = [line for line in self.stack.output if "Traceback" in line or "ERROR" in line]
-        assert not errors, "".join(self.stack.output[-50:])
+        lines = self.stack.output[self._n_lines :]
+        self._n_lines += len(lines)
+        errors = [line for line in lines if "Traceback" in line or "ERROR" in line]
+        assert not errors, "".join(lines[-50:])
 
     def _honest_answer(self) -> list[int]:
         options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
