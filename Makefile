@@ -21,6 +21,10 @@ IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
 
+# Inputs that are made up and sent to real servers, of all kinds together, and the seed that they are made of.
+FUZZ_N    ?= 100000
+FUZZ_SEED ?=
+
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
 # BASE is Python's image where it is not the one that the Dockerfile names by its digest.
@@ -70,7 +74,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults fuzz test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +111,10 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
 
+fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
+	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
+	$(if $(wildcard tests/fuzz/coverage),$(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)))
+
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
 	$(BIN)/python -m pytest -m prometheus $(ARGS)
@@ -116,6 +124,7 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 
 check: fmt-check lint types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
+	$(MAKE) fuzz FUZZ_N=2000
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

@@ -22,6 +22,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -160,7 +161,7 @@ def _method_handler(
     )
     serialise = None if is_raw else response_class.SerializeToString
     if descriptor.client_streaming:
-        deserialise = None if is_raw else request_class.FromString
+        deserialise = None if is_raw else partial(parse, request_class=request_class)
         make = (
             grpc.stream_stream_rpc_method_handler
             if descriptor.server_streaming

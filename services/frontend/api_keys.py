@@ -232,6 +232,11 @@ class ApiKeys:
             self._in_use = self._file.latest()
             self._set_accounts()
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether clients must show a key."""
+        return self._file is not None
+
     def admit(self, authorization: str | None) -> Account:
         """Returns the account of a caller, by the value of `authorization` in headers or metadata,
         and counts a call.

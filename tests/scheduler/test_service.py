@@ -534,3 +534,17 @@ async def test_watchers_get_a_record_of_each_iteration() -> None:
 
 def _timing(iteration: int) -> worker_pb2.IterationTiming:
     return worker_pb2.IterationTiming(iteration=iteration, compute_ns=77)
+
+
+async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as w, rpc.connect(w.address) as channel:
+        connect: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))
+        stream = connect(iter([b"\xff\xff"]), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "ConnectRequest" in (caught.value.details() or "")
+    assert not caplog.records

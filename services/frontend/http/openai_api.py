@@ -9,7 +9,7 @@ from services.common import errors
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import event_id, openai_errors
+from services.frontend.http import event_id, openai_errors, openapi
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import (
     BodyLimits,
@@ -59,6 +59,7 @@ def create_app(
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
+    app.add_api_route(openapi.PATH, api.openapi, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/serving", api.serving, methods=["GET", "HEAD"], response_model=None)
@@ -80,6 +81,7 @@ class OpenAIApi:
         self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
+        self._document = to_json(openapi.document(needs_key=api_keys.are_needed))
 
     async def list_models(self, request: Request) -> Json:
         """Answers with the one model."""
@@ -93,6 +95,10 @@ class OpenAIApi:
         if model != pipeline.model:
             return openai_errors.model_not_found(model)
         return JSONResponse(model_object(pipeline))
+
+    async def openapi(self) -> Response:
+        """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
+        return Response(self._document, media_type=openapi.JSON)
 
     async def health(self) -> Response:
         """Answers that the process is up."""

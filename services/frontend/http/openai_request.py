@@ -9,6 +9,7 @@ spelled as other servers of the field spell them.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
@@ -19,12 +20,15 @@ from pydantic import (
     Discriminator,
     FailFast,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     Tag,
     ValidationError,
     create_model,
     model_validator,
 )
+from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -58,19 +62,36 @@ MAX_METADATA = 16
 Body = TypeVar("Body", bound="GenerationBody")
 
 
-def only(*neutral: object) -> BeforeValidator:
-    """Returns a validator that accepts None and values that change nothing, and no others yet. It
-    comes before that of the type, which would look at each item of what is refused anyway."""
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The annotation of a field that accepts None and values that change nothing, and no others
+    yet. It is checked before the type, which would look at each item of what is refused anyway."""
 
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            accepted = ", ".join(map(repr, neutral))
+    neutral: tuple[object, ...]
+
+    def check(self, value: Any) -> Any:
+        """Returns the value; raises ValueError if it would change something."""
+        if value is not None and value not in self.neutral:
+            accepted = ", ".join(map(repr, self.neutral))
             raise ValueError(
-                "not supported yet" + (f"; only {accepted} is accepted" if neutral else "")
+                "not supported yet" + (f"; only {accepted} is accepted" if accepted else "")
             )
         return value
 
-    return BeforeValidator(check)
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral]}
+
+
+def only(*neutral: object) -> Only:
+    """Returns the annotation that accepts None and these values."""
+    return Only(neutral)
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:

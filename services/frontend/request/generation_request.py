@@ -39,7 +39,7 @@ TURN_BYTES = 256
 ANSWER_BYTES = 256
 """Bytes that an answer to go on with takes besides its tokens."""
 
-_MAX_TOKENS = WholeNumbers(1, INT32_MAX)
+MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 _N = WholeNumbers(1, MAX_N)
 
 
@@ -99,7 +99,7 @@ class GenerationOptions:
             InvalidRequest: a value is out of its range.
         """
         if self.max_tokens is not None:
-            _MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
+            MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
         _N.check("n", self.n)
         _check_stops(self.stop)
