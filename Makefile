@@ -56,7 +56,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-hostile test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
 
+test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
+	$(BIN)/python -m pytest -m hostile tests/hostile $(ARGS)
+
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
 	$(BIN)/python -m pytest -m prometheus $(ARGS)
@@ -97,6 +100,7 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 
 check: fmt-check lint types layers manifests test test-thorough test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
+	$(MAKE) test-hostile
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)

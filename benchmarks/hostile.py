@@ -5,9 +5,9 @@
 
 The demo model is served with the settings of production; the attacks are those of `tests/hostile`.
 Sixteen honest streams run undisturbed before each attack and begin again beside it, so that both
-figures of a ratio are of one minute. Attackers run at the lowest priority, as theirs would be another
-machine. `stall` is the longest wait of `GET /health` on a connection that was there before, less
-the time that processes waited for a processor.
+figures of a ratio are of one minute. Attackers run at the lowest priority, as theirs would be
+another machine. `stall` is the longest wait of `GET /health` on a connection that was there before,
+less the time that processes waited for a processor.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.hostile.attack import Attack
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.helper import Helper, NoAnswer
 from tests.hostile.pods import Outcome, PodLost, Pods
-from tests.hostile.settings import API_KEY, frontend_options, write_keys
+from tests.hostile.settings import API_KEY, HONEST_KEY, frontend_options, write_keys
 
 COLUMNS = (
     f"{'attack':<28} {'s':>5} {'MiB':>5} {'stall ms':>8} {'gap ms':>7} {'attacked':>8} "
@@ -100,7 +100,11 @@ def run(options: argparse.Namespace) -> int:
         keys = write_keys(Path(directory))
         systems: dict[bool, dict[str, Any]] = {
             False: {"frontend": frontend_options()},
-            True: {"frontend": frontend_options(api_keys_file=keys), "api_key": API_KEY},
+            True: {
+                "frontend": frontend_options(api_keys_file=keys),
+                "api_key": API_KEY,
+                "honest_key": HONEST_KEY,
+            },
         }
         for needs_key, system in systems.items():
             chosen = [attack for attack in attacks if attack.needs_key is needs_key]

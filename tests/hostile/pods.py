@@ -7,6 +7,7 @@ run at the lowest priority.
 """
 
 import contextlib
+import dataclasses
 import json
 import re
 import time
@@ -20,10 +21,10 @@ import httpx
 import psutil
 import yaml
 
-from tests.exposition import Samples
 from tests.hostile import tree
 from tests.hostile.attack import Attack
 from tests.hostile.helper import Helper, NoAnswer
+from tests.hostile.rest import leftovers
 from tests.hostile.target import Target
 from tests.system.stack import ROOT, Stack, serving
 
@@ -79,7 +80,9 @@ class Outcome:
 class Pods:
     """A running system, an attacker and a witness."""
 
-    def __init__(self, stack: Stack, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, stack: Stack, *, api_key: str | None = None, honest_key: str | None = None
+    ) -> None:
         self.stack = stack
         self.limits = {component: pod_limit_bytes(component) for component in MODULES}
         self.processes = {
@@ -94,6 +97,8 @@ class Pods:
             frontend_pid=self.processes["frontend"].pid,
             api_key=api_key,
         )
+        """The system as an attacker sees it."""
+        self.honest_target = dataclasses.replace(self.target, api_key=honest_key)
         for component, process in self.processes.items():
             data_bytes = _status_bytes(process.pid, "VmData") + self.limits[component]
             process.rlimit(psutil.RLIMIT_DATA, (data_bytes, data_bytes))
@@ -120,14 +125,14 @@ class Pods:
         took_s = time.monotonic() - start_s
         honest = witness.ask("end", limit_s=WITNESS_LIMIT_S)
         try:
-            leftovers = self.settled_leftovers()
+            left = self.settled_leftovers()
             refusals = Counter(self.refusals())
             peak_bytes = {name: _status_bytes(p.pid, "VmHWM") for name, p in self.processes.items()}
             rss_after = self.rss("frontend")
         except (httpx.TransportError, OSError, psutil.Error) as error:
             raise PodLost(f"{type(error).__name__} after {took_s:.1f} s") from error
         refusals.subtract(before)
-        faults += [f"{count:g} left of {name}" for name, count in leftovers.items()]
+        faults += [f"{count:g} left of {name}" for name, count in left.items()]
         faults += self._faults_of_memory(peak_bytes, rss_after - rss_before)
         faults += _faults_of_answers(attack, answers, refusals)
         faults += _faults_of_honest(honest)
@@ -175,21 +180,11 @@ class Pods:
     def settled_leftovers(self) -> dict[str, float]:
         """Returns what is left of requests, once nothing is or the time is up."""
         deadline_s = time.monotonic() + REST_LIMIT_S
-        while (found := self._leftovers()) and time.monotonic() < deadline_s:
+        while True:
+            found = leftovers(self.stack.metrics("frontend"), self.stack.metrics("scheduler"))
+            if not found or time.monotonic() > deadline_s:
+                return found
             time.sleep(0.2)
-        return found
-
-    def _leftovers(self) -> dict[str, float]:
-        frontend, scheduler = map(self.stack.metrics, ("frontend", "scheduler"))
-        ends = ("finished", "cancelled", "failed")
-        counts = {
-            "frontend's answers": frontend.sum("orcinus_frontend_answers_in_flight"),
-            "waiting": scheduler.sum("orcinus_requests_waiting"),
-            "running": scheduler.sum("orcinus_requests_running"),
-            "not accounted for": _total(scheduler, "accepted")
-            - sum(_total(scheduler, end) for end in ends),
-        }
-        return {name: count for name, count in counts.items() if count}
 
 
 def _faults_of_answers(
@@ -207,10 +202,6 @@ def _faults_of_honest(report: Mapping[str, Any]) -> list[str]:
     return faults if report["n_complete"] else [*faults, "no honest stream came to its end"]
 
 
-def _total(samples: Samples, what: str) -> float:
-    return samples.sum(f"orcinus_requests_{what}_total")
-
-
 def _status_bytes(pid: int, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found is not None
@@ -223,6 +214,7 @@ def running(
     frontend: Mapping[str, object] | None = None,
     scheduler: Mapping[str, object] | None = None,
     api_key: str | None = None,
+    honest_key: str | None = None,
     n_descriptors: int | None = None,
     **options: Any,
 ) -> Iterator[Pods]:
@@ -236,7 +228,7 @@ def running(
         environment[tree.DESCRIPTORS_VARIABLE] = str(n_descriptors)
     options = {"kv_memory": "256MiB", "metrics": True, **options}
     with serving(MODEL, module="tests.hostile.tree", environment=environment, **options) as stack:
-        yield Pods(stack, api_key=api_key)
+        yield Pods(stack, api_key=api_key, honest_key=honest_key)
 
 
 @contextlib.contextmanager
@@ -249,5 +241,5 @@ def attacker_of(pods: Pods) -> Iterator[Helper]:
 @contextlib.contextmanager
 def witness_of(pods: Pods) -> Iterator[Helper]:
     """Sixteen honest streams."""
-    with Helper("tests.hostile.witness", [pods.target.to_json()]) as helper:
+    with Helper("tests.hostile.witness", [pods.honest_target.to_json()]) as helper:
         yield helper

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.frontend.settings import FrontendSettings
 
-API_KEY = "orc-attacker"
+API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
 SHORT_WAITS = {
     name: value
     for name, value in {
@@ -28,9 +28,16 @@ def frontend_options(**others: object) -> dict[str, object]:
 
 
 def write_keys(directory: Path) -> Path:
-    """Writes a file with the attacker's key, which allows two answers at once; returns its path."""
+    """Writes a file with the attacker's key, which allows two answers at once, and with the honest
+    clients'; returns its path."""
     path = directory / "keys.json"
-    sha256 = hashlib.sha256(API_KEY.encode()).hexdigest()
-    key = {"name": "attacker", "sha256": sha256, "max_in_flight": 2}
-    path.write_text(json.dumps({"keys": [key]}))
+    keys = [
+        {"name": "attacker", "sha256": _hash(API_KEY), "max_in_flight": 2},
+        {"name": "honest", "sha256": _hash(HONEST_KEY)},
+    ]
+    path.write_text(json.dumps({"keys": keys}))
     return path
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
