@@ -25,7 +25,7 @@ from tests.hostile.attack import Attack
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.helper import Helper, NoAnswer
 from tests.hostile.pods import Outcome, PodLost, Pods
-from tests.hostile.settings import API_KEY, HONEST_KEY, frontend_options, write_keys
+from tests.hostile.settings import systems
 
 COLUMNS = (
     f"{'attack':<28} {'s':>5} {'MiB':>5} {'stall ms':>8} {'gap ms':>7} {'attacked':>8} "
@@ -97,17 +97,8 @@ def run(options: argparse.Namespace) -> int:
     lost: list[str] = []
     print(COLUMNS, flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        keys = write_keys(Path(directory))
-        systems: dict[bool, dict[str, Any]] = {
-            False: {"frontend": frontend_options()},
-            True: {
-                "frontend": frontend_options(api_keys_file=keys),
-                "api_key": API_KEY,
-                "honest_key": HONEST_KEY,
-            },
-        }
-        for needs_key, system in systems.items():
-            chosen = [attack for attack in attacks if attack.needs_key is needs_key]
+        for name, system in systems(Path(directory)).items():
+            chosen = [attack for attack in attacks if attack.system == name]
             lost += attack_system(chosen, system, results)
     if options.out is not None:
         options.out.write_text(json.dumps({**machine.describe(), "attacks": results}, indent=1))

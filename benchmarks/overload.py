@@ -3,8 +3,8 @@
     python -m benchmarks.overload                       both protocols, 60 s each
     python -m benchmarks.overload --seconds 20 --protocols http
 
-First clients that ask one request after the other find the capacity, in complete answers a second.
-Then requests come ten times as fast, as a Poisson process, whether or not those before them have
+Clients that ask one request after the other find the capacity, in complete answers a second, before
+and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process, whether or not those before them have
 ended. Goodput is the complete answers a second from when the queue is full until requests stop
 coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from when it was sent.
 
@@ -121,18 +121,19 @@ async def overload(
     protocol: str, client: load.Client, system: System, options: argparse.Namespace
 ) -> Overloaded:
     """Finds the capacity over a protocol, and offers a multiple of it."""
-    per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
-    requests = arrivals(options.times * per_s, options.seconds, seed=options.seed)
+    before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
+    requests = arrivals(options.times * before_per_s, options.seconds, seed=options.seed)
     full_s = options.seconds / 4
     root = psutil.Process(system.pid)
     watching = asyncio.create_task(growth_of(root, full_s, options.seconds))
     start_s, cpu_s = time.monotonic(), time.process_time()
     records = await load.run(client, requests, timeout_s=options.timeout_s)
     cpus = (time.process_time() - cpu_s) / (time.monotonic() - start_s)
+    after_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
     return figures(
         protocol,
         records,
-        capacity_per_s=per_s,
+        capacity_per_s=(before_per_s + after_per_s) / 2,
         window_s=(full_s, options.seconds),
         growth=await watching,
         client_cpus=cpus,

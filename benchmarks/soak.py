@@ -22,7 +22,6 @@ import httpx
 import numpy as np
 import psutil
 import uvloop
-from tqdm import tqdm
 
 from benchmarks import load, local_system
 from benchmarks.grpc_client import GrpcClient
@@ -132,10 +131,7 @@ async def run(options: argparse.Namespace) -> int:
         crowd = Crowd(clients, Random(options.seed))
         sampling = asyncio.create_task(sample(psutil.Process(system.pid), samples))
         end_s = asyncio.get_running_loop().time() + 60 * options.minutes
-        with tqdm(total=round(60 * options.minutes), unit="s", leave=False) as bar:
-            ticking = asyncio.create_task(_tick(bar))
-            await asyncio.gather(*(crowd.ask_all_the_time(end_s) for _ in range(N_CLIENTS)))
-            ticking.cancel()
+        await asyncio.gather(*(crowd.ask_all_the_time(end_s) for _ in range(N_CLIENTS)))
         sampling.cancel()
         is_flat = report(samples)
         left = await settled_leftovers(system)
@@ -155,12 +151,6 @@ async def settled_leftovers(system: System) -> dict[str, float]:
                 break
             await asyncio.sleep(1)
     return found
-
-
-async def _tick(bar: "tqdm[None]") -> None:
-    while True:
-        await asyncio.sleep(1)
-        bar.update()
 
 
 def main() -> int:

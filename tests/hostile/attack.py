@@ -3,9 +3,14 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from services.frontend.request.refusals import Refusal
 from tests.hostile.target import Target
+
+SystemName = Literal["open", "keys", "few descriptors"]
+"""Which system is attacked: one that asks for no key, one that does, or one whose processes may
+have 1,024 descriptors."""
 
 Answers = Counter[str]
 """Answers that an attacker got, by what he made of them: a status of HTTP or gRPC, or `closed`."""
@@ -22,4 +27,4 @@ class Attack:
     refusals: frozenset[Refusal] = frozenset()
     """Reasons of which at least one must be counted; none need be when empty."""
     limit_s: float = 60.0
-    needs_key: bool = False
+    system: SystemName = "open"

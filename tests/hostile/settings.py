@@ -6,9 +6,12 @@ An attacker that holds on for eight seconds must meet each limit of time.
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from services.frontend.settings import FrontendSettings
+from tests.hostile.attack import SystemName
 
+N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
 SHORT_WAITS = {
     name: value
@@ -25,6 +28,20 @@ SHORT_WAITS = {
 def frontend_options(**others: object) -> dict[str, object]:
     """Returns the options of a frontend, as its command line spells them."""
     return {name.replace("_", "-"): value for name, value in {**SHORT_WAITS, **others}.items()}
+
+
+def systems(directory: Path) -> dict[SystemName, dict[str, Any]]:
+    """Returns the options of each system that is attacked; files are written into the directory."""
+    few: dict[str, Any] = {"frontend": frontend_options(), "n_descriptors": N_DESCRIPTORS}
+    return {
+        "open": {"frontend": frontend_options()},
+        "keys": {
+            "frontend": frontend_options(api_keys_file=write_keys(directory)),
+            "api_key": API_KEY,
+            "honest_key": HONEST_KEY,
+        },
+        "few descriptors": few,
+    }
 
 
 def write_keys(directory: Path) -> Path:

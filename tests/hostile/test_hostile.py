@@ -18,19 +18,18 @@ import psutil
 import pytest
 
 from tests.hostile import pods as hostile_pods
-from tests.hostile.attack import Attack
+from tests.hostile.attack import Attack, SystemName
 from tests.hostile.attacks import ATTACKS, raw_http2, readers
 from tests.hostile.helper import Helper, NoAnswer
 from tests.hostile.pods import Outcome, PodLost, Pods
-from tests.hostile.settings import API_KEY, HONEST_KEY, frontend_options, write_keys
+from tests.hostile.settings import frontend_options, systems
 
-OF_THEIR_OWN = {"idle_connections", "last_epoch"}
-"""Attacks that need, or leave, another system than the others."""
-WITHOUT_KEY = [
-    attack for name, attack in ATTACKS.items() if not attack.needs_key and name not in OF_THEIR_OWN
+WITH_KEY = ("tokenize_storm", "slow_bodies", "unread_streams")
+"""Attacks that must have no success either when they show a key."""
+CASES = [
+    *(pytest.param(attack, attack.system, id=name) for name, attack in ATTACKS.items()),
+    *(pytest.param(ATTACKS[name], "keys", id=f"{name}_with_a_key") for name in WITH_KEY),
 ]
-WITH_KEY = ["uploads_under_a_key", "tokenize_storm", "slow_bodies", "unread_streams"]
-N_DESCRIPTORS = 1024
 STOP_LIMIT_S = 12.0
 """Seconds that a frontend has to end: five to drain, and as many for a busy machine."""
 
@@ -71,43 +70,20 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """A system that asks for no key."""
-    with contextlib.closing(Site(frontend=frontend_options())) as site:
-        yield site
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[SystemName, Site]]:
+    """The systems, each of which starts with its first attack."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(contextlib.closing(Site(**system)))
+            for name, system in systems(tmp_path_factory.mktemp("keys")).items()
+        }
 
 
-@pytest.fixture(scope="module")
-def site_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A system that asks for keys; the attacker's allows two answers at once."""
-    keys = write_keys(tmp_path_factory.mktemp("keys"))
-    options = frontend_options(api_keys_file=keys)
-    with contextlib.closing(Site(frontend=options, api_key=API_KEY, honest_key=HONEST_KEY)) as site:
-        yield site
-
-
-@pytest.mark.parametrize("attack", WITHOUT_KEY, ids=lambda attack: attack.name)
-def test_an_attack_has_no_success(attack: Attack, site: Site) -> None:
-    outcome = site.suffer(attack)
-    assert not outcome.faults, outcome
-
-
-@pytest.mark.parametrize("name", WITH_KEY)
-def test_an_attack_under_a_key_has_no_success(name: str, site_with_keys: Site) -> None:
-    outcome = site_with_keys.suffer(ATTACKS[name])
-    assert not outcome.faults, outcome
-
-
-def test_a_frontend_with_few_descriptors_outlives_idle_connections() -> None:
-    options = frontend_options()
-    with contextlib.closing(Site(frontend=options, n_descriptors=N_DESCRIPTORS)) as site:
-        outcome = site.suffer(ATTACKS["idle_connections"])
-    assert not outcome.faults, outcome
-
-
-def test_no_epoch_of_a_stranger_makes_a_stage_useless() -> None:
-    with contextlib.closing(Site(frontend=frontend_options())) as site:
-        outcome = site.suffer(ATTACKS["last_epoch"])
+@pytest.mark.parametrize(("attack", "system"), CASES)
+def test_an_attack_has_no_success(
+    attack: Attack, system: SystemName, sites: dict[SystemName, Site]
+) -> None:
+    outcome = sites[system].suffer(attack)
     assert not outcome.faults, outcome
 
 

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-import grpc
 import grpc.aio
 from orcinus.v1 import inference_pb2
 
@@ -15,6 +15,7 @@ from tests.hostile.attacks import raw_http2
 from tests.hostile.attacks.raw_http import CHAT, COMPLETIONS, all_of, exchange, post
 from tests.hostile.target import Target
 
+GENERATE = "/orcinus.v1.InferenceService/Generate"
 N_BYTES = 8_000_000
 REFUSED = frozenset({"400", "413", "429"})
 
@@ -90,31 +91,35 @@ def _json_attack(name: str, path: str, body: Callable[[], bytes]) -> Attack:
 async def tiny_fields(target: Target) -> Answers:
     """Sends eight messages of 8 MB over gRPC, of fields of two bytes, each an object."""
     # Prompt.conversation.messages, a ChatMessage of no bytes, over and over.
-    messages = b"\x0a\x00" * (N_BYTES // 2 - 16)
-    request = _field(2, _field(3, messages))
-    method = "/orcinus.v1.InferenceService/Generate"
-    metadata = () if target.api_key is None else (("authorization", f"Bearer {target.api_key}"),)
+    request = _field(2, _field(3, b"\x0a\x00" * (N_BYTES // 2 - 16)))
+    return Counter(await asyncio.gather(*(_generate(target, request) for _ in range(8))))
 
-    async def send(channel: grpc.aio.Channel) -> str:
+
+async def grpc_token_ids(target: Target) -> Answers:
+    """Sends eight prompts of 4,000,000 tokens over gRPC."""
+    message = inference_pb2.GenerateRequest(
+        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[7] * 4_000_000))
+    )
+    request = message.SerializeToString()
+    return Counter(await asyncio.gather(*(_generate(target, request) for _ in range(8))))
+
+
+async def _generate(target: Target, request: bytes) -> str:
+    """Calls Generate on a connection of its own; returns the status."""
+    metadata = () if target.api_key is None else (("authorization", f"Bearer {target.api_key}"),)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(target.grpc, options) as channel:
+        method: Any = channel.unary_unary(GENERATE)  # bytes in, bytes out
         try:
-            await channel.unary_unary(method)(request, metadata=metadata, timeout=40)
+            await method(request, metadata=metadata, timeout=40)
         except grpc.aio.AioRpcError as error:
             return error.code().name
-        return "OK"
-
-    async with contextlib.AsyncExitStack() as stack:
-        channels = [
-            await stack.enter_async_context(
-                grpc.aio.insecure_channel(target.grpc, [("grpc.use_local_subchannel_pool", 1)])
-            )
-            for _ in range(8)
-        ]
-        return Counter(await asyncio.gather(*map(send, channels)))
+    return "OK"
 
 
 async def slow_messages(target: Target) -> Answers:
     """Sends 60 messages of 7 MB over gRPC that lack their last byte, and waits."""
-    header_block = raw_http2.block(target, "/orcinus.v1.InferenceService/Generate")
+    header_block = raw_http2.block(target, GENERATE)
     answers: Answers = Counter()
     connections: list[raw_http2.Connection] = []
 
@@ -138,27 +143,6 @@ async def slow_messages(target: Target) -> Answers:
         answers["reset"] += connection.n_frames[raw_http2.RST_STREAM]
         await connection.close()
     return +answers
-
-
-async def _generate(target: Target, message: inference_pb2.GenerateRequest) -> str:
-    metadata = () if target.api_key is None else (("authorization", f"Bearer {target.api_key}"),)
-    async with grpc.aio.insecure_channel(
-        target.grpc, [("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
-        method = channel.unary_unary("/orcinus.v1.InferenceService/Generate")
-        try:
-            await method(message.SerializeToString(), metadata=metadata, timeout=40)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-        return "OK"
-
-
-async def grpc_token_ids(target: Target) -> Answers:
-    """Sends eight prompts of 4,000,000 tokens over gRPC."""
-    message = inference_pb2.GenerateRequest(
-        prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[7] * 4_000_000))
-    )
-    return Counter(await asyncio.gather(*(_generate(target, message) for _ in range(8))))
 
 
 def _field(number: int, content: bytes) -> bytes:

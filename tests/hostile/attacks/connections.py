@@ -87,11 +87,7 @@ ATTACKS = (
         answers=ENDED,
         refusals=frozenset({Refusal.HEAD_TIMEOUT, Refusal.CONNECTIONS}),
     ),
-    Attack(
-        name="silent_grpc_connections",
-        run=silent_grpc_connections,
-        answers=frozenset({"closed"}),
-    ),
+    Attack(name="silent_grpc_connections", run=silent_grpc_connections),
     Attack(
         name="slow_heads",
         run=slow_heads,
@@ -110,5 +106,5 @@ ATTACKS = (
         answers=ENDED,
         refusals=frozenset({Refusal.BODY_TIMEOUT}),
     ),
-    Attack(name="idle_connections", run=idle_connections),
+    Attack(name="idle_connections", run=idle_connections, system="few descriptors"),
 )

@@ -51,6 +51,6 @@ ATTACKS = (
         name="uploads_under_a_key",
         run=uploads_under_a_key,
         refusals=frozenset({Refusal.MEMORY, Refusal.BODY_TIMEOUT, Refusal.KEY_IN_FLIGHT}),
-        needs_key=True,
+        system="keys",
     ),
 )
