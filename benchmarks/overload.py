@@ -4,9 +4,10 @@
     python -m benchmarks.overload --seconds 20 --protocols http
 
 Clients that ask one request after the other find the capacity, in complete answers a second, before
-and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process, whether or not those before them have
-ended. Goodput is the complete answers a second from when the queue is full until requests stop
-coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from when it was sent.
+and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
+whether or not those before them have ended. Goodput is the complete answers a second from when the
+queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
+counts from when it was sent.
 
 All share the processors with the client, which stamps answers and reads them afterwards; its own
 use of them is printed.
