@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -212,12 +211,14 @@ class Witness:
         )
         key = self._target.api_key
         metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+        has_begun = False
         try:
             async for message in self._stub.GenerateStream(request, metadata=metadata):
+                has_begun = True
                 if message.choice.token_ids:
                     yield list(message.choice.token_ids)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if not has_begun:
                 raise Refused(error.code().name) from error
             raise Broken(f"{error.code().name}: {error.details()}") from error
 
