@@ -36,8 +36,9 @@ REST_LIMIT_S = 20.0
 """Seconds in which nothing may be left of an attack that is over."""
 WITNESS_LIMIT_S = 90.0
 MIB = 2**20
-MAX_GROWTH_BYTES = 64 * MIB
-"""What the allocator may keep of an attack's memory."""
+REST_SHARE = 0.5
+"""Part of its pod's limit that a process may still have when an attack is over: what the allocator
+keeps must not add up."""
 SERVER_ERRORS = {"500", "502", "INTERNAL", "UNKNOWN"}
 
 
@@ -133,7 +134,7 @@ class Pods:
             raise PodLost(f"{type(error).__name__} after {took_s:.1f} s") from error
         refusals.subtract(before)
         faults += [f"{count:g} left of {name}" for name, count in left.items()]
-        faults += self._faults_of_memory(peak_bytes, rss_after - rss_before)
+        faults += self._faults_of_memory(peak_bytes, rss_after)
         faults += _faults_of_answers(attack, answers, refusals)
         faults += _faults_of_honest(honest)
         return Outcome(
@@ -148,14 +149,14 @@ class Pods:
             faults=faults,
         )
 
-    def _faults_of_memory(self, peak_bytes: Mapping[str, int], grown_bytes: int) -> list[str]:
+    def _faults_of_memory(self, peak_bytes: Mapping[str, int], rss_after: int) -> list[str]:
         faults = [
             f"the {component} took {peak / MIB:.0f} MiB"
             for component, peak in peak_bytes.items()
             if peak > MAX_SHARE * self.limits[component]
         ]
-        if grown_bytes > MAX_GROWTH_BYTES:
-            faults.append(f"the frontend kept {grown_bytes / MIB:.0f} MiB")
+        if rss_after > REST_SHARE * self.limits["frontend"]:
+            faults.append(f"the frontend kept {rss_after / MIB:.0f} MiB")
         return faults
 
     def undisturbed(self, witness: Helper, *, for_s: float) -> dict[str, Any]:

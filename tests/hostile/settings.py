@@ -19,7 +19,7 @@ SHORT_WAITS = {
         "head_limit_s": 3,
         "body_limit_s": 4,
         "idle_limit_s": 4,
-        "send_limit_s": 3,
+        "send_limit_s": 5,
     }.items()
     if name in FrontendSettings.model_fields
 }
