@@ -36,7 +36,7 @@ def systems(directory: Path) -> dict[SystemName, dict[str, Any]]:
     return {
         "open": {"frontend": frontend_options()},
         "keys": {
-            "frontend": frontend_options(api_keys_file=write_keys(directory)),
+            "frontend": frontend_options(api_keys_file=str(write_keys(directory))),
             "api_key": API_KEY,
             "honest_key": HONEST_KEY,
         },

@@ -79,6 +79,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[SystemName,
         }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("attack", "system"), CASES)
 def test_an_attack_has_no_success(
     attack: Attack, system: SystemName, sites: dict[SystemName, Site]
