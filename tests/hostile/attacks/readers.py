@@ -27,7 +27,7 @@ async def unread_streams(target: Target) -> Answers:
 
 
 async def unread_long_streams(target: Target) -> Answers:
-    """Asks for 200 streams of 900 tokens each, and reads none."""
+    """Asks for 200 streams of 900 tokens each, and reads none; sockets hold most of each."""
     body = {"prompt": [7], "max_tokens": 900, "stream": True, "ignore_eos": True}
     return await _unread(target, post(target, COMPLETIONS, body), 200)
 
@@ -132,7 +132,7 @@ UNREAD = frozenset({Refusal.UNREAD, Refusal.IN_FLIGHT, Refusal.MEMORY})
 
 ATTACKS = (
     Attack(name="unread_streams", run=unread_streams, refusals=UNREAD),
-    Attack(name="unread_long_streams", run=unread_long_streams, refusals=UNREAD),
+    Attack(name="unread_long_streams", run=unread_long_streams),
     Attack(name="unread_whole_answers", run=unread_whole_answers, refusals=UNREAD),
     Attack(name="unread_grpc_streams", run=unread_grpc_streams, refusals=UNREAD),
     Attack(name="many_watches", run=many_watches),
