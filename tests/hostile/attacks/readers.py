@@ -44,7 +44,7 @@ async def unread_grpc_streams(target: Target) -> Answers:
     request = inference_pb2.GenerateStreamRequest(
         prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[7])),
         options=inference_pb2.GenerationOptions(
-            max_tokens=256, n=16, ignore_eos=True, sampling=sampling_pb2.SamplingParams()
+            max_tokens=512, n=4, ignore_eos=True, sampling=sampling_pb2.SamplingParams()
         ),
     ).SerializeToString()
     header_block = raw_http2.block(target, STREAM)
