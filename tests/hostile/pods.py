@@ -131,7 +131,8 @@ class Pods:
             peak_bytes = {name: _status_bytes(p.pid, "VmHWM") for name, p in self.processes.items()}
             rss_after = self.rss("frontend")
         except (httpx.TransportError, OSError, psutil.Error) as error:
-            raise PodLost(f"{type(error).__name__} after {took_s:.1f} s") from error
+            last_words = "".join(self.stack.output[-5:])
+            raise PodLost(f"lost after {took_s:.1f} s: {last_words}") from error
         refusals.subtract(before)
         faults += [f"{count:g} left of {name}" for name, count in left.items()]
         faults += self._faults_of_memory(peak_bytes, rss_after)
