@@ -35,6 +35,8 @@ MAX_SHARE = 0.8
 REST_LIMIT_S = 20.0
 """Seconds in which nothing may be left of an attack that is over."""
 WITNESS_LIMIT_S = 90.0
+LAST_WORDS_S = 2.0
+"""Seconds that a system which has lost a process takes to say so."""
 MIB = 2**20
 REST_SHARE = 0.5
 """Part of its pod's limit that a process may still have when an attack is over: what the allocator
@@ -131,6 +133,7 @@ class Pods:
             peak_bytes = {name: _status_bytes(p.pid, "VmHWM") for name, p in self.processes.items()}
             rss_after = self.rss("frontend")
         except (httpx.TransportError, OSError, psutil.Error) as error:
+            time.sleep(LAST_WORDS_S)
             last_words = "".join(self.stack.output[-5:])
             raise PodLost(f"lost after {took_s:.1f} s: {last_words}") from error
         refusals.subtract(before)
