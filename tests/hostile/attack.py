@@ -26,5 +26,8 @@ class Attack:
     """Answers that he may get; any that are no fault of the server when empty."""
     refusals: frozenset[Refusal] = frozenset()
     """Reasons of which at least one must be counted; none need be when empty."""
+    may_crowd_out: bool = False
+    """Whether honest clients may be refused while it lasts: without keys, who asks first gets a
+    place."""
     limit_s: float = 60.0
     system: SystemName = "open"

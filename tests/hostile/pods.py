@@ -140,7 +140,7 @@ class Pods:
         faults += [f"{count:g} left of {name}" for name, count in left.items()]
         faults += self._faults_of_memory(peak_bytes, rss_after)
         faults += _faults_of_answers(attack, answers, refusals)
-        faults += _faults_of_honest(honest)
+        faults += _faults_of_honest(attack, honest)
         return Outcome(
             attack=attack.name,
             took_s=took_s,
@@ -202,8 +202,9 @@ def _faults_of_answers(
     return faults
 
 
-def _faults_of_honest(report: Mapping[str, Any]) -> list[str]:
-    faults = [f"{what}: {report[what]}" for what in ("wrong", "broken", "refused") if report[what]]
+def _faults_of_honest(attack: Attack, report: Mapping[str, Any]) -> list[str]:
+    unwanted = ["wrong", "broken"] if attack.may_crowd_out else ["wrong", "broken", "refused"]
+    faults = [f"{what}: {report[what]}" for what in unwanted if report[what]]
     return faults if report["n_complete"] else [*faults, "no honest stream came to its end"]
 
 
