@@ -2,8 +2,9 @@
 
 The kernel counts the peak of a process's resident memory, and starts again when it is told to; that
 must stay below the limit of its pod. `RLIMIT_DATA` is a net beneath it, for the machine's sake: it
-counts the stacks of threads, which are reserved and not resident, and so lies higher. So that attackers do not slow the system down by more than what they make it do, they
-run at the lowest priority.
+counts the stacks of threads, which are reserved and not resident, and so lies higher. So that
+attackers do not slow the system down by more than what they make it do, they run at the lowest
+priority.
 """
 
 import contextlib
