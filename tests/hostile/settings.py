@@ -8,21 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.frontend.settings import FrontendSettings
 from tests.hostile.attack import SystemName
 
 N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
-SHORT_WAITS = {
-    name: value
-    for name, value in {
-        "head_limit_s": 3,
-        "body_limit_s": 4,
-        "idle_limit_s": 4,
-        "send_limit_s": 5,
-    }.items()
-    if name in FrontendSettings.model_fields
-}
+SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 4, "idle_limit_s": 4, "send_limit_s": 5}
+"""Seconds."""
+MAX_CONNECTIONS = 400
+"""Connections of the frontend that has few descriptors."""
 
 
 def frontend_options(**others: object) -> dict[str, object]:
@@ -32,7 +25,7 @@ def frontend_options(**others: object) -> dict[str, object]:
 
 def systems(directory: Path) -> dict[SystemName, dict[str, Any]]:
     """Returns the options of each system that is attacked; files are written into the directory."""
-    few: dict[str, Any] = {"frontend": frontend_options(), "n_descriptors": N_DESCRIPTORS}
+    few = frontend_options(max_connections=MAX_CONNECTIONS)
     return {
         "open": {"frontend": frontend_options()},
         "keys": {
@@ -40,7 +33,7 @@ def systems(directory: Path) -> dict[SystemName, dict[str, Any]]:
             "api_key": API_KEY,
             "honest_key": HONEST_KEY,
         },
-        "few descriptors": few,
+        "few descriptors": {"frontend": few, "n_descriptors": N_DESCRIPTORS},
     }
 
 
