@@ -98,7 +98,7 @@ ATTACKS = (
         name="slow_bodies",
         run=slow_bodies,
         answers=ENDED,
-        refusals=frozenset({Refusal.BODY_TIMEOUT, Refusal.MEMORY}),
+        refusals=frozenset({Refusal.BODY_TIMEOUT, Refusal.MEMORY, Refusal.KEY_IN_FLIGHT}),
     ),
     Attack(
         name="small_slow_bodies",

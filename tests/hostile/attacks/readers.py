@@ -128,7 +128,7 @@ async def _state(connection: socket.socket) -> str:
     return "closed"
 
 
-UNREAD = frozenset({Refusal.UNREAD, Refusal.IN_FLIGHT, Refusal.MEMORY})
+UNREAD = frozenset({Refusal.UNREAD, Refusal.IN_FLIGHT, Refusal.KEY_IN_FLIGHT, Refusal.MEMORY})
 
 ATTACKS = (
     Attack(name="unread_streams", run=unread_streams, refusals=UNREAD),
