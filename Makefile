@@ -74,7 +74,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults fuzz test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal
 	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
 	$(if $(wildcard tests/fuzz/coverage),$(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)))
 
+test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
+	$(BIN)/python -m pytest -m hostile tests/hostile $(ARGS)
+
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
 	$(BIN)/python -m pytest -m prometheus $(ARGS)
@@ -125,6 +128,7 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 check: fmt-check lint types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 	$(MAKE) fuzz FUZZ_N=2000
+	$(MAKE) test-hostile
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)
