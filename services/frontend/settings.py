@@ -23,6 +23,12 @@ PROCESS_BYTES = 112 * MIB
 ANSWER_BYTES = 5 * 2**10
 """Memory of an answer in the making, besides its prompt."""
 
+CONNECTION_BYTES = 40 * 2**10
+"""Memory of a connection of either API, and of a call on it."""
+
+CHARACTER_BYTES = 700
+"""Memory for each character of the longest texts while tokens are made of them: that of emoji."""
+
 N_COPIES = 4.25
 """Memory that a prompt in the making takes in all, for each byte that is counted: 40 for a token,
 and 4 more in each of the 32 submissions that one call has with the scheduler at a time."""
@@ -134,4 +140,6 @@ class FrontendSettings(ServerSettings):
             PROCESS: PROCESS_BYTES,
             "max_in_flight": self.max_in_flight * ANSWER_BYTES,
             "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
+            "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
+            "max_prompt_characters": self.max_prompt_characters * CHARACTER_BYTES,
         }
