@@ -53,9 +53,11 @@ class ModelRunner:
         new_graph: Callable[[], Graph] | None = None,
         max_graph_batch_size: int = 0,
         uploads: Uploads | None = None,
+        max_batch_tokens: int | None = None,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs; the
-        model's operations must have fixed shapes for them (see `Ops.plan_attention`)."""
+        model's operations must have fixed shapes for them (see `Ops.plan_attention`). No batch has
+        more than `max_batch_tokens` tokens, by default one for each K/V slot."""
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
             raise ValueError(
@@ -82,7 +84,7 @@ class ModelRunner:
             keeps_tokens=model.is_first and model.is_last,
             counts_tokens=model.is_last,
         )
-        self._n_slots = n_kv_blocks * block_size
+        self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
         uploads = uploads or uploads_for(model.device)
         key_cache, _ = self._kv_cache.layers[0]
         self._builder = batch_builder(
@@ -124,10 +126,12 @@ class ModelRunner:
         """Returns room for the previous stage's hidden states of spans of `n_tokens`,
         [tokens of the batch, hidden_size].
 
-        Raises PlanError if they are more than there are slots for, before the plan is looked at.
+        Raises PlanError if they are too many, before the rest of the plan is looked at.
         """
-        if sum(n_tokens) > self._n_slots:
-            raise PlanError(f"spans of {sum(n_tokens)} tokens for {self._n_slots} slots")
+        if sum(n_tokens) > self._max_batch_tokens:
+            raise PlanError(
+                f"spans of {sum(n_tokens)} tokens, {self._max_batch_tokens} may be in a batch"
+            )
         return self._room(self._builder.n_tokens(n_tokens))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:

@@ -57,6 +57,7 @@ class TrialIteration:
             tensor_parallel=LoneRank(model.tp_rank, model.tp_size),
             new_graph=self._new_graph,
             max_graph_batch_size=len(lengths),
+            max_batch_tokens=sum(lengths),
         )
         batch = runner.prepare(trial_plan(lengths, self._block_size, self._sampling))
         hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()

@@ -253,6 +253,8 @@ async def test_what_is_sent_again_keeps_its_trace(tmp_path: Path, spans: Recorde
         site.scheduler.drop_connections()
         assert (await soon(asking)).status_code == 200
         first, second = site.scheduler.requests
+        assert second.submission.is_resubmitted
+        second.submission.ClearField("is_resubmitted")
         assert first.submission == second.submission
         request = spans.one(REQUEST)
         assert span_id(request) in second.submission.trace.traceparent
