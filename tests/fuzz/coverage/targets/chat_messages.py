@@ -33,7 +33,8 @@ def run(data: bytes) -> None:
         name = choices.one_of([None, "bob", ""])
         messages.append(ChatMessage(role or choices.text(), choices.text(), name))
     try:
-        assert isinstance(template.render(messages), str)
+        text = template.render(messages, limit_s=0.5, max_characters=100_000)
+        assert len(text) <= 100_000
     except errors.InvalidRequest as error:
         str(error).encode(errors="surrogateescape")
 

@@ -1,10 +1,14 @@
-"""Sources of chat templates, and the configurations that hold them; they are not rendered."""
+"""Sources of chat templates, and the configurations that hold them, read and rendered."""
 
 import json
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from services.common import errors
+from services.frontend.request.generation_request import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.template_sandbox import TooMuch
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 SOURCE = (
@@ -18,6 +22,7 @@ CONFIG = {
     "eos_token": "</s>",
     "added_tokens_decoder": {"0": {"content": "<s>"}},
 }
+MESSAGES = [ChatMessage("user", "hello"), ChatMessage("assistant", "you", "bob")]
 _DIRECTORY = tempfile.TemporaryDirectory()
 
 
@@ -36,9 +41,13 @@ def run(data: bytes) -> None:
     else:
         config.write_text(json.dumps(choices.changed(CONFIG, ("pad_token",))))
     try:
-        ChatTemplate.from_directory(directory)
+        read = ChatTemplate.from_directory(directory)
     except ValueError as error:
         assert str(directory) in str(error), error
+        return
+    if read is not None:
+        with suppress(errors.InvalidRequest, TooMuch):
+            read.render(MESSAGES, limit_s=0.5, max_characters=10_000)
 
 
 TARGET = Target(
