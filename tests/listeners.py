@@ -34,9 +34,7 @@ class Listener:
 
 def table() -> list[Listener]:
     """Returns the rows, one for each process that they name."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
-    header, _, *rest = ([cell.strip() for cell in row] for row in rows)
+    header, *rest = cells_under("What listens where")
     columns = ["process", "port", "speaks", "who may connect", "without `mtls`", "with `mtls`"]
     assert header == columns
     return [
@@ -50,6 +48,15 @@ def table() -> list[Listener]:
         for processes, port, _, who, without_mtls, with_mtls in rest
         for process in processes.split(", ")
     ]
+
+
+def cells_under(heading: str) -> list[list[str]]:
+    """Returns the table below a heading of the page: its header, and its rows."""
+    _, _, after = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")
+    lines = after.partition("\n## ")[0].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    header, _, *rest = ([cell.strip() for cell in row] for row in rows)
+    return [header, *rest]
 
 
 def ports_of(process: str) -> set[int | None]:

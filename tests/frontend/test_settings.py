@@ -1,10 +1,13 @@
 """Settings come from the command line or the environment, and wrong ones end the start."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from services.frontend.settings import FrontendSettings
+from services.scheduler.settings import SchedulerSettings
+from tests.listeners import cells_under
 
 NEEDED = ["--model", "models/x", "--scheduler", "host:1"]
 
@@ -37,3 +40,20 @@ def test_environment_sets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_setting_is_named(option: str, value: str) -> None:
     with pytest.raises(SystemExit, match=option.replace("-", "_")):
         FrontendSettings.load("frontend", [*NEEDED, f"--{option}={value}"])
+
+
+def test_the_page_on_security_names_the_limits_and_their_defaults() -> None:
+    header, *rows = cells_under("Limits of the public side")
+    assert header[:3] == ["limit", "setting", "default"]
+    fields = FrontendSettings.model_fields | SchedulerSettings.model_fields
+    named = set()
+    for _, settings, default, *_ in rows:
+        for name in re.findall("`([a-z_]+)`", settings):
+            value = fields[name].default
+            sizes = (f"{value / 2**10:g} KiB", f"{value / 2**20:g} MiB", f"{value / 1e6:.1f} mill")
+            forms = (f"{value:,}", f"{value:,.0f}", *sizes)
+            assert any(form in default for form in forms), (name, value, default)
+            named.add(name)
+    limits = {name for name in FrontendSettings.model_fields if name.startswith("max_")}
+    timed = {"head_limit_s", "body_limit_s", "idle_limit_s", "send_limit_s", "render_limit_s"}
+    assert named >= limits | timed
