@@ -7,8 +7,8 @@ Clients that ask one request after the other find the capacity, in complete answ
 and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
 whether or not those before them have ended. Goodput is the complete answers a second from when the
 queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
-counts from when it was sent. The pool has half as many places as a frontend takes connections, or streams
-on one of them, so that it is the pool that is full.
+counts from when it was sent. The pool has half as many places as a frontend takes connections, or
+streams on one of them, so that it is the pool that is full.
 
 All share the processors with the client, which stamps answers and reads them afterwards; its own
 use of them is printed.
