@@ -7,7 +7,8 @@ Clients that ask one request after the other find the capacity, in complete answ
 and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
 whether or not those before them have ended. Goodput is the complete answers a second from when the
 queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
-counts from when it was sent.
+counts from when it was sent. The pool has half as many places as a frontend takes connections, or
+streams on one of them, so that it is the pool that is full.
 
 All share the processors with the client, which stamps answers and reads them afterwards; its own
 use of them is printed.
@@ -38,6 +39,7 @@ N_PROMPT, N_OUTPUT = 64, 96
 """Tokens of each request: of one length, so that answers a second are a measure."""
 N_CLIENTS = 64
 """Clients that find the capacity: two batches, so that the engine never waits for one."""
+SMALL_POOL = ("--max-requests=512",)
 WARM_UP_S = 5.0
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_S = 0.05
@@ -209,7 +211,7 @@ async def run(options: argparse.Namespace) -> int:
     """Overloads a system over each protocol; the exit status says whether all held."""
     results = []
     for protocol in options.protocols:
-        arguments = ["--model=models/demo", "--threads=1", *options.system.split()]
+        arguments = ["--model=models/demo", "--threads=1", *SMALL_POOL, *options.system.split()]
         async with (
             local_system.running(arguments) as system,
             client_of(protocol, system) as client,

@@ -185,6 +185,8 @@ class FakeScheduler:
         self.pipeline = pipeline
         """Description of the pipeline for frontends that connect; they are told nothing if it is
         None."""
+        self.n_free: int | None = None
+        """Free places that its messages tell of; none if it is None."""
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
@@ -309,6 +311,8 @@ class _Connection:
             self.send(scheduler_pb2.ConnectResponse(pipeline=scheduler.pipeline))
 
     def send(self, response: scheduler_pb2.ConnectResponse) -> None:
+        if self._scheduler.n_free is not None:
+            response.n_free = self._scheduler.n_free
         self._outbox.put_nowait(response)
         for completed in response.completed:
             self._end(completed.request_id)

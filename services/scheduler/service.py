@@ -68,7 +68,11 @@ _REASONS = {
 class Connection:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
+        """`n_free` returns the places that the pool has at the moment, None while no request is
+        taken."""
+        self._n_free = n_free
+        self._is_told_full = False
         self.requests: dict[str, Request] = {}
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
@@ -85,7 +89,16 @@ class Connection:
         self._has_mail.clear()
         self._n_unsent = 0
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        n_free = self._n_free()
+        if n_free is not None:
+            message.n_free = n_free
+        self._is_told_full = n_free == 0
         return message
+
+    def note_room(self) -> None:
+        """Tells the frontend of a free place, if it was told that there is none."""
+        if self._is_told_full:
+            self._has_mail.set()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
         """Tells the frontend what is served, so that requests may come."""
@@ -217,7 +230,7 @@ class SchedulerService:
 
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
-        now = self._now()
+        now, has_ended = self._now(), False
         for update in updates:
             request, reason = update.request, update.finish_reason
             if update.token_id is not None:
@@ -230,6 +243,10 @@ class SchedulerService:
             else:
                 self._connections.pop(request).update(update)
                 self._observer.ended(request, reason)
+                has_ended = True
+        if has_ended:
+            for frontend in self._frontends:
+                frontend.note_room()
 
     def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
         """Takes no submissions until the next pipeline is there, and tells the frontends that their
@@ -264,7 +281,7 @@ class SchedulerService:
             raise Unavailable("this scheduler is not the leader")
         self._frontend_places.take()
         await context.send_initial_metadata(())  # the frontend knows that it has found the leader
-        connection = Connection()
+        connection = Connection(self._n_free)
         if self._is_open:
             connection.open(self._pipeline)
         self._frontends.add(connection)
@@ -304,6 +321,9 @@ class SchedulerService:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for record in records:
                 yield record
+
+    def _n_free(self) -> int | None:
+        return self._loop.n_free if self._is_open else None
 
     async def _read(self, connection: Connection, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

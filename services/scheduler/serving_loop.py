@@ -49,6 +49,11 @@ class ServingLoop:
         self._has_news = has_news
         self._is_draining = False
 
+    @property
+    def n_free(self) -> int:
+        """Number of requests that the pool has places for."""
+        return self._scheduler.pool.n_free
+
     def submit(self, request: Request) -> None:
         """Puts a request into the pool, from where it may ride the next iteration. Raises as
         `Scheduler.submit`."""

@@ -195,6 +195,36 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
         assert len(it.scheduler.pool) == 0
 
 
+async def test_each_message_says_how_many_places_are_free() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        n_places = it.scheduler.pool.max_requests
+        await frontend.submit("a", max_new_tokens=2)
+        assert (await frontend.read()).n_free == n_places - 1
+        await it.engine.return_oldest(5)
+        assert (await frontend.read()).n_free == n_places - 1
+        await it.engine.return_oldest(5)
+        assert (await frontend.read()).n_free == n_places
+
+
+async def test_who_was_told_that_the_pool_is_full_is_told_when_it_is_not() -> None:
+    async with (
+        world() as it,
+        Frontend(it.address) as busy,
+        Frontend(it.address) as refused,
+        Frontend(it.address) as idle,
+    ):
+        it.scheduler.pool.max_requests = 1
+        await busy.accepted("a", max_new_tokens=2)
+        await refused.rejection("b")
+        await it.engine.return_oldest(5)
+        await busy.cancel("a")
+        await it.engine.return_oldest(5)
+        message = await refused.read()
+        assert message == scheduler_pb2.ConnectResponse(n_free=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(idle._stream.read(), 0.05)
+
+
 async def test_a_request_ends_as_length_with_its_last_token() -> None:
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a", max_new_tokens=1)

@@ -113,6 +113,18 @@ class GenerationService:
         first."""
         return self._scheduler.last_known
 
+    def check_room(self) -> None:
+        """Refuses a new call that would find no place, before it costs anything. Calls that go on
+        with a stream that broke need not ask.
+
+        Raises:
+            PoolFull: there is too much at once.
+            Unavailable: this process is stopping.
+        """
+        self._check_stopping()
+        self._check_in_flight(1)
+        self._scheduler.check_room()
+
     async def tokenize(self, prompt: Prompt, account: Account | None = None) -> Sequence[int]:
         """Returns the tokens that a generation would start with. The call counts as one with one
         answer.
@@ -205,8 +217,7 @@ class GenerationService:
             PoolFull: there is too much at once.
             Unavailable: this process is stopping.
         """
-        if self._is_stopping:
-            raise errors.Unavailable("the server is stopping")
+        self._check_stopping()
         n_answers = request.n_answers
         if n_answers > self._max_in_flight:
             self._refusals[Refusal.IN_FLIGHT] += 1
@@ -217,9 +228,7 @@ class GenerationService:
         self._encoder.check_length(request.prompts, self._last_limits())
         with ExitStack() as stack:
             of_account = stack.enter_context(account.in_flight(request))
-            if self.n_in_flight + n_answers > self._max_in_flight:
-                self._refusals[Refusal.IN_FLIGHT] += 1
-                raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            self._check_in_flight(n_answers)
             share = stack.enter_context(self._budget.share(request.n_bytes))
 
             def release(n_ended: int) -> None:
@@ -240,6 +249,15 @@ class GenerationService:
                 max_at_once=self._max_answers_at_once,
                 account=account.to_proto(),
             )
+
+    def _check_stopping(self) -> None:
+        if self._is_stopping:
+            raise errors.Unavailable("the server is stopping")
+
+    def _check_in_flight(self, n_answers: int) -> None:
+        if self.n_in_flight + n_answers > self._max_in_flight:
+            self._refusals[Refusal.IN_FLIGHT] += 1
+            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
 
     def _end_call(self) -> None:
         self._n_calls -= 1

@@ -58,6 +58,7 @@ class InferenceServicer:
     ) -> inference_pb2.GenerateResponse:
         """Answers when everything is there."""
         account = self._api_keys.account_of(_authorization(context))
+        self._service.check_room()
         request = self._to_request(message)
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
@@ -74,6 +75,8 @@ class InferenceServicer:
     ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
         """Answers piece by piece."""
         account = self._api_keys.account_of(_authorization(context))
+        if not message.HasField("resumption"):
+            self._service.check_room()
         request = self._to_request(message)
         if message.HasField("resumption"):
             request = _resumed(request, message)

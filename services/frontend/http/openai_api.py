@@ -118,13 +118,13 @@ class OpenAIApi:
 
     async def complete(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        account = self._admit(request)
+        account = self._admit_generation(request)
         body = await self._read(request, CompletionBody, account)
         return await self._respond(request, body, account)
 
     async def chat(self, request: Request) -> Response:
         """Continues a conversation."""
-        account = self._admit(request)
+        account = self._admit_generation(request)
         body = await self._read(request, ChatBody, account)
         return await self._respond(request, body, account)
 
@@ -132,6 +132,13 @@ class OpenAIApi:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
         return self._api_keys.admit(request.headers.get("authorization"))
+
+    def _admit_generation(self, request: Request) -> Account:
+        """Finds out who calls, and whether there is room; a stream that goes on has its place."""
+        account = self._admit(request)
+        if event_id.HEADER not in request.headers:
+            self._service.check_room()
+        return account
 
     async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
         """Reads a body, which counts as an answer in flight from here on: who may have two answers

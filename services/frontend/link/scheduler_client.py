@@ -21,6 +21,7 @@ from typing import Protocol
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
+from services.frontend.link.pool_gate import PoolGate
 from services.frontend.link.scheduler_events import (
     Accepted,
     Event,
@@ -138,7 +139,7 @@ class SchedulerClient:
         refusals: Refusals | None = None,
     ) -> None:
         """`on_tokens` is called when requests have got tokens, or have ended; `refusals` counts
-        those that the scheduler refuses for a limit of their key."""
+        those that are over a limit of the scheduler's."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
@@ -146,6 +147,7 @@ class SchedulerClient:
         self._backoff = backoff or Backoff()
         self._on_tokens = on_tokens
         self._refusals = Refusals() if refusals is None else refusals
+        self._gate = PoolGate(self._refusals)
         self._requests: dict[str, _Request] = {}
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
@@ -220,6 +222,15 @@ class SchedulerClient:
         """Waits until a pipeline or a scheduler comes or goes."""
         await self._changed.wait()
 
+    def check_room(self) -> None:
+        """Lets a new call in, which will submit a request soon.
+
+        Raises:
+            PoolFull: the scheduler has no place for it; without a pipeline it may be held.
+        """
+        if self.is_open:
+            self._gate.enter(_now())
+
     def submit(
         self,
         submission: scheduler_pb2.Submission,
@@ -273,6 +284,7 @@ class SchedulerClient:
         n_failures = 0
         while True:
             self._stream = SchedulerStream(self._address, self._connect)
+            self._gate.reset()
             reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
             if n_failures == 1:
@@ -289,6 +301,7 @@ class SchedulerClient:
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
         if response.tokens or response.completed:
             self._on_tokens()
+        self._gate.update(response)
         # One message may have failures and the pipeline that came after them: what is to be sent
         # again must meet the state that holds now.
         if response.is_closed:
@@ -378,6 +391,7 @@ class SchedulerClient:
         else:
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
             self._stream.send(message)
+            self._gate.note_sent()
             if request.was_sent:
                 self.n_resubmitted += 1
                 request.span.resubmitted(request.request_id, request.failure)

@@ -19,7 +19,8 @@ DEFAULT_RETRY_AFTER_S = 1.0
 """Seconds that a client should wait for a full pool that doesn't say how long: about a few short
 answers."""
 
-_KEY_LIMITS = {
+_LIMITS = {
+    scheduler_pb2.REJECTION_REASON_POOL_FULL: Refusal.IN_FLIGHT,
     scheduler_pb2.REJECTION_REASON_KEY_RATE: Refusal.KEY_RATE,
     scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT: Refusal.KEY_IN_FLIGHT,
 }
@@ -68,7 +69,7 @@ class Failed:
     request_id: str
     error: errors.OrcinusError
     refusal: Refusal | None = None
-    """The limit of the client's key that it is over, if that is why."""
+    """The limit that it is over, if that is why."""
     is_last: ClassVar[bool] = True
 
 
@@ -82,9 +83,7 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for accepted in response.accepted:
         yield Accepted(accepted.request_id)
     for rejected in response.rejected:
-        yield Failed(
-            rejected.request_id, _rejection_error(rejected), _KEY_LIMITS.get(rejected.reason)
-        )
+        yield Failed(rejected.request_id, _rejection_error(rejected), _LIMITS.get(rejected.reason))
     for update in response.tokens:
         yield Tokens(update.request_id, tuple(update.token_ids), update.start)
     for completed in response.completed:

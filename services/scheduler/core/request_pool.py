@@ -62,6 +62,11 @@ class RequestPool:
         return len(self._waiting)
 
     @property
+    def n_free(self) -> int:
+        """Number of requests that there are places for."""
+        return max(0, self.max_requests - len(self))
+
+    @property
     def n_running(self) -> int:
         """Number of requests that have run, or are running, and have not ended."""
         return len(self._admitted)

@@ -1,0 +1,154 @@
+"""The gate in front of a full pool, against a pool and the two streams between them."""
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors
+from services.frontend.link.pool_gate import PASSAGE_S, PoolGate
+from services.frontend.request.refusals import Refusal, Refusals
+
+
+def says(n_free: int) -> scheduler_pb2.ConnectResponse:
+    return scheduler_pb2.ConnectResponse(n_free=n_free)
+
+
+def is_let_in(gate: PoolGate, now: float = 0.0) -> bool:
+    try:
+        gate.enter(now)
+    except errors.PoolFull:
+        return False
+    return True
+
+
+def test_all_are_let_in_while_nothing_is_known() -> None:
+    gate = PoolGate(Refusals())
+    assert all(is_let_in(gate) for _ in range(100))
+
+
+def test_refusal_says_when_to_try_again_and_is_counted() -> None:
+    refusals = Refusals()
+    gate = PoolGate(refusals)
+    gate.update(says(0))
+    with pytest.raises(errors.PoolFull) as refused:
+        gate.enter(0.0)
+    assert refused.value.retry_after_s > 0
+    assert refusals[Refusal.IN_FLIGHT] == 1
+
+
+def test_call_that_submits_nothing_keeps_its_place_for_a_moment() -> None:
+    gate = PoolGate(Refusals())
+    gate.update(says(1))
+    assert is_let_in(gate, 5.0)
+    assert not is_let_in(gate, 5.0 + PASSAGE_S / 2)
+    assert is_let_in(gate, 5.0 + PASSAGE_S)
+
+
+def test_message_that_says_nothing_of_places_changes_nothing() -> None:
+    gate = PoolGate(Refusals())
+    gate.update(says(0))
+    gate.update(scheduler_pb2.ConnectResponse())
+    assert not is_let_in(gate)
+
+
+def test_another_stream_is_another_scheduler() -> None:
+    gate = PoolGate(Refusals())
+    gate.update(says(1))
+    gate.note_sent()
+    gate.reset()
+    assert is_let_in(gate, PASSAGE_S)
+    gate.update(says(1))
+    assert is_let_in(gate, 2 * PASSAGE_S)  # nobody waits for an answer that will not come
+
+
+class OneFrontend(RuleBasedStateMachine):
+    """A frontend, a pool that only it uses, and messages on their way in both directions."""
+
+    @initialize(n_places=st.integers(1, 4))
+    def begin(self, n_places: int) -> None:
+        self.gate = PoolGate(Refusals())
+        self.now = 0.0
+        self.n_free = n_places
+        self.n_running = 0
+        self.n_let_in = 0  # that have not submitted anything
+        self.n_going_up = 0
+        self.coming_down: deque[scheduler_pb2.ConnectResponse] = deque()
+        self.news = scheduler_pb2.ConnectResponse()
+        self.n_rejected = 0
+        self.say()
+
+    def say(self) -> None:
+        self.news.n_free = self.n_free
+        self.coming_down.append(self.news)
+        self.news = scheduler_pb2.ConnectResponse()
+
+    @precondition(lambda self: self.gate._n_free is not None)
+    @rule()
+    def call(self) -> None:
+        self.n_let_in += is_let_in(self.gate, self.now)
+
+    @precondition(lambda self: self.n_let_in)
+    @rule()
+    def submit(self) -> None:
+        self.n_let_in -= 1
+        self.n_going_up += 1
+        self.gate.note_sent()
+
+    @precondition(lambda self: self.n_let_in)
+    @rule()
+    def give_up(self) -> None:
+        self.n_let_in -= 1
+
+    @precondition(lambda self: self.n_going_up)
+    @rule()
+    def arrive(self) -> None:
+        self.n_going_up -= 1
+        if self.n_free:
+            self.n_free -= 1
+            self.n_running += 1
+            self.news.accepted.add()
+        else:
+            self.n_rejected += 1
+            self.news.rejected.add()
+        self.say()
+
+    @precondition(lambda self: self.n_running)
+    @rule()
+    def finish(self) -> None:
+        self.n_running -= 1
+        self.n_free += 1
+        self.news.completed.add()
+        self.say()
+
+    @precondition(lambda self: self.coming_down)
+    @rule()
+    def hear(self) -> None:
+        self.gate.update(self.coming_down.popleft())
+
+    @rule()
+    def rest(self) -> None:
+        """All answers come, and no call is on its way: the gate must know the pool exactly."""
+        while self.n_let_in:
+            self.submit()
+        while self.n_going_up:
+            self.arrive()
+        while self.coming_down:
+            self.hear()
+        self.now += PASSAGE_S
+        n_let_in = 0
+        while is_let_in(self.gate, self.now):
+            n_let_in += 1
+        assert n_let_in == self.n_free
+        self.now += PASSAGE_S
+
+    @invariant()
+    def nobody_was_let_in_for_nothing(self) -> None:
+        assert getattr(self, "n_rejected", 0) == 0
+
+
+TestOneFrontend = OneFrontend.TestCase
+TestOneFrontend.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
