@@ -71,7 +71,7 @@ class FrontendSettings(ServerSettings):
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
 
-    max_connections: PositiveInt = 1024
+    max_connections: PositiveInt = 2048
     """Connections of each API at most. When there are more, the HTTP connection that has been idle
     longest is closed, and a new one of gRPC. Each takes a file descriptor, and the process needs
     512 more."""
