@@ -14,13 +14,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from services.common import errors
-from services.common.exchange import TimedExchange
+from services.common.exchange import LoopTimer, TimedExchange
 from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
 from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
@@ -123,7 +124,7 @@ class LimitedExchange(TimedExchange):
         """
         self._share.close()  # the request is gone
         self._share.grow(_n_bytes(message))
-        self._timer = self._loop.call_later(self._send_limit_s, self.note_unread, message)
+        self._timer = LoopTimer(self._send_limit_s, partial(self.note_unread, message))
 
     def close(self, _: object = None) -> None:
         """Gives back what the messages hold; comes when gRPC has told the client of the end, or
