@@ -50,8 +50,13 @@ CLOSED_WINDOWS: list[tuple[str, int]] = [
 ]
 """Options of a server whose clients may send much that it does not read."""
 
-MAX_STREAMS = 1024
-"""Calls of one connection at once. Load balancers have few connections for many clients."""
+MAX_STREAMS = 100
+"""Calls of one connection at once, as most servers have it. gRPC's clients make no second
+connection by themselves: their further calls wait."""
+
+MAX_PENDING_CALLS = 16 * 2**10
+"""Calls that may wait to begin, 9 KiB each. By default gRPC cancels calls by chance when there are
+1,000, of whom ever; ten connections have as many."""
 
 MAX_METADATA_BYTES = 16 * 2**10
 """A call's metadata, which are names, a key and a trace: one limit instead of gRPC's two, between
@@ -85,6 +90,8 @@ def public_server_options(
         ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", int(head_limit_s * 1000)),

@@ -5,11 +5,13 @@ import sys
 from services.common import process, tracing
 from services.common.telemetry import configure_logging
 from services.frontend.frontend import serve
+from services.frontend.resident_memory import limit_arenas
 from services.frontend.settings import FrontendSettings
 
 
 def main() -> int:
     """Reads the settings and serves until a signal; returns the exit status."""
+    limit_arenas()
     settings = FrontendSettings.load("frontend", sys.argv[1:])
     configure_logging(
         "frontend",

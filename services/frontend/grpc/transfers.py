@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 
 from services.common import errors
 from services.common.exchange import LoopTimer, TimedExchange
+from services.frontend.grpc.connection_watch import ConnectionWatch
 from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
 from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
@@ -60,6 +61,7 @@ class Transfers:
         self.n_unread: Counter[str] = Counter()
         """Calls that nobody reads, by the address of their client's connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
+        self.watch = ConnectionWatch(refusals, max_message_bytes=max_message_bytes)
 
     def exchange(
         self,
@@ -68,6 +70,7 @@ class Transfers:
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
         """Returns the messages of a call; `uploading` is entered while its request comes."""
+        self.watch.note_call(context)
         return LimitedExchange(self, context, uploading)
 
 
@@ -105,7 +108,7 @@ class LimitedExchange(TimedExchange):
         try:
             with self._uploading():
                 async with asyncio.timeout(transfers.receive_limit_s), transfers.turns.take():
-                    data = await self._context.read()
+                    data = await transfers.watch.read(self._context)
         except TimeoutError:
             transfers.refusals[Refusal.BODY_TIMEOUT] += 1
             raise errors.TimedOut("the request did not come in time") from None
