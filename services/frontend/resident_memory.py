@@ -22,6 +22,9 @@ GROWTH_BYTES = 48 * 2**20
 PERIOD_S = 0.5
 """Seconds between two looks at it."""
 
+USED_S = 4.0
+"""Seconds between them when nearly all of the memory is in use."""
+
 MAX_PART = 0.05
 """Part of the time in which memory may be given back; other threads wait for memory meanwhile."""
 
@@ -44,19 +47,20 @@ def limit_arenas() -> None:
 
 
 async def give_back_memory() -> None:
-    """Gives memory back whenever it has grown much, until cancelled."""
+    """Gives memory back while there is much more than at the least, until cancelled."""
     library = _glibc()
     if library is None:
         return
-    loop, least = asyncio.get_running_loop(), resident_bytes()
+    loop, least, wait_s = asyncio.get_running_loop(), resident_bytes(), PERIOD_S
     while True:
-        await asyncio.sleep(PERIOD_S)
-        least = min(least, resident_bytes())
-        if resident_bytes() > least + GROWTH_BYTES:
-            start_s = loop.time()
+        await asyncio.sleep(wait_s)
+        before, start_s = resident_bytes(), loop.time()
+        least, wait_s = min(least, before), PERIOD_S
+        if before > least + GROWTH_BYTES:
             await asyncio.to_thread(library.malloc_trim, 0)
-            least = resident_bytes()
-            await asyncio.sleep((loop.time() - start_s) / MAX_PART)
+            wait_s = max(PERIOD_S, (loop.time() - start_s) / MAX_PART)
+            if before - resident_bytes() < GROWTH_BYTES / 4:
+                wait_s = max(wait_s, USED_S)
 
 
 def _glibc() -> ctypes.CDLL | None:

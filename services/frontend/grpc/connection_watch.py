@@ -138,7 +138,9 @@ def _connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
     are gRPC's, and stay open."""
     for descriptor in map(int, os.listdir(FDS)):
         with contextlib.suppress(OSError):  # no socket, not connected, or gone
-            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+            # Named AF_INET6, whose addresses are longer, it tells both kinds. Neither this nor
+            # `detach` changes whether the socket blocks, which it shares with gRPC; `dup` would.
+            connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
             try:
                 name = connection.getsockname()
                 if isinstance(name, tuple) and name[1] == port:
@@ -176,6 +178,5 @@ def _note_counts(state: _Connection, connection: socket.socket, allowed: float) 
 
 def _shut(connection: socket.socket, address: Address) -> None:
     """Ends a connection; gRPC sees its end and closes the descriptor."""
-    with connection.dup() as held:  # it may have become another's
-        if _address_of(held) == address:
-            held.shutdown(socket.SHUT_RDWR)
+    if _address_of(connection) == address:  # else it has become another's
+        connection.shutdown(socket.SHUT_RDWR)
