@@ -3,9 +3,9 @@
 import sys
 
 from services.common import process, tracing
+from services.common.resident_memory import limit_arenas
 from services.common.telemetry import configure_logging
 from services.frontend.frontend import serve
-from services.frontend.resident_memory import limit_arenas
 from services.frontend.settings import FrontendSettings
 
 

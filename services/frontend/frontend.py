@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from services.common import metrics, rpc, tls, tracing
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
+from services.common.resident_memory import give_back_memory
 from services.common.rpc_tracing import server_spans
 from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
@@ -36,7 +37,6 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
-from services.frontend.resident_memory import give_back_memory
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer

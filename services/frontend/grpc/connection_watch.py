@@ -25,8 +25,8 @@ from urllib.parse import unquote
 
 import grpc.aio
 
+from services.common.resident_memory import resident_bytes
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.resident_memory import resident_bytes
 
 LOOK_S = 0.05
 """Seconds between two looks at the process's memory."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.frontend.resident_memory import GROWTH_BYTES, give_back_memory, resident_bytes
+from services.common.resident_memory import GROWTH_BYTES, give_back_memory, resident_bytes
 
 BLOCK_BYTES = 4096
 N_BLOCKS = 3 * GROWTH_BYTES // BLOCK_BYTES
