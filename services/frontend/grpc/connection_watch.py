@@ -12,6 +12,7 @@ The kernel is asked through the process's own file descriptors; outside Linux no
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 import struct
@@ -58,6 +59,10 @@ ACKED_OFFSET = 120
 linux/tcp.h."""
 
 TCP_INFO_BYTES = ACKED_OFFSET + ACKED_AND_RECEIVED.size
+
+LIBRARY = ctypes.CDLL(None)
+NO_ADDRESS = bytes(16)
+"""A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets a connection."""
 
 Address = tuple[str, int]
 
@@ -130,7 +135,7 @@ class ConnectionWatch:
                 debt_bytes = _note_counts(state, connection, allowed)
                 if debt_bytes > MAX_DEBT_BYTES + receiving[address] * self._max_message_bytes:
                     self._refusals[Refusal.HEAD_TOO_LARGE] += 1
-                    _shut(connection, address)
+                    _cut(connection, address)
 
 
 def _connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
@@ -176,7 +181,8 @@ def _note_counts(state: _Connection, connection: socket.socket, allowed: float) 
     return state.debt_bytes
 
 
-def _shut(connection: socket.socket, address: Address) -> None:
-    """Ends a connection; gRPC sees its end and closes the descriptor."""
+def _cut(connection: socket.socket, address: Address) -> None:
+    """Resets a connection and drops what it has sent: gRPC does not always look at the end of one
+    that goes on sending, as `shutdown` would leave it. gRPC closes the descriptor."""
     if _address_of(connection) == address:  # else it has become another's
-        connection.shutdown(socket.SHUT_RDWR)
+        LIBRARY.connect(connection.fileno(), NO_ADDRESS, len(NO_ADDRESS))

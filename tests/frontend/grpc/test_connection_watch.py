@@ -52,6 +52,8 @@ def is_open(server: socket.socket) -> bool:
         return server.recv(1) != b""
     except BlockingIOError:
         return True
+    except OSError:
+        return False
 
 
 Sockets = tuple[socket.socket, socket.socket]
