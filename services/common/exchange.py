@@ -6,11 +6,15 @@ back at once what its method holds, and its status waits in gRPC until the clien
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import Message
 
 from services.common import errors
+
+N_TURNS = 4
+"""Turns in which a `LoopTimer` counts its time."""
 
 
 class Exchange:
@@ -35,21 +39,51 @@ class Exchange:
         is sent."""
 
 
+class LoopTimer:
+    """A timer that counts turns of its event loop, and not what the clock says.
+
+    Time in which the loop did not turn, since the process got no processor or was stopped, is one
+    turn: a client is not blamed for it. The timer may be late by a turn.
+    """
+
+    def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
+        """Starts; calls `on_limit` after that many seconds, which may start it again."""
+        self._loop = asyncio.get_running_loop()
+        self._turn_s = limit_s / N_TURNS
+        self._on_limit = on_limit
+        self.restart()
+        self._handle = self._loop.call_later(self._turn_s, self._turn)
+
+    def restart(self) -> None:
+        """Counts from now on."""
+        self._n_left = N_TURNS + 1  # the first may be nearly over
+
+    def cancel(self) -> None:
+        """Ends the timer."""
+        self._handle.cancel()
+
+    def _turn(self) -> None:
+        self._n_left -= 1
+        if not self._n_left:
+            self._on_limit()
+        if self._n_left:
+            self._handle = self._loop.call_later(self._turn_s, self._turn)
+
+
 class TimedExchange(Exchange):
     """The messages of one call, each of which has its time.
 
-    One timer watches all writes of a call: it looks when a write could have taken too long, so that
-    a message costs a look at the clock. Must be made, and used, in the task that answers the call.
+    One timer watches all writes of a call, so that a message only starts it again. Must be made,
+    and used, in the task that answers the call.
     """
 
     def __init__(self, context: Any, *, receive_limit_s: float, send_limit_s: float) -> None:
         super().__init__(context)
         self._receive_limit_s = receive_limit_s
         self._send_limit_s = send_limit_s
-        self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing_since: float | None = None
+        self._timer: LoopTimer | None = None
+        self._is_writing = False
         self._is_unread = False
 
     async def receive(self, request_class: type[Message]) -> Any:
@@ -70,14 +104,16 @@ class TimedExchange(Exchange):
         Raises:
             TimedOut: the client did not read in time.
         """
-        self._writing_since = self._loop.time()
+        self._is_writing = True
         try:
-            if self._timer is None:
-                self._timer = self._loop.call_later(self._send_limit_s, self._look)
+            if self._timer is not None:
+                self._timer.restart()
+            else:
+                self._timer = LoopTimer(self._send_limit_s, self._end_unread)
                 # On its own: a write that carries it and waits would let no status follow.
                 await self._context.send_initial_metadata(())
             await self._context.write(message)
-            self._writing_since = None
+            self._is_writing = False
         except asyncio.CancelledError:
             if not self._is_unread or self._task is None or self._task.uncancel() > 0:
                 raise
@@ -92,13 +128,10 @@ class TimedExchange(Exchange):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        """Cancels the task if its write has taken too long; comes back when it may have."""
-        wait_s = self._send_limit_s
-        if self._writing_since is not None:
-            wait_s -= self._loop.time() - self._writing_since
-        if wait_s > 0 or self._task is None:
-            self._timer = self._loop.call_later(wait_s, self._look)
-        else:
+    def _end_unread(self) -> None:
+        """Cancels the task if it is its client that is slow, and not its method."""
+        if self._is_writing and self._task is not None:
             self._is_unread = True
             self._task.cancel()
+        elif self._timer is not None:
+            self._timer.restart()

@@ -50,8 +50,13 @@ CLOSED_WINDOWS: list[tuple[str, int]] = [
 ]
 """Options of a server whose clients may send much that it does not read."""
 
-MAX_STREAMS = 1024
-"""Calls of one connection at once. Load balancers have few connections for many clients."""
+MAX_STREAMS = 100
+"""Calls of one connection at once, as most servers have it. gRPC's clients make no second
+connection by themselves: their further calls wait."""
+
+MAX_PENDING_CALLS = 8 * 2**10
+"""Calls that may wait to begin, 9 KiB each. By default gRPC cancels calls by chance when there are
+1,000, whoever began them; here from half of this number on."""
 
 MAX_METADATA_BYTES = 16 * 2**10
 """A call's metadata, which are names, a key and a trace: one limit instead of gRPC's two, between
@@ -75,7 +80,8 @@ def public_server_options(
     do. Connections beyond the limit are closed before they are heard. gRPC's defaults are right
     for floods of pings, of resets and of settings: a third ping too early closes the connection,
     a stream counts until all that it began has ended, at most 32 calls begin at a time, and
-    nothing is read from a client that takes no answers to its frames.
+    nothing is read from a client that takes no answers to its frames. What a connection sends
+    beside its calls has no limit of gRPC's (`connection_watch.py`).
     """
     return [
         ("grpc.keepalive_time_ms", 30_000),
@@ -85,6 +91,8 @@ def public_server_options(
         ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", int(head_limit_s * 1000)),

@@ -20,6 +20,7 @@ they become statuses. And it may bound how its calls' messages come and go (`exc
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -245,6 +246,8 @@ async def _read(exchange: Exchange, request_class: type[Message]) -> Message:
 
 
 async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
+    # gRPC keeps the error for a while, and with it would keep the request.
+    traceback.clear_frames(error.__traceback__)
     code = _CODES[type(error)]
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message)
     if isinstance(error, errors.InvalidRequest):

@@ -3,6 +3,7 @@
 import sys
 
 from services.common import process, tracing
+from services.common.resident_memory import limit_arenas
 from services.common.telemetry import configure_logging
 from services.frontend.frontend import serve
 from services.frontend.settings import FrontendSettings
@@ -10,6 +11,7 @@ from services.frontend.settings import FrontendSettings
 
 def main() -> int:
     """Reads the settings and serves until a signal; returns the exit status."""
+    limit_arenas()
     settings = FrontendSettings.load("frontend", sys.argv[1:])
     configure_logging(
         "frontend",

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from services.common import metrics, rpc, tls, tracing
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
+from services.common.resident_memory import give_back_memory
 from services.common.rpc_tracing import server_spans
 from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
@@ -161,9 +162,12 @@ class Frontend:
             ]
         )
         servicer = InferenceServicer(
-            self._service, max_body_bytes=max_message_bytes, api_keys=api_keys
+            self._service,
+            max_body_bytes=max_message_bytes,
+            api_keys=api_keys,
+            refusals=self._refusals,
         )
-        transfers = Transfers(
+        self._transfers = Transfers(
             self._budget,
             self._refusals,
             max_message_bytes=max_message_bytes,
@@ -174,7 +178,7 @@ class Frontend:
         if traces.is_on:
             spans = server_spans(traces.tracer, is_known=api_keys.knows)
         observe = self._metrics.counted(spans)
-        add_services(server, servicer, self._health, transfers, observe=observe)
+        add_services(server, servicer, self._health, self._transfers, observe=observe)
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
@@ -199,6 +203,9 @@ class Frontend:
             )
             conversing = tasks.create_task(self._scheduler.run())
             watching = tasks.create_task(self._serving.run(self._health.set_giving_tokens))
+            grpc_port = int(self.grpc_address.rpartition(":")[2])
+            guarding = tasks.create_task(self._transfers.watch.run(grpc_port))
+            tidying = tasks.create_task(give_back_memory())
             http = tasks.create_task(self._http.run_until_stopped())
             await self._grpc.start()
             await self._health.set_started()
@@ -211,6 +218,8 @@ class Frontend:
             await http
             conversing.cancel()
             watching.cancel()
+            guarding.cancel()
+            tidying.cancel()
         if self._probes is not None:
             await self._probes.stop(None)
         self._listeners.close()

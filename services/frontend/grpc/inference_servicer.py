@@ -30,6 +30,7 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
+from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -47,11 +48,17 @@ class InferenceServicer:
     """The methods of `InferenceService`."""
 
     def __init__(
-        self, service: GenerationService, *, max_body_bytes: int, api_keys: ApiKeys
+        self,
+        service: GenerationService,
+        *,
+        max_body_bytes: int,
+        api_keys: ApiKeys,
+        refusals: Refusals,
     ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._api_keys = api_keys
+        self._refusals = refusals
 
     async def Generate(
         self, message: inference_pb2.GenerateRequest, context: Context
@@ -147,6 +154,7 @@ class InferenceServicer:
         with suppress(errors.Unavailable):  # nothing is known of the model yet
             max_tokens = self._service.describe().max_model_len
             if n_tokens > max_tokens:
+                self._refusals[Refusal.PROMPT_TOO_LONG] += 1
                 raise errors.TooLarge(
                     "prompt",
                     f"has {n_tokens} tokens; prompt and answer may have {max_tokens} together",
@@ -154,6 +162,7 @@ class InferenceServicer:
 
     def _check_size(self, message: Any) -> None:
         if message.ByteSize() > self._max_body_bytes:
+            self._refusals[Refusal.BODY_TOO_LARGE] += 1
             raise errors.TooLarge(
                 "request", f"must not be larger than {self._max_body_bytes} bytes"
             )

@@ -14,13 +14,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from services.common import errors
-from services.common.exchange import TimedExchange
+from services.common.exchange import LoopTimer, TimedExchange
+from services.frontend.grpc.connection_watch import ConnectionWatch
 from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
 from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
@@ -59,6 +61,7 @@ class Transfers:
         self.n_unread: Counter[str] = Counter()
         """Calls that nobody reads, by the address of their client's connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
+        self.watch = ConnectionWatch(refusals, max_message_bytes=max_message_bytes)
 
     def exchange(
         self,
@@ -67,6 +70,7 @@ class Transfers:
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
         """Returns the messages of a call; `uploading` is entered while its request comes."""
+        self.watch.note_call(context)
         return LimitedExchange(self, context, uploading)
 
 
@@ -104,7 +108,7 @@ class LimitedExchange(TimedExchange):
         try:
             with self._uploading():
                 async with asyncio.timeout(transfers.receive_limit_s), transfers.turns.take():
-                    data = await self._context.read()
+                    data = await transfers.watch.read(self._context)
         except TimeoutError:
             transfers.refusals[Refusal.BODY_TIMEOUT] += 1
             raise errors.TimedOut("the request did not come in time") from None
@@ -123,7 +127,7 @@ class LimitedExchange(TimedExchange):
         """
         self._share.close()  # the request is gone
         self._share.grow(_n_bytes(message))
-        self._timer = self._loop.call_later(self._send_limit_s, self.note_unread, message)
+        self._timer = LoopTimer(self._send_limit_s, partial(self.note_unread, message))
 
     def close(self, _: object = None) -> None:
         """Gives back what the messages hold; comes when gRPC has told the client of the end, or

@@ -35,8 +35,8 @@ class Epoch:
         self._ranks = ranks
 
     def check(self, number: int) -> None:
-        """Raises StaleEpoch unless `number` is the current epoch."""
-        if number != self.number:
+        """Raises StaleEpoch unless `number` is the current epoch; 0 is none, before the first."""
+        if number == 0 or number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
     @property

@@ -31,7 +31,6 @@ async def joining(epoch: Epoch, number: int) -> asyncio.Task[None]:
 
 async def test_only_a_newer_epoch_becomes_the_current_one() -> None:
     epoch, _ = epoch_of(1)
-    epoch.check(0)
     epoch.advance(request(3))
     assert (epoch.pipeline_id, epoch.number) == ("p", 3)
     epoch.check(3)
@@ -40,6 +39,12 @@ async def test_only_a_newer_epoch_becomes_the_current_one() -> None:
             epoch.advance(request(stale))
     with pytest.raises(StaleEpoch, match="epoch 4 is not the current epoch 3"):
         epoch.check(4)
+
+
+def test_a_stage_that_never_joined_is_in_no_epoch() -> None:
+    epoch, _ = epoch_of(1)
+    with pytest.raises(StaleEpoch, match="epoch 0 is not the current epoch"):
+        epoch.check(epoch.number)
 
 
 async def test_ranks_are_told_to_leave_before_they_are_told_to_join() -> None:

@@ -1,0 +1,126 @@
+"""The end of connections that send what is no part of a call, and of no others."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc.aio
+import pytest
+from orcinus.v1 import inference_pb2
+
+from services.frontend.grpc.connection_watch import MAX_DEBT_BYTES, ConnectionWatch
+from services.frontend.request.refusals import Refusal, Refusals
+from tests.frontend.conftest import running, soon
+
+MAX_MESSAGE_BYTES = 2**20
+
+
+def peer_of(client: socket.socket) -> str:
+    """gRPC's word for a client's address."""
+    host, port = client.getsockname()[:2]
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def sockets(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A client's socket and the server's."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with (
+        socket.create_server((request.param, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as client,
+        listener.accept()[0] as server,
+    ):
+        server.setblocking(False)
+        yield client, server
+
+
+def send(client: socket.socket, server: socket.socket, n_bytes: int) -> None:
+    """Sends that many bytes, which are received."""
+    while n_bytes:
+        n_sent = client.send(bytes(min(n_bytes, 2**14)))
+        n_bytes -= n_sent
+        while n_sent:
+            with contextlib.suppress(BlockingIOError):
+                n_sent -= len(server.recv(n_sent))
+
+
+def is_open(server: socket.socket) -> bool:
+    try:
+        return server.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+Sockets = tuple[socket.socket, socket.socket]
+
+
+def test_a_connection_that_sends_much_beside_calls_ends(sockets: Sockets) -> None:
+    client, server = sockets
+    refusals = Refusals()
+    watch = ConnectionWatch(refusals, max_message_bytes=MAX_MESSAGE_BYTES)
+    port = server.getsockname()[1]
+    send(client, server, MAX_DEBT_BYTES)
+    watch.look(port, 0.1)
+    assert is_open(server)
+    send(client, server, 2**16)
+    watch.look(port, 0.1)
+    assert not is_open(server)
+    assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets: Sockets) -> None:
+    client, server = sockets
+    port, came = server.getsockname()[1], asyncio.get_running_loop().create_future()
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    context = SimpleNamespace(peer=lambda: peer_of(client), read=lambda: came)
+    for _ in range(3):
+        came = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(watch.read(context))
+        await asyncio.sleep(0)
+        send(client, server, MAX_MESSAGE_BYTES)
+        watch.look(port, 0.0)
+        assert is_open(server)
+        came.set_result(bytes(MAX_MESSAGE_BYTES))
+        await reading
+        watch.look(port, 0.0)
+        assert is_open(server)
+    send(client, server, MAX_DEBT_BYTES + 2**16)  # nothing is left of what they were allowed
+    watch.look(port, 0.0)
+    assert not is_open(server)
+
+
+def test_metadata_counts_as_part_of_its_call(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    call = SimpleNamespace(
+        peer=lambda: peer_of(client), invocation_metadata=lambda: [("x", "y" * 2**14)]
+    )
+    for _ in range(100):
+        send(client, server, 2**14)
+        watch.note_call(call)
+    watch.look(server.getsockname()[1], 0.0)
+    assert is_open(server)
+
+
+def test_connections_of_other_ports_are_left_alone(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, 2 * MAX_DEBT_BYTES)
+    watch.look(client.getsockname()[1] - 1, 0.1)
+    assert is_open(server)
+
+
+async def test_large_calls_of_an_honest_client_are_answered(tmp_path: Path) -> None:
+    async with running(tmp_path, max_body_bytes=2**20) as site:
+        prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[7] * 2**18))
+        for _ in range(12):  # 3 MiB, each refused when it has been received
+            with pytest.raises(grpc.aio.AioRpcError, match="has 262144 tokens"):
+                await soon(site.inference.generate(inference_pb2.GenerateRequest(prompt=prompt)))
+        refusals = site.frontend._refusals
+        assert refusals[Refusal.PROMPT_TOO_LONG] == 12
+        assert not refusals[Refusal.HEAD_TOO_LARGE]
