@@ -145,6 +145,10 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any], dict[str, Any]]] = {
     "wrong-frequency": (echo, HELLO, {"frequency_penalty": -2.5}),
     "wrong-repetition": (echo, HELLO, {"repetition_penalty": 0.0}),
     "wrong-stop-token": (echo, HELLO, {"stop_token_ids": [-1]}),
+    "wrong-bias": (echo, HELLO, {"logit_bias": {"5": 101}}),
+    "bias-of-no-token": (echo, HELLO, {"logit_bias": {"512": 1}}),
+    "wrong-allowed-token": (echo, HELLO, {"allowed_token_ids": [512]}),
+    "nothing-allowed": (echo, HELLO, {"allowed_token_ids": [5], "bad_token_ids": [5]}),
     "wrong-stop": (echo, HELLO, {"stop": ["x"] * 17}),
     "full": (FULL, HELLO, {}),
     "lost": (loses_pipeline_after(20, 21), HELLO, {}),
@@ -166,7 +170,10 @@ async def test_submission_is_the_same(site: Site) -> None:
     penalties = {
         "presence_penalty": 0.1, "frequency_penalty": -0.2, "repetition_penalty": 1.1
     }  # fmt: skip
-    given = options | limits | penalties
+    rules = {
+        "logit_bias": {"7": 1.5, "5": -100}, "allowed_token_ids": [5, 6, 7], "bad_token_ids": [6]
+    }  # fmt: skip
+    given = options | limits | penalties | rules
     assert given.keys() >= OPTIONS.keys()
     await over_http(site, HELLO, given | {"return_token_ids": True})
     await over_grpc(site, HELLO, given)

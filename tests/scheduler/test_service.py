@@ -241,6 +241,10 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"sampling": {"stop_token_ids": [-1]}}, "stop_token_ids"),
         ({"sampling": {"stop_token_ids": [7] * 257}}, "stop_token_ids"),
         ({"sampling": {"min_tokens": 1, "stop_token_ids": range(200)}}, "stop_token_ids"),
+        ({"sampling": {"logit_bias": {100: 1}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {3: float("nan")}}}, "logit_bias.3"),
+        ({"sampling": {"allowed_token_ids": [100]}}, "allowed_token_ids"),
+        ({"sampling": {"allowed_token_ids": [3], "bad_token_ids": [3]}}, "allowed_token_ids"),
     ],
     ids=[
         "no prompt",
@@ -256,6 +260,10 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "stop token below 0",
         "too many stop tokens",
         "no token left",
+        "bias of no token",
+        "bias that is no number",
+        "no token allowed",
+        "no token left of the allowed",
     ],
 )
 async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(

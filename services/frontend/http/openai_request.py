@@ -29,7 +29,7 @@ from pydantic import (
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.common.sampling import SamplingParams
+from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -106,7 +106,28 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
-_BODY_TYPES: dict[Any, Any] = {float: float, int: int, tuple[int, ...]: TokenIds}
+def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
+    """Returns pairs for an object whose names are tokens."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of tokens and numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value)} tokens, {MAX_BIASES} at most")
+    for name, bias in value.items():
+        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+            raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not a token's number")
+        if type(bias) not in (int, float):
+            raise ValueError(f"the bias of {name} must be a number")
+    return tuple((int(name), bias) for name, bias in value.items())
+
+
+_BODY_TYPES: dict[Any, Any] = {
+    float: float,
+    int: int,
+    tuple[int, ...]: TokenIds,
+    tuple[tuple[int, float], ...]: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_biases_of)
+    ],
+}
 
 SAMPLING: dict[str, Any] = {
     field.name: (_BODY_TYPES[field.type] | None, None)
@@ -171,7 +192,6 @@ class GenerationBody(SamplingBody, ABC):
 
     user: str | None = None
     metadata: dict[str, str] | None = None
-    logit_bias: Annotated[dict[str, float] | None, only({})] = None
     priority: Annotated[int | None, only(0)] = None
     skip_special_tokens: Annotated[bool | None, only(True)] = None
     include_stop_str_in_output: Annotated[bool | None, only(False)] = None

@@ -23,6 +23,7 @@ from services.worker.engine.sampler import (
     column_values,
 )
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
+from services.worker.engine.token_rules import TokenRules
 
 _CPU = torch.device("cpu")
 
@@ -67,6 +68,7 @@ class RequestTable:
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._rules: dict[int, TokenRules] = {}  # of rows that have any
         self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
@@ -141,7 +143,14 @@ class RequestTable:
             positions=positions,
             banned=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
             penalized=self._penalized(rows),
+            rules=self._rules_of(rows),
         )
+
+    def _rules_of(self, rows: Ints) -> tuple[tuple[int, TokenRules], ...]:
+        if not self._rules:
+            return ()
+        found = ((i, self._rules.get(row)) for i, row in enumerate(rows.tolist()))
+        return tuple((i, rules) for i, rules in found if rules is not None)
 
     def _penalized(self, rows: Ints) -> PenalizedRows | None:
         count_rows = self.count_rows(rows)
@@ -163,6 +172,7 @@ class RequestTable:
         if self._count_rows[row] != NOT_COUNTED:
             self._token_counts.release(int(self._count_rows[row]))
         self._stop_token_ids.pop(row, None)
+        self._rules.pop(row, None)
 
     def _admit(self, admission: Admission) -> None:
         row = admission.row
@@ -181,6 +191,8 @@ class RequestTable:
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
             self._count_rows[row] = self._token_counts.reserve()
+        if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):
+            self._rules[row] = rules
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
 

@@ -2,8 +2,8 @@
 handed over on the rank, each request gets the tokens that it gets alone."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,9 @@ class Want:
     presence_penalty: float = 0
     frequency_penalty: float = 0
     repetition_penalty: float = 1
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_token_ids: Sequence[int] = ()
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
@@ -60,6 +63,9 @@ class Want:
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
                 repetition_penalty=self.repetition_penalty,
+                logit_bias=self.logit_bias,
+                allowed_token_ids=self.allowed_token_ids,
+                bad_token_ids=self.bad_token_ids,
             ).SerializeToString(),
         )
 
@@ -74,6 +80,8 @@ WANTS = [
     Want(8, 12, 0.0, frequency_penalty=1.5),
     Want(12, 9, 0.8, presence_penalty=0.5, repetition_penalty=1.3, min_tokens=2),
     Want(3, 10, 0.0, presence_penalty=-2, frequency_penalty=-0.5),
+    Want(6, 8, 1.0, allowed_token_ids=(3, 33, 60), frequency_penalty=0.5),
+    Want(7, 8, 0.0, logit_bias={5: 100, 6: 99}, bad_token_ids=(5,)),
 ]
 
 
@@ -150,13 +158,15 @@ def make_scheduler(policy: Policy, *, depth: int, token_hand_off: bool = True) -
 
 def run_alone(checkpoint: Path) -> list[list[int]]:
     """Returns the tokens of each of WANTS, run alone, as the paper runs it."""
-    outputs = []
+    outputs: list[list[int]] = []
     for index, want in enumerate(WANTS):
         request = want.request(index)
         scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1, token_hand_off=False)
         assert serve(Rank(checkpoint), scheduler, [request]) == 0
         outputs.append(request.generated_token_ids)
     assert [len(tokens) for tokens in outputs] == [want.max_new_tokens for want in WANTS]
+    assert set(outputs[-2]) <= {3, 33, 60}
+    assert set(outputs[-1]) == {6}
     return outputs
 
 
