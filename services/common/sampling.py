@@ -26,6 +26,9 @@ MAX_STOP_TOKENS = 256
 """Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
 
 
+MAX_GRAMMAR_LENGTH = 2**18
+"""Characters of a grammar at most."""
+
 MAX_BIASES = 1024
 """Tokens with a bias at most."""
 
@@ -97,10 +100,22 @@ class TokenBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of at most `max_length` characters."""
+
+    max_length: int
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if `value` is longer."""
+        if len(value) > self.max_length:
+            raise InvalidRequest(field, f"has {len(value)} characters, {self.max_length} at most")
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """The values that an option may have, and the NumPy type of its column on a rank, if any."""
 
-    allowed: Numbers | WholeNumbers | TokenLists | TokenBiases
+    allowed: Numbers | WholeNumbers | TokenLists | TokenBiases | Texts
     column: str | None
 
 
@@ -129,6 +144,11 @@ def biases(*, max_length: int, low: float, high: float) -> tuple[tuple[int, floa
     """Declares an option that is a number for each of some tokens, none by default."""
     option = Option(TokenBiases(max_length, low, high), None)
     return dataclasses.field(default=(), metadata={Option: option})
+
+
+def text(*, max_length: int) -> str:
+    """Declares an option that is a text, empty by default."""
+    return dataclasses.field(default="", metadata={Option: Option(Texts(max_length), None)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +191,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
     """Tokens that end the output. A client's come besides the model's own."""
 
+    grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
+    """Grammar that the output follows, as `grammar.py` describes; the empty one allows all."""
+
     logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
     """Pairs of a token and the number that is added to its logit, after penalties."""
 
@@ -196,6 +219,7 @@ class SamplingParams:
             and not self.logit_bias
             and not self.allowed_token_ids
             and not self.bad_token_ids
+            and not self.grammar
         )
 
     def check_vocabulary(
@@ -233,6 +257,10 @@ class SamplingParams:
         """
         for name, option in OPTIONS.items():
             option.allowed.check(name, getattr(self, name))
+        if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
+            for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
+                if getattr(self, name):
+                    raise InvalidRequest(name, "not together with a grammar")
 
 
 OPTIONS: dict[str, Option] = {

@@ -15,6 +15,7 @@ from services.common.sampling import (
     OPTIONS,
     Numbers,
     SamplingParams,
+    Texts,
     TokenBiases,
     TokenLists,
     WholeNumbers,
@@ -38,6 +39,8 @@ def ends_and_beyond(name: str) -> tuple[list[Any], list[Any]]:
             return [low, high], [low - 1, high + 1, math.nan, True]
         case TokenLists(max_length):
             return [(), (5,) * max_length], [(5,) * (max_length + 1)]
+        case Texts(max_length):
+            return ["", "x" * max_length], ["x" * (max_length + 1)]
         case TokenBiases(max_length, low, high):
             most = tuple((token_id, low) for token_id in range(max_length))
             beyond = [((5, math.nextafter(high, math.inf)),), ((5, math.nan),), ((5, 1), (5, 2))]
@@ -61,6 +64,8 @@ def values(name: str) -> st.SearchStrategy[Any]:
             return st.integers(low, high)
         case TokenLists():
             return st.lists(st.integers(-(2**31), 2**31 - 1)).map(tuple)
+        case Texts():
+            return st.text()
         case TokenBiases():
             pairs = st.dictionaries(
                 st.integers(-(2**31), 2**31 - 1), st.floats(width=32, allow_nan=False)
@@ -133,7 +138,7 @@ def test_what_the_wire_does_not_have_is_the_default() -> None:
 
 def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     assert {field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields} == OPTIONS.keys()
-    assert CompletionBody.model_fields.keys() >= OPTIONS.keys()
+    assert CompletionBody.model_fields.keys() >= OPTIONS.keys() - {"grammar"}
     over_grpc = {field.name for field in inference_pb2.GenerationOptions.DESCRIPTOR.fields}
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
     assert over_grpc == named - {"max_tokens_field"}
@@ -160,6 +165,7 @@ def test_columns_hold_whatever_is_allowed(name: str) -> None:
         ({"temperature": 0, "logit_bias": ((5, 1.0),)}, False, False),
         ({"temperature": 0, "allowed_token_ids": (5,)}, False, False),
         ({"temperature": 0, "bad_token_ids": (5,)}, False, False),
+        ({"temperature": 0, "grammar": "start: /a/"}, False, False),
     ],
     ids=str,
 )

@@ -31,6 +31,7 @@ from typing_extensions import TypeAliasType
 from services.common import errors
 from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.event_id import HEADER, StreamPosition
+from services.frontend.http.output_format_fields import OutputFormatFields
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     ChatMessage,
@@ -132,8 +133,10 @@ _BODY_TYPES: dict[Any, Any] = {
 SAMPLING: dict[str, Any] = {
     field.name: (_BODY_TYPES[field.type] | None, None)
     for field in dataclasses.fields(SamplingParams)
+    if field.name != "grammar"
 }
-"""Type and default of the body's field for each option of `SamplingParams`."""
+"""Type and default of the body's field for each option of `SamplingParams`, but for the grammar,
+which clients spell in several ways."""
 
 if TYPE_CHECKING:
     SamplingBody = BaseModel
@@ -175,7 +178,7 @@ class ResumptionBody(BaseModel):
         return Resumption(request_id=position.request_id, seed=self.seed, answers=tuple(answers))
 
 
-class GenerationBody(SamplingBody, ABC):
+class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     """The fields that both kinds of generation have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -241,7 +244,7 @@ class GenerationBody(SamplingBody, ABC):
         )
 
     def _options(self) -> GenerationOptions:
-        sampling = SamplingParams(**_given(self, SAMPLING))
+        sampling = SamplingParams(**_given(self, SAMPLING), grammar=self.grammar)
         return GenerationOptions(**_given(self, OPTIONS), sampling=sampling)
 
 
@@ -314,7 +317,6 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
-    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
     audio: Annotated[dict[str, Any] | None, only()] = None
     prediction: Annotated[dict[str, Any] | None, only()] = None

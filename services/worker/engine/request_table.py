@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
 from services.worker.engine.sampler import (
@@ -57,6 +58,7 @@ class RequestTable:
         device: torch.device = _CPU,
         keeps_tokens: bool = True,
         counts_tokens: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
@@ -69,6 +71,7 @@ class RequestTable:
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
         self._rules: dict[int, TokenRules] = {}  # of rows that have any
+        self.constraints = Constraints(grammars)
         self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
@@ -87,6 +90,8 @@ class RequestTable:
         spans = Spans.of(plan)
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
+        if self.constraints:
+            self._take_sent(plan)
         return spans
 
     def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
@@ -173,6 +178,7 @@ class RequestTable:
             self._token_counts.release(int(self._count_rows[row]))
         self._stop_token_ids.pop(row, None)
         self._rules.pop(row, None)
+        self.constraints.release(row)
 
     def _admit(self, admission: Admission) -> None:
         row = admission.row
@@ -191,6 +197,8 @@ class RequestTable:
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
             self._count_rows[row] = self._token_counts.reserve()
+        if sampling.grammar and self._counts_tokens:
+            self.constraints.admit(row, sampling.grammar, n_prompt_tokens=admission.n_prompt_tokens)
         if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):
             self._rules[row] = rules
         if sampling.min_tokens:
@@ -237,6 +245,15 @@ class RequestTable:
             if end > held.n_blocks * self._block_size:
                 raise PlanError(f"row {row} has too few blocks for its span")
             held.n_tokens, held.has_last_token = end, is_sampled
+
+    def _take_sent(self, plan: IterationPlan) -> None:
+        end = 0
+        for row, start, n_tokens, is_left_out in zip(
+            plan.rows, plan.start_positions, plan.n_tokens, plan.token_on_rank, strict=True
+        ):
+            if not is_left_out:
+                end += n_tokens
+                self.constraints.take_sent(row, start, plan.token_ids[end - n_tokens : end])
 
     def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
         n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
+from services.common.grammar import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder
@@ -65,6 +66,7 @@ class StageShard:
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
         self._activity = activity
+        self._grammars = _grammars(settings, model)
 
     @classmethod
     def load(
@@ -184,6 +186,7 @@ class StageShard:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batch_builder=self._batch_builder,
+            grammars=self._grammars,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
@@ -223,6 +226,20 @@ class StageShard:
                 f"of {settings.block_size} slots, {block_bytes} bytes"
             )
         return n_kv_blocks
+
+
+def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
+    """Returns the grammars that outputs can follow; None on a rank that samples nothing, and where
+    the checkpoint has no tokenizer or no token to end an output with.
+
+    Raises:
+        ValueError: the tokenizer is broken.
+    """
+    tokenizer_file = Path(settings.model) / "tokenizer.json"
+    eos_token_ids = model.config.eos_token_ids
+    if not (model.is_last and eos_token_ids and tokenizer_file.is_file()):
+        return None
+    return Grammars(tokenizer_file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids)
 
 
 def device_of(settings: RankSettings) -> torch.device:

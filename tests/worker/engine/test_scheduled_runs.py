@@ -18,6 +18,7 @@ from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.worker.engine.constraints import Grammars
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.rank import wire
@@ -98,6 +99,7 @@ class Rank:
         checkpoint: Path,
         *,
         batch_builder: type[BatchBuilder] = BatchBuilder,
+        grammars: Grammars | None = None,
         has_graphs: bool = False,
     ) -> None:
         self._runner = ModelRunner(
@@ -105,6 +107,7 @@ class Rank:
             n_kv_blocks=N_BLOCKS,
             block_size=4,
             batch_builder=batch_builder,
+            grammars=grammars,
             new_graph=RepeatedCall if has_graphs else None,
             max_graph_batch_size=4,
             uploads=StagedUploads(CPU) if has_graphs else None,

@@ -1,0 +1,105 @@
+"""Grammars that an output must follow: which tokens may come next.
+
+A grammar is a text as llguidance reads it: its dialect of Lark, or JSON that holds a JSON schema, a
+regular expression or such. Frontends compile it to refuse one that is wrong; ranks compile it to
+mask what does not follow it. Where an output stands in its grammar is a function of its tokens
+alone, so a request that is recomputed, anywhere, stands where it stood.
+
+Compiling and every step afterwards are limited in work, which llguidance counts itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CACHED = 64
+"""Compiled grammars that are kept."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+"""The work that compiling and a step may take: tens of milliseconds, and 100 MB."""
+
+
+class InvalidGrammar(ValueError):
+    """A grammar is none, or too complex; the message says where."""
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps those that were used last."""
+
+    def __init__(
+        self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        """`vocab_size` is the model's: it may have more tokens than `tokenizer.json`, and those are
+        never allowed.
+
+        Raises:
+            ValueError: the file is broken, or the model has no token that ends an output.
+        """
+        if not eos_token_ids:
+            raise ValueError("grammars need a model that has a token to end an output with")
+        self._tokenizer = LLTokenizer(
+            str(tokenizer_file), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
+        self._n_mask_bytes = -(-vocab_size // 32) * 4
+        self._eos_mask = _mask_of(eos_token_ids, self._n_mask_bytes)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, grammar: str) -> "Matcher":
+        """Returns a matcher at the beginning of an output; other threads run while it compiles.
+
+        Raises:
+            InvalidGrammar: nothing can follow it.
+        """
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            compiled.compute_bitmask()  # the first step may be too much, too
+            if compiled.is_error():
+                raise InvalidGrammar(compiled.get_error())
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(grammar)
+        return Matcher(compiled.deep_copy(), eos_mask=self._eos_mask)
+
+
+class Matcher:
+    """The place of one output in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, *, eos_mask: bytes) -> None:
+        self._matcher = matcher
+        self._eos_mask = eos_mask
+
+    def take(self, token_id: int) -> None:
+        """Moves on by the token that came; after the output's end nothing moves any more."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+
+    def mask(self) -> bytes:
+        """Returns the tokens that may come next, [vocab_size / 32, rounded up] 32-bit words with
+        the lowest bit first.
+
+        Where nothing can follow, or a step takes too much work, these are the tokens that end the
+        output: there always is one.
+        """
+        if self._matcher.is_stopped():
+            return self._eos_mask
+        mask = self._matcher.compute_bitmask()[: len(self._eos_mask)]
+        return self._eos_mask if self._matcher.is_stopped() else mask
+
+
+def _mask_of(token_ids: Sequence[int], n_bytes: int) -> bytes:
+    mask = bytearray(n_bytes)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)

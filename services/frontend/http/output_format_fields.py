@@ -1,0 +1,160 @@
+"""The fields of a body by which clients ask for a format of the output, in every spelling.
+
+    response_format               OpenAI: text, json_object, json_schema
+    structured_outputs            vLLM: one of json, json_object, regex, choice, grammar
+    guided_json, guided_regex, …  vLLM before that
+    json_schema, regex, ebnf      SGLang
+
+A request has one of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import Field as BodyField
+
+from services.common import errors
+from services.frontend.request import output_format
+
+Schema = dict[str, Any] | str
+"""A JSON schema, or its text."""
+
+
+class JsonSchema(BaseModel):
+    """A named JSON schema, as OpenAI has it; `strict` is what always holds here."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """Any text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    """Any JSON object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(BaseModel):
+    """JSON that keeps a schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+def _kind_of(value: Any) -> str | None:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("text")]
+    | Annotated[JsonObjectFormat, Tag("json_object")]
+    | Annotated[JsonSchemaFormat, Tag("json_schema")],
+    Discriminator(_kind_of),
+]
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's group of formats, of which one is given."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: Annotated[Schema | None, BodyField(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class OutputFormatFields(BaseModel):
+    """The fields of a body that ask for a format."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @property
+    def grammar(self) -> str:
+        """The grammar that is asked for, or an empty one.
+
+        Raises:
+            InvalidRequest: two formats are asked for, or one that cannot be.
+        """
+        given = list(self._grammars())
+        if len(given) > 1:
+            (first, _), (second, _), *_ = given
+            raise errors.InvalidRequest(second, f"not together with {first}")
+        return given[0][1] if given else ""
+
+    def _grammars(self) -> Iterator[tuple[str, str]]:
+        """Yields the name of each field that asks for a format, and the format's grammar."""
+        match self.response_format:
+            case JsonObjectFormat():
+                yield "response_format", output_format.json_object()
+            case JsonSchemaFormat(json_schema=named):
+                schema = {"type": "object"} if named.schema_ is None else named.schema_
+                yield "response_format", output_format.json_schema(schema)
+        group = self.structured_outputs or StructuredOutputs()
+        if group.json_object:
+            yield "structured_outputs.json_object", output_format.json_object()
+        schemas = {
+            "structured_outputs.json": group.json_,
+            "guided_json": self.guided_json,
+            "json_schema": self.json_schema,
+        }
+        texts = {
+            "structured_outputs.regex": (group.regex, output_format.regex),
+            "guided_regex": (self.guided_regex, output_format.regex),
+            "regex": (self.regex, output_format.regex),
+            "structured_outputs.grammar": (group.grammar, output_format.grammar),
+            "guided_grammar": (self.guided_grammar, output_format.grammar),
+            "ebnf": (self.ebnf, output_format.grammar),
+        }
+        choices = {
+            "structured_outputs.choice": group.choice,
+            "guided_choice": self.guided_choice,
+        }
+        for name, schema_or_text in schemas.items():
+            if schema_or_text is not None:
+                yield name, output_format.json_schema(_schema(name, schema_or_text))
+        for name, (text, to_grammar) in texts.items():
+            if text is not None:
+                yield name, to_grammar(text)
+        for name, choice in choices.items():
+            if choice is not None:
+                yield name, output_format.choice(choice)
+
+
+def _schema(name: str, schema: Schema) -> Mapping[str, Any]:
+    """Returns a schema, read if it is a text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        value = pydantic_core.from_json(schema)
+    except ValueError as error:
+        raise errors.InvalidRequest(name, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest(name, "must be a JSON object")
+    return value
