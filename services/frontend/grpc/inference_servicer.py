@@ -6,6 +6,7 @@ error in both.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -21,6 +22,7 @@ from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.request import output_format
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     ChatMessage,
@@ -175,7 +177,11 @@ def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     # An option that this server does not know must not be ignored: it would choose other tokens.
-    for field, message in (("options", options), ("options.sampling", options.sampling)):
+    for field, message in (
+        ("options", options),
+        ("options.sampling", options.sampling),
+        ("options.format", options.format),
+    ):
         unknown = UnknownFieldSet(message)
         numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
         if numbers:
@@ -184,9 +190,29 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
                 f"has fields that are not known here, with the numbers {numbers}; "
                 "see inference.proto",
             )
-    given = {field.name: value for field, value in options.ListFields()}
-    given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
+    given = {field.name: value for field, value in options.ListFields() if field.name != "format"}
+    sampling = from_proto(options.sampling)
+    if options.HasField("format"):
+        if sampling.grammar:
+            raise errors.InvalidRequest("format", "not together with grammar")
+        sampling = replace(sampling, grammar=_grammar_of(options.format))
+    given |= {"sampling": sampling, "stop": tuple(options.stop)}
     return GenerationOptions(**given)
+
+
+def _grammar_of(message: inference_pb2.OutputFormat) -> str:
+    match message.WhichOneof("format"):
+        case "json_object" if message.json_object:
+            return output_format.json_object()
+        case "json_schema":
+            return output_format.json_schema(message.json_schema)
+        case "regex":
+            return output_format.regex(message.regex)
+        case "choice":
+            return output_format.choice(message.choice.texts)
+        case "grammar":
+            return output_format.grammar(message.grammar)
+    raise errors.InvalidRequest("format", "must be one that is known")
 
 
 def _resumed(

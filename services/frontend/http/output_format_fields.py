@@ -8,10 +8,9 @@
 A request has one of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import pydantic_core
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 from pydantic import Field as BodyField
 
@@ -138,23 +137,10 @@ class OutputFormatFields(BaseModel):
         }
         for name, schema_or_text in schemas.items():
             if schema_or_text is not None:
-                yield name, output_format.json_schema(_schema(name, schema_or_text))
+                yield name, output_format.json_schema(schema_or_text, field=name)
         for name, (text, to_grammar) in texts.items():
             if text is not None:
                 yield name, to_grammar(text)
         for name, choice in choices.items():
             if choice is not None:
                 yield name, output_format.choice(choice)
-
-
-def _schema(name: str, schema: Schema) -> Mapping[str, Any]:
-    """Returns a schema, read if it is a text."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        value = pydantic_core.from_json(schema)
-    except ValueError as error:
-        raise errors.InvalidRequest(name, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise errors.InvalidRequest(name, "must be a JSON object")
-    return value

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pydantic_core
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -32,8 +33,14 @@ def json_object() -> str:
     return json_schema({"type": "object"})
 
 
-def json_schema(schema: Mapping[str, Any]) -> str:
-    """Returns the grammar of JSON that keeps a schema."""
+def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") -> str:
+    """Returns the grammar of JSON that keeps a schema, or the JSON text of one.
+
+    Raises:
+        InvalidRequest: the text of `field` is no JSON object.
+    """
+    if isinstance(schema, str):
+        schema = _read(schema, field)
     return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
 
 
@@ -73,3 +80,13 @@ def grammar(text: str) -> str:
         raise errors.InvalidRequest("grammar", "is nested too deeply") from None
     except Exception as error:  # which it raises as it is, where a rule is missing
         raise errors.InvalidRequest("grammar", str(error)) from error
+
+
+def _read(schema: str, field: str) -> dict[str, Any]:
+    try:
+        value = pydantic_core.from_json(schema)
+    except ValueError as error:
+        raise errors.InvalidRequest(field, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest(field, "must be a JSON object")
+    return value
