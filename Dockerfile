@@ -7,10 +7,14 @@
 # Dependencies lie in /venv, in layers that change only with them; our code lies in /app. All run as a
 # user without rights, on a read-only root file system, and write to /tmp and volumes only. The base
 # has no compiler, and only the stage that builds native kernels gets one; and no CUDA: torch's wheels
-# bring their own.
+# bring their own. What is in an image lies in its /sbom.cdx.json.
+#
+# Packages come by version and hash from requirements/ (`make locks`), except torch where DEVICE is cpu
+# or TORCH_INDEX is set: each index has builds, and so hashes, of its own.
 
+# The digest is of the index for all processors, as it was in August 2026 (Python 3.11.16, Debian 13).
 # checkov:skip=CKV_DOCKER_7:the tag of the base is in BASE
-ARG BASE=python:3.11-slim
+ARG BASE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 
 # --- Building -------------------------------------------------------------------------------------
 
@@ -18,18 +22,9 @@ FROM ${BASE} AS build
 WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
-# A list for each service, so that other edits of pyproject.toml install nothing anew.
-FROM build AS requirements
-COPY pyproject.toml ./
-RUN for service in frontend scheduler worker; do python -c '\
-import sys, tomllib; \
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*project["dependencies"], *project["optional-dependencies"][sys.argv[1]], sep="\n")' \
-    "$service" >"$service.txt" || exit; done
-
 FROM build AS protos
-COPY constraints.txt ./
-RUN pip install -c constraints.txt grpcio-tools
+COPY requirements/protos.txt ./
+RUN pip install --require-hashes -r protos.txt
 COPY protos protos
 RUN mkdir gen \
  && python -m grpc_tools.protoc -Iprotos --python_out=gen --grpc_python_out=gen protos/orcinus/v1/*.proto
@@ -81,11 +76,50 @@ EXPOSE 50060
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
     CMD ["python", "-m", "services.common.healthcheck", "127.0.0.1:50060", "readiness"]
 RUN python -m venv --without-pip /venv
-COPY LICENSE constraints.txt /venv/
+COPY LICENSE /venv/
 
-FROM service AS frontend
-COPY --from=requirements /build/frontend.txt /venv/requirements.txt
-RUN pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+FROM service AS frontend-venv
+COPY requirements/frontend.txt /venv/requirements.txt
+RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes -r /venv/requirements.txt
+
+FROM service AS scheduler-venv
+COPY requirements/scheduler.txt /venv/requirements.txt
+RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes -r /venv/requirements.txt
+
+# A wheel that cannot do what DEVICE says fails here and not in a pod.
+FROM service AS worker-venv
+ARG TORCH_INDEX=
+ARG DEVICE=cpu
+COPY constraints.txt requirements/worker-$DEVICE.txt /venv/
+RUN if [ "$DEVICE" = cpu ] || [ -n "$TORCH_INDEX" ]; then \
+    pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt \
+    --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch; fi \
+ && pip --python /venv/bin/python install --no-cache-dir --require-hashes -r "/venv/worker-$DEVICE.txt"
+RUN python -c 'import sys, torch; \
+sys.exit(sys.argv[1] == "cuda" and torch.version.cuda is None and "this torch has no CUDA")' "$DEVICE"
+
+# --- Listing what is installed ----------------------------------------------------------------------
+
+FROM build AS sbom
+COPY requirements/sbom.txt ./
+RUN python -m venv /sbom && pip --python /sbom/bin/python install --require-hashes -r sbom.txt
+
+FROM frontend-venv AS frontend-sbom
+COPY --from=sbom /sbom /sbom
+RUN /sbom/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /venv/bin/python
+
+FROM scheduler-venv AS scheduler-sbom
+COPY --from=sbom /sbom /sbom
+RUN /sbom/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /venv/bin/python
+
+FROM worker-venv AS worker-sbom
+COPY --from=sbom /sbom /sbom
+RUN /sbom/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /venv/bin/python
+
+# --- The images -------------------------------------------------------------------------------------
+
+FROM frontend-venv AS frontend
+COPY --from=frontend-sbom /sbom.cdx.json /
 ENV ORCINUS_HTTP_ADDRESS=0.0.0.0:8000 ORCINUS_GRPC_ADDRESS=0.0.0.0:50051
 EXPOSE 8000 50051
 USER 65532:65532
@@ -101,9 +135,8 @@ LABEL org.opencontainers.image.title="orcinus/frontend" \
       org.opencontainers.image.created=$CREATED
 COPY --from=frontend-code /app /app
 
-FROM service AS scheduler
-COPY --from=requirements /build/scheduler.txt /venv/requirements.txt
-RUN pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+FROM scheduler-venv AS scheduler
+COPY --from=scheduler-sbom /sbom.cdx.json /
 EXPOSE 50052
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.scheduler"]
@@ -118,18 +151,9 @@ LABEL org.opencontainers.image.title="orcinus/scheduler" \
       org.opencontainers.image.created=$CREATED
 COPY --from=scheduler-code /app /app
 
-# torch, and nothing else, comes from the index TORCH_INDEX if there is one (PyTorch keeps its wheels
-# without CUDA on one). A wheel that cannot do what DEVICE says fails here and not in a pod.
-FROM service AS worker
-ARG TORCH_INDEX=
-COPY --from=requirements /build/worker.txt /venv/requirements.txt
-RUN if [ -n "$TORCH_INDEX" ]; then \
-    pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt \
-    --no-deps --index-url "$TORCH_INDEX" torch; fi \
- && pip --python /venv/bin/python install --no-cache-dir -c /venv/constraints.txt -r /venv/requirements.txt
+FROM worker-venv AS worker
+COPY --from=worker-sbom /sbom.cdx.json /
 ARG DEVICE=cpu
-RUN python -c 'import sys, torch; \
-sys.exit(sys.argv[1] == "cuda" and torch.version.cuda is None and "this torch has no CUDA")' "$DEVICE"
 ENV ORCINUS_DEVICE=$DEVICE
 EXPOSE 50053
 USER 65532:65532

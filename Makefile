@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
+UV     := $(VENV)/uv/bin/uv
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
@@ -20,8 +21,13 @@ IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
 
+# Inputs that are made up and sent to real servers, of all kinds together, and the seed that they are made of.
+FUZZ_N    ?= 100000
+FUZZ_SEED ?=
+
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
+# BASE is Python's image where it is not the one that the Dockerfile names by its digest.
 IMAGES       := frontend scheduler worker demo-model
 IMAGE_PREFIX ?= localhost/orcinus
 TAG          ?= dev
@@ -35,6 +41,10 @@ HEAL_NODE    ?= docker unpause
 STOP_API     ?= docker exec kind-control-plane pkill -STOP kube-apiserver
 START_API    ?= docker exec kind-control-plane pkill -CONT kube-apiserver
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
+BASE         ?=
+# A worker for GPUs has a tag of its own, since both are built from one commit.
+WORKER_TAG    = $(TAG)$(if $(filter cuda,$(DEVICE)),-cuda)
+IMAGE_NAMES   = $(foreach image,$(IMAGES),$(IMAGE_PREFIX)/$(image):$(if $(filter worker,$(image)),$(WORKER_TAG),$(TAG)))
 
 # A machine with a GPU often has PyTorch already, and no way to install anything. So what needs a GPU runs without .venv too:
 # the benchmark needs torch, triton, numpy and safetensors, and the tests of kernels pytest, pytest-timeout and hypothesis
@@ -42,8 +52,16 @@ TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cp
 GPU_PYTHON   ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConfigWarning tests/kernels
 
+# The sanitisers' runtime must be the first library of a process; with it comes the one whose exceptions it looks at.
+# Python and PyTorch keep what they allocate until the end, so nobody looks for leaks.
+SANITIZERS    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
+
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
+# Where the scheduler may reach the API server; `auto` asks the cluster. Empty leaves the overlay's rule, as it must be where
+# that address changes, or the network plugin does not take the server's for one (Cilium without policy-cidr-match-mode: nodes).
+API_SERVER    ?= auto
+ALL           ?=
 NAMESPACE     ?= orcinus
 READY_TIMEOUT ?= 35m
 IN_NAMESPACE  := kubectl --namespace $(NAMESPACE)
@@ -56,7 +74,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints protos run test test-thorough test-system test-triton test-gpu test-faults test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,11 +100,23 @@ test-system: setup  ## Run only the tests of whole processes
 test-triton: setup  ## Run the tests that interpret or compile the kernels for GPUs, without one
 	$(BIN)/python -m pytest -m 'triton and not gpu' $(ARGS)
 
+test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
+	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL) -k 'not torch-cpu' \
+	  tests/kernels tests/worker/models/test_layer_stack.py tests/worker/models/test_quantization.py $(ARGS)
+
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
 
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
+
+fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
+	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
+	$(if $(wildcard tests/fuzz/coverage),$(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)))
+
+test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
+	$(BIN)/python -m pytest -m hostile tests/hostile $(ARGS)
 
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
@@ -95,8 +125,10 @@ test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-check: fmt-check lint types layers manifests test test-thorough test-triton  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
+	$(MAKE) fuzz FUZZ_N=2000
+	$(MAKE) test-hostile
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)
@@ -135,14 +167,27 @@ images: $(IMAGES:%=image-%)  ## Build the images as IMAGE_PREFIX/…:TAG, for DE
 
 # Dated as the commit and not as the build, so that building again changes nothing.
 $(IMAGES:%=image-%): image-%:
-	$(IMAGE_BUILD) $(IMAGE_PREFIX)/$*:$(TAG) . --target $* $(IMAGE_ARGS) \
+	$(IMAGE_BUILD) $(filter $(IMAGE_PREFIX)/$*:%,$(IMAGE_NAMES)) . --target $* $(IMAGE_ARGS) $(if $(BASE),--build-arg BASE=$(BASE)) \
 	  --build-arg REVISION=$$(git describe --always --abbrev=40 --exclude '*' --dirty) \
 	  --build-arg CREATED=$$(git log -1 --format=%cI)
 
 image-worker: IMAGE_ARGS = --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=$(TORCH_INDEX)
 
+push:  ## Push the images to the registry that IMAGE_PREFIX names, by ENGINE
+	@case '$(IMAGE_PREFIX)' in localhost/*) echo 'IMAGE_PREFIX=$(IMAGE_PREFIX) names no registry: make images push IMAGE_PREFIX=REGISTRY/…'; exit 1;; esac
+	@for image in $(IMAGE_NAMES); do $(ENGINE) push $$image || exit; done
+
+sbom:  ## Copy each image's list of packages (CycloneDX) to build/sbom, by ENGINE
+	@mkdir -p build/sbom
+	@for image in $(filter-out %/demo-model:$(TAG),$(IMAGE_NAMES)); do name=$${image##*/}; \
+	  $(ENGINE) run --rm --entrypoint cat $$image /sbom.cdx.json >build/sbom/$${name%%:*}.cdx.json || exit; done; ls build/sbom/*
+
+# The overlay's images, unless this call says where others are.
+GIVEN_IMAGES = $(if $(filter-out file,$(origin IMAGE_PREFIX) $(origin TAG)),IMAGE_PREFIX='$(IMAGE_PREFIX)' TAG='$(TAG)',IMAGE_PREFIX= TAG=)
+
 deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
-	kubectl apply -k k8s/overlays/$(OVERLAY)
+	@$(GIVEN_IMAGES) API_SERVER='$(API_SERVER)' k8s/compose.sh deploy '$(OVERLAY)'
+	kubectl apply -k build/deploy
 	@$(wait_serving)
 
 # A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
@@ -160,12 +205,13 @@ status:  ## Print pods, who leads, and which of them give requests tokens now
 	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \
 	done
 
-undeploy:  ## Delete everything that OVERLAY has made, its namespace included
-	kubectl delete -k k8s/overlays/$(OVERLAY) --ignore-not-found --timeout=5m
+undeploy:  ## Delete what OVERLAY has made, but no claim, namespace or class of the cluster; ALL=1 deletes these too
+	@ALL='$(ALL)' k8s/compose.sh undeploy '$(OVERLAY)'
+	kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
 
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
-	$(LOAD_IMAGE) $(IMAGES:%=$(IMAGE_PREFIX)/%:$(TAG))
+	$(LOAD_IMAGE) $(IMAGE_NAMES)
 	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 ##@ Generated
@@ -175,6 +221,19 @@ protos: $(VENV)/.protos  ## Generate the code of the wire contracts into protos/
 constraints: setup  ## Write what is installed into constraints.txt
 	@{ sed -n 1p constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\)+.*/torch==\1/' | sort -f; } > constraints.new
 	@mv constraints.new constraints.txt
+
+# Torch without CUDA has an index of its own, and hashes of its own there: that one wheel is installed without.
+LOCK := $(UV) pip compile --quiet --custom-compile-command 'make locks' --constraint constraints.txt --generate-hashes \
+  --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
+
+locks: $(UV)  ## Write requirements/: what the images install, by version (constraints.txt) and hash
+	$(LOCK) pyproject.toml --extra frontend --output-file requirements/frontend.txt
+	$(LOCK) pyproject.toml --extra scheduler --output-file requirements/scheduler.txt
+	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cuda.txt
+	$(LOCK) pyproject.toml --extra worker --output-file requirements/worker-cpu.txt \
+	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
+	echo grpcio-tools | $(LOCK) - --output-file requirements/protos.txt
+	echo cyclonedx-bom==7.5.0 | $(LOCK) - --output-file requirements/sbom.txt
 
 clean:  ## Remove everything that can be made again
 	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -194,10 +253,18 @@ $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/pyth
 	@if CXX='$(CXX)' $(BIN)/python kernels/build.py; then touch $@; \
 	else echo 'PyTorch'"'"'s operations are used instead. Native ones need g++ 12 or newer (Debian: apt-get install g++)'; fi
 
+$(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
+	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
+	@touch $@
+
 # checkov wants versions that nothing else here can live with.
 $(CHECKOV): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet checkov==3.3.30
+
+$(UV): | $(BIN)/python
+	$(PYTHON) -m venv $(@D:/bin=)
+	$(@D)/pip install --quiet uv==0.13.9
 
 # Licensed under Elastic 2.0: a tool of tests, that nothing of ours imports, contains or is delivered with.
 $(PHOENIX): | $(BIN)/python

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
 READY = re.compile(r"Orcinus serves (\S+) .* OpenAI (http://\S+)/v1  gRPC (\S+)")
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
@@ -23,6 +24,8 @@ class System:
     """URL of the OpenAI API, without its path."""
     grpc: str
     pid: int
+    metrics: dict[str, str]
+    """URLs of the services' metrics by the services' names; empty without `--metrics`."""
 
 
 @contextlib.asynccontextmanager
@@ -55,11 +58,14 @@ async def running(
 
 async def _wait_ready(process: asyncio.subprocess.Process) -> System:
     assert process.stdout is not None
+    metrics = {}
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             async for line in process.stdout:
+                if found := METRICS.match(line.decode()):
+                    metrics[found[1]] = found[2]
                 if found := READY.match(line.decode()):
-                    return System(found[1], found[2], found[3], process.pid)
+                    return System(found[1], found[2], found[3], process.pid, metrics)
     except TimeoutError:
         raise RuntimeError(f"does not serve after {START_TIMEOUT_S:g} s") from None
     raise RuntimeError(f"ended with status {await process.wait()} before it served")

@@ -11,6 +11,7 @@ over, as with one stage. Budget: 0.3 ms together at batch 64, flat in the size o
 import argparse
 import statistics
 import time
+from array import array
 from collections import deque
 
 from services.scheduler.core.batch import Batch
@@ -18,7 +19,7 @@ from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
@@ -51,7 +52,7 @@ class Bench:
         self.scheduler.submit(
             Request(
                 request_id=RequestId(str(self._n_submitted)),
-                prompt_token_ids=[1] * PROMPT_TOKENS,
+                prompt_token_ids=array(TOKEN_ID, [1]) * PROMPT_TOKENS,
                 max_new_tokens=1 + self._n_submitted % NEW_TOKENS,
             )
         )

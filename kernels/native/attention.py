@@ -34,7 +34,7 @@ class Attention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = declare(library, "attention", "ipippppppiiiiiiiff")
+        self._attention = declare(library, "attention", "ipippppppiiiiiiiff", allocates=True)
 
     def attention(
         self,

@@ -17,12 +17,33 @@ ELEMENT: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
-def declare(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
-    """Returns `orcinus_<name>`; `arguments` has a letter for each: pointer, int64, float."""
+NO_MEMORY = -1
+"""The status of an operation that could not allocate memory, as in `memory.h`."""
+
+
+def declare(
+    library: ctypes.CDLL, name: str, arguments: str, *, allocates: bool = False
+) -> Callable[..., None]:
+    """Returns `orcinus_<name>`; `arguments` has a letter for each: pointer, int64, float.
+
+    One that `allocates` returns a status in C++, and raises MemoryError here.
+    """
     function: Any = library[f"orcinus_{name}"]
     function.argtypes = [_KINDS[letter] for letter in arguments]
-    function.restype = None
+    function.restype = ctypes.c_int64 if allocates else None
+    if allocates:
+        function.errcheck = _raise_no_memory
     return function  # type: ignore[no-any-return]
+
+
+def out_of_memory() -> MemoryError:
+    """Returns the error of an operation whose status is NO_MEMORY."""
+    return MemoryError("the native kernels could not allocate memory")
+
+
+def _raise_no_memory(status: int, function: Any, arguments: Any) -> None:
+    if status == NO_MEMORY:
+        raise out_of_memory()
 
 
 def dense_heads(x: Tensor) -> Tensor:

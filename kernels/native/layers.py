@@ -20,6 +20,7 @@ from kernels.attention import AttentionSpans
 from kernels.layer import StageWeights
 from kernels.logits import Logits
 from kernels.native.attention import span_addresses
+from kernels.native.call import NO_MEMORY, out_of_memory
 from kernels.native.checks import check, hidden_size_of, native_part
 from kernels.native.structs import BatchStruct, Seconds, StageStruct
 from kernels.ops import AttentionPlan, LayerKV
@@ -135,6 +136,8 @@ class NativeLayers:
         n_wrong = self._run(
             ctypes.byref(self._struct), ctypes.byref(batch), ctypes.byref(self.seconds)
         )
+        if n_wrong == NO_MEMORY:
+            raise out_of_memory()
         if n_wrong:
             raise IndexError(
                 f"{n_wrong} tokens or positions are not in the tables, or places not in the batch"

@@ -46,7 +46,7 @@ def _functions(dtype: torch.dtype) -> _Functions | None:
         return None
     panel = loaded.orcinus_linear_panel
     panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(declare(loaded, "linear", "ipppppiiii"), panel())
+    return _Functions(declare(loaded, "linear", "ipppppiiii", allocates=True), panel())
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -144,7 +144,7 @@ def _int8_functions() -> _Functions | None:
     panel.argtypes, panel.restype = [], ctypes.c_int64
     if not has():
         return None
-    return _Functions(declare(loaded, "linear_int8", "ipppppppiiii"), panel())
+    return _Functions(declare(loaded, "linear_int8", "ipppppppiiii", allocates=True), panel())
 
 
 def can_quantise(weight: Tensor) -> bool:

@@ -16,13 +16,24 @@ Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC, 
 for HTTP. A bug is not in this tree: it ends the process.
 """
 
+MAX_MESSAGE_LENGTH = 1000
+"""Characters of an error at most, however much of a client's own text it repeats."""
+
+MAX_QUOTE_LENGTH = 80
+"""Characters of a client's text that an error repeats."""
+
+
+def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
+    """Returns a text, or its beginning."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
 
 class OrcinusError(Exception):
     """Base of all errors that a client may see."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = shortened(message, MAX_MESSAGE_LENGTH)
+        super().__init__(self.message)
 
 
 class InvalidRequest(OrcinusError):

@@ -12,15 +12,22 @@ Probes ask on a port of its own, which stays without TLS: Kubernetes cannot pres
 and there is nothing else on it.
 """
 
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from functools import partial
 
-from services.common import rpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from services.common import rpc, rpc_handlers
+from services.common.exchange import TimedExchange
+from services.common.health_servicer import SERVICE, HealthServicer, HealthStatuses
 
 STARTUP = "startup"
 LIVENESS = "liveness"
 READINESS = "readiness"
 SERVING = "serving"
+
+_TIMED = partial(TimedExchange, receive_limit_s=10.0, send_limit_s=30.0)
+"""Messages of a few bytes, which take no time unless a peer stands still."""
 
 
 class Health:
@@ -29,7 +36,7 @@ class Health:
 
     def __init__(self, api: str) -> None:
         self._api = api
-        self._servicer = health.aio.HealthServicer()
+        self._statuses = HealthStatuses()
 
     async def start(self) -> None:
         """Gives every name its first status."""
@@ -56,15 +63,21 @@ class Health:
         """Notes whether requests that come now get tokens."""
         await self._set(is_giving, SERVING)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds the health service to a server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    def add_to(
+        self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
+    ) -> None:
+        """Adds the health service to a server; each server has watches of its own. `exchange` makes
+        how calls' messages come and go."""
+        handler = rpc_handlers.service_handler(
+            SERVICE, HealthServicer(self._statuses), exchange=exchange
+        )
+        server.add_generic_rpc_handlers((handler,))
 
     async def listen(self, address: str | None) -> grpc.aio.Server | None:
         """Starts a server for probes with nothing else on it, if an address is given."""
         if address is None:
             return None
-        server = rpc.create_server()
+        server = rpc.create_server(rpc.PROBE_SERVER_OPTIONS)
         self.add_to(server)
         rpc.bind(server, address)
         await server.start()
@@ -73,4 +86,4 @@ class Health:
     async def _set(self, is_true: bool, *names: str) -> None:
         statuses = health_pb2.HealthCheckResponse
         for name in names:
-            await self._servicer.set(name, statuses.SERVING if is_true else statuses.NOT_SERVING)
+            self._statuses.set(name, statuses.SERVING if is_true else statuses.NOT_SERVING)

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -61,6 +62,14 @@ def die_with_parent() -> None:
     """Makes the kernel kill this process when its parent dies, however it dies; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process open as many files and connections as the system allows it; the usual
+    limit, 1,024, is from a time of programs that could not handle more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # outside Linux, no limit may be more than there can be
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def stop_event() -> asyncio.Event:

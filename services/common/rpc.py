@@ -37,15 +37,71 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     *CHANNEL_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),
     ("grpc.so_reuseport", 0),
+    # TLS and the first HTTP/2 frames; two minutes by default.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
-PUBLIC_SERVER_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
+CLOSED_WINDOWS: list[tuple[str, int]] = [
+    # gRPC guesses how large a window a connection needs, up to several megabytes for each of its
+    # streams, whether anybody reads them or not. Without that a stream that is not read takes 64
+    # KiB, and one that is read has room for its whole message as before.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 64 * 2**10),
 ]
-"""Options of a server for anybody, whose networks are worse than ours."""
+"""Options of a server whose clients may send much that it does not read."""
+
+MAX_STREAMS = 1024
+"""Calls of one connection at once. Load balancers have few connections for many clients."""
+
+MAX_METADATA_BYTES = 16 * 2**10
+"""A call's metadata, which are names, a key and a trace: one limit instead of gRPC's two, between
+which it refuses by chance."""
+
+MAX_CONNECTION_AGE_S = 3600
+"""Seconds after which a client is told to make its next calls on another connection. Frontends that
+came later get their part of the calls, and nothing lives for ever."""
+
+MAX_STREAM_AGE_S = 3 * 3600
+"""Seconds that a call may last from then on: longer than the longest answers. It ends what nobody
+reads, which a server cannot."""
+
+
+def public_server_options(
+    *, max_connections: int, head_limit_s: float, idle_limit_s: float
+) -> list[tuple[str, int]]:
+    """Returns the options of a server for anybody.
+
+    Streams are those of one connection at once; a client has further calls wait, which gRPC's own
+    do. Connections beyond the limit are closed before they are heard. gRPC's defaults are right
+    for floods of pings, of resets and of settings: a third ping too early closes the connection,
+    a stream counts until all that it began has ended, at most 32 calls begin at a time, and
+    nothing is read from a client that takes no answers to its frames.
+    """
+    return [
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+        # Well-behaved clients ping each 20 s or more, where their networks forget connections.
+        ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", int(head_limit_s * 1000)),
+        ("grpc.max_connection_idle_ms", int(idle_limit_s * 1000)),
+        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_S * 1000),
+        ("grpc.max_connection_age_grace_ms", MAX_STREAM_AGE_S * 1000),
+        *CLOSED_WINDOWS,
+    ]
+
+
+PROBE_SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", 4 * 2**10),
+    ("grpc.max_allowed_incoming_connections", 256),
+    ("grpc.max_concurrent_streams", 100),
+    *CLOSED_WINDOWS,
+]
+"""Options of a server that only tells its health, to whoever reaches its pod."""
 
 RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -57,6 +113,8 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
 minutes between attempts, which would hide that the peer is there."""
 
 EPOCH_METADATA = "orcinus-epoch"
+MAX_DIGITS = 20
+"""Decimal digits of a number of 64 bits."""
 
 Options = Sequence[tuple[str, str | int]]
 """Channel options of gRPC, by their names."""
@@ -117,9 +175,9 @@ def epoch_of(context: Any) -> int:
     """Returns the epoch that a stream names in its metadata.
 
     Raises:
-        InvalidRequest: there is none, or it is not a number.
+        InvalidRequest: there is none, or it is not a number of 64 bits.
     """
     for key, value in context.invocation_metadata() or ():
-        if key == EPOCH_METADATA and str(value).isdecimal():
+        if key == EPOCH_METADATA and str(value).isdecimal() and len(value) <= MAX_DIGITS:
             return int(value)
     raise errors.InvalidRequest(EPOCH_METADATA, "metadata must name an epoch")

@@ -14,7 +14,7 @@ is looked at once per call, before the method starts. It may have a hook too, `a
 at each call's metadata. Both come before a single request is received: gRPC leaves what nobody
 reads with the sender, so a caller who is refused costs no memory. And it may have each call
 observed, whatever kind of method it is: by a context manager that sees errors as they are, before
-they become statuses.
+they become statuses. And it may bound how its calls' messages come and go (`exchange.py`).
 """
 
 import asyncio
@@ -22,7 +22,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -33,6 +34,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.common import errors
+from services.common.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +54,14 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,
 }
 
+Request = TypeVar("Request", bound=Message)
+
 Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
 """A function of a method's name, `orcinus.v1.XService/Method`, and a call's context. It returns a
 context manager that is put around the call."""
+
+MakeExchange = Callable[[Any], Exchange]
+"""A function of a call's context that returns how the call's messages come and go."""
 
 
 def service_handler(
@@ -65,11 +72,13 @@ def service_handler(
     callers: Mapping[str, Collection[str]] | None = None,
     admit: Callable[[Any], object] | None = None,
     observe: Observe | None = None,
+    exchange: MakeExchange = Exchange,
 ) -> grpc.GenericRpcHandler:
     """Returns the handlers of one service; methods in `raw` take and give bytes.
 
     `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
-    the context of each call and raises what refuses it.
+    the context of each call and raises what refuses it. Requests and
+    answers go through what `exchange` makes, but for methods with a stream of requests.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -80,12 +89,24 @@ def service_handler(
                 None if callers is None else frozenset(callers[descriptor.name]),
                 admit,
                 observe,
+                exchange,
             ),
             is_raw=descriptor.name in raw,
         )
         for descriptor in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def parse(data: bytes, request_class: type[Request]) -> Request:
+    """Returns the request in a message; raises InvalidRequest if there is none."""
+    try:
+        return request_class.FromString(data)
+    except DecodeError:
+        name = request_class.DESCRIPTOR.name
+        raise errors.InvalidRequest(
+            "request", f"not a valid {name}; its strings must be UTF-8"
+        ) from None
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
@@ -111,6 +132,7 @@ class _Method:
     callers: frozenset[str] | None
     admit: Callable[[Any], object] | None
     observe: Observe | None
+    exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
         """Returns the observer's context manager for a call, or one that does nothing."""
@@ -139,7 +161,7 @@ def _method_handler(
     )
     serialise = None if is_raw else response_class.SerializeToString
     if descriptor.client_streaming:
-        deserialise = None if is_raw else request_class.FromString
+        deserialise = None if is_raw else partial(parse, request_class=request_class)
         make = (
             grpc.stream_stream_rpc_method_handler
             if descriptor.server_streaming
@@ -157,19 +179,30 @@ def _method_handler(
 
 def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
     async def handle(_requests: object, context: Any) -> Any:
+        exchange = method.exchange(context)
+        context.add_done_callback(exchange.close)
         async with _error_boundary(method, context):
-            return await method.behaviour(await _read(context, request_class), context)
+            # In one expression: a request is not held while its answer waits for a reader.
+            response = await method.behaviour(await _read(exchange, request_class), context)
+            exchange.hand_over(response)
+            return response
 
     return handle
 
 
-def _unary_stream(
-    method: _Method, request_class: type[Message]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def handle(_requests: object, context: Any) -> AsyncIterator[Any]:
-        async with _error_boundary(method, context):
-            async for response in method.behaviour(await _read(context, request_class), context):
-                yield response
+def _unary_stream(method: _Method, request_class: type[Message]) -> Callable[..., Any]:
+    async def handle(_requests: object, context: Any) -> None:
+        exchange = method.exchange(context)
+        context.add_done_callback(exchange.close)
+        async with (
+            _error_boundary(method, context),
+            # Closed here: a call may end while its method waits for the client to read.
+            contextlib.aclosing(
+                method.behaviour(await _read(exchange, request_class), context)
+            ) as responses,
+        ):
+            async for response in responses:
+                await exchange.write(response)
 
     return handle
 
@@ -201,24 +234,14 @@ async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
 
-async def _read(context: Any, request_class: type[Message]) -> Message:
+async def _read(exchange: Exchange, request_class: type[Message]) -> Message:
     """Reads the one request of a call. On the wire a single request is a stream of one; read as a
     stream, it is received only when it is asked for, after the caller has been admitted."""
-    data = await context.read()
+    data = await exchange.receive(request_class)
     if data is grpc.aio.EOF:
         name = request_class.DESCRIPTOR.name
         raise errors.InvalidRequest("request", f"the call has no {name}")
-    return _parse(data, request_class)
-
-
-def _parse(data: bytes, request_class: type[Message]) -> Message:
-    try:
-        return request_class.FromString(data)
-    except DecodeError:
-        name = request_class.DESCRIPTOR.name
-        raise errors.InvalidRequest(
-            "request", f"not a valid {name}; its strings must be UTF-8"
-        ) from None
+    return parse(data, request_class)
 
 
 async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:

@@ -1,6 +1,7 @@
 """Spans of the gRPC calls that a server takes, named and judged as RPC conventions have it.
 
-What is the caller's mistake, or a limit that he has met, is no error of the server.
+What is the caller's mistake, or a limit that he has met, is no error of the server. A caller that
+may not call has no say in whether it is recorded: the trace context that it sends is ignored.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,12 +27,17 @@ SERVER_ERRORS = frozenset(
 )
 
 
-def server_spans(tracer: Tracer) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """Returns an observer of calls: each has a span, which is current in the call's task."""
+def server_spans(
+    tracer: Tracer, *, is_known: Callable[[str | None], bool]
+) -> Callable[[str, Any], AbstractContextManager[None]]:
+    """Returns an observer of calls: each has a span, which is current in the call's task.
+    `is_known` says whether a caller may call, by the value of `authorization`."""
 
     @contextmanager
     def around(method: str, context: Any) -> Iterator[None]:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if not is_known(metadata.get("authorization")):
+            metadata = {}
         span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
         # Never detached: the task is this call's, and a stream may be closed in another task, where
         # what has been attached here could not be detached.

@@ -8,7 +8,7 @@ pod says `enableServiceLinks: false`.)
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,6 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
+from services.common.cpus import CGROUPS
+from services.common.memory_limit import memory_limit, trouble_of
 from services.common.telemetry import LogFormat
 
 PREFIX = "ORCINUS_"
@@ -36,19 +38,29 @@ class ServiceSettings(BaseSettings):
     )
 
     @classmethod
-    def load(cls, program: str, arguments: Sequence[str]) -> Self:
+    def load(cls, program: str, arguments: Sequence[str], *, cgroups: Path = CGROUPS) -> Self:
         """Reads environment and command line; the latter wins.
 
         Raises:
-            SystemExit: a value is wrong or a name unknown; the message says which.
+            SystemExit: a value is wrong or a name unknown, or the service may need more memory than
+                its cgroup allows; the message says which.
         """
         unknown = cls._unknown_variables(os.environ)
         if unknown:
             raise SystemExit(f"{program}: unknown environment variable: {', '.join(unknown)}")
         try:
-            return CliApp.run(cls, cli_args=list(arguments))
+            settings = CliApp.run(cls, cli_args=list(arguments))
         except ValidationError as error:
             raise SystemExit(f"{program}: {_explain(error)}") from None
+        trouble = trouble_of(settings.memory_parts(), memory_limit(cgroups))
+        if trouble:
+            raise SystemExit(f"{program}: {trouble}")
+        return settings
+
+    def memory_parts(self) -> Mapping[str, int]:
+        """Returns the memory that the service may need at most, in bytes, by the setting that it
+        follows from (`memory_limit.py`); nothing where that is not known at start."""
+        return {}
 
     @classmethod
     def _unknown_variables(cls, environment: Any) -> list[str]:

@@ -6,8 +6,9 @@ A file, mounted from a Secret, has a name, a hash and limits for each key:
 
 Keys are random and long, so that a plain SHA-256 hides them; they are looked up by that, and no
 comparison tells how near a guess came. A changed file is in use a second later. Limits go by
-name: whoever gets another key keeps what he has used up. They are each frontend's own; several
-frontends do not add up what they see.
+name: whoever gets another key keeps what he has used up. Those of calls and answers are each
+frontend's own; several frontends do not add up what they see. Those of tokens are the scheduler's,
+over all frontends.
 
 `python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
 """
@@ -19,13 +20,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Self
 
+from orcinus.v1 import scheduler_pb2
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PositiveInt,
     StringConstraints,
     ValidationError,
@@ -35,6 +37,7 @@ from pydantic import (
 from services.common import errors
 from services.common.mounted import Mounted
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
+from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -48,6 +51,9 @@ REREAD_S = 1.0
 
 MINUTE_S = 60.0
 
+PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
+"""A limit in tokens; what it is above is none."""
+
 
 class ApiKey(BaseModel):
     """One key's entry in the file."""
@@ -60,6 +66,11 @@ class ApiKey(BaseModel):
     """Calls of any method, on average; after a quiet minute they may all come at once."""
     max_in_flight: PositiveInt | None = None
     """Answers in flight at most; a call for three answers counts as three."""
+    tokens_per_minute: PositiveTokens | None = None
+    """Tokens of prompts and outputs together, on average; after a quiet minute they may all come at
+    once. An answer that has begun is not stopped: the next one waits."""
+    max_in_flight_tokens: PositiveTokens | None = None
+    """Tokens, of prompts and of outputs as long as they may become, of all answers in flight."""
 
 
 class ApiKeyFile(BaseModel):
@@ -114,17 +125,28 @@ class Account:
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
         self._bucket: TokenBucket | None = None
+        self._message: scheduler_pb2.Account | None = None
         if key is not None:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
         """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
+        self._message = scheduler_pb2.Account(
+            name=key.name,
+            tokens_per_minute=key.tokens_per_minute or 0,
+            max_in_flight_tokens=key.max_in_flight_tokens or 0,
+        )
         per_minute = key.requests_per_minute
         if per_minute is None:
             self._bucket = None
         elif self._bucket is None or self._bucket.per_minute != per_minute:
             self._bucket = TokenBucket(per_minute, now=now)
+
+    def to_proto(self) -> scheduler_pb2.Account | None:
+        """Returns the account as the scheduler is told of it, which enforces the limits in tokens;
+        None without a key. The message must not be changed."""
+        return self._message
 
     def count_call(self, now: float) -> None:
         """Counts a call against the limit per minute.
@@ -140,9 +162,9 @@ class Account:
                 retry_after_s=wait_s,
             )
 
-    def in_flight(self, request: GenerationRequest) -> ExitStack:
-        """Counts a request's answers as in flight until the returned context is closed; closing it
-        twice does no harm.
+    def in_flight(self, request: GenerationRequest) -> AnswersInFlight:
+        """Counts a request's answers as in flight until they end, or the returned context is
+        closed.
 
         Raises:
             InvalidRequest: it breaks a rule, or asks for more answers than can ever be in flight.
@@ -156,6 +178,19 @@ class Account:
                 "n" if len(request.prompts) == 1 else "prompt",
                 f"asks for {n_answers} answers at once; this API key allows {limit}",
             )
+        return self._take(n_answers)
+
+    def receiving(self) -> AnswersInFlight:
+        """Counts a request that is being received as one answer in flight, until the returned
+        context is closed.
+
+        Raises:
+            PoolFull: there are too many at the moment.
+        """
+        return self._take(1)
+
+    def _take(self, n_answers: int) -> AnswersInFlight:
+        limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
             raise errors.PoolFull(
@@ -163,9 +198,7 @@ class Account:
                 retry_after_s=DEFAULT_RETRY_AFTER_S,
             )
         self._n_in_flight += n_answers
-        share = ExitStack()
-        share.callback(self._release, n_answers)
-        return share
+        return AnswersInFlight(n_answers, self._release)
 
     def _release(self, n_answers: int) -> None:
         self._n_in_flight -= n_answers
@@ -199,6 +232,11 @@ class ApiKeys:
             self._in_use = self._file.latest()
             self._set_accounts()
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether clients must show a key."""
+        return self._file is not None
+
     def admit(self, authorization: str | None) -> Account:
         """Returns the account of a caller, by the value of `authorization` in headers or metadata,
         and counts a call.
@@ -228,6 +266,14 @@ class ApiKeys:
                 raise errors.Unauthenticated("an API key is needed: authorization: Bearer KEY")
             raise errors.Unauthenticated("this API key is not known here")
         return account
+
+    def knows(self, authorization: str | None) -> bool:
+        """Returns whether a caller may call, by the value of `authorization`; counts nothing."""
+        if self._file is None:
+            return True
+        self._refresh(self._file, self._now())
+        key = _key_in(authorization)
+        return key is not None and hash_of(key) in self._by_hash
 
     def _refresh(self, file: Mounted[bytes, ApiKeyFile], now: float) -> None:
         if now - self._read_at < REREAD_S:
@@ -277,6 +323,8 @@ def main() -> int:
     parser.add_argument("name", help="whose key it is")
     parser.add_argument("--requests-per-minute", type=int, metavar="N")
     parser.add_argument("--max-in-flight", type=int, metavar="N")
+    parser.add_argument("--tokens-per-minute", type=int, metavar="N")
+    parser.add_argument("--max-in-flight-tokens", type=int, metavar="N")
     arguments = parser.parse_args()
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:

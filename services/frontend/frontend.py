@@ -15,16 +15,20 @@ import contextlib
 import logging
 
 import grpc.aio
+from starlette.types import ASGIApp
 
 from services.common import metrics, rpc, tls, tracing
 from services.common.health import Health
-from services.common.process import ReadyPipe, first_of, stop_event
+from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.rpc_tracing import server_spans
 from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
+from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
+from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
@@ -45,7 +49,9 @@ FINISH_S = 1.0
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
     """Serves until a signal; returns the exit status."""
     stop = stop_event()
+    raise_descriptor_limit()
     try:
+        check_descriptors(settings.max_connections)
         frontend = Frontend(settings, traces)
         await frontend.answer_probes()
     except (OSError, ValueError) as error:  # a file that is missing or broken, or no address
@@ -73,13 +79,18 @@ class Frontend:
             connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
             resume_s=settings.resume_s,
             on_tokens=self._serving.note_progress,
+            refusals=self._refusals,
         )
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
             chat_template=ChatTemplate.from_directory(settings.model),
             max_in_flight=settings.max_in_flight,
+            max_prompt_characters=settings.max_prompt_characters,
+            max_answers_at_once=settings.max_answers_at_once,
+            render_limit_s=settings.render_limit_s,
             budget=self._budget,
+            refusals=self._refusals,
             hold_s=settings.hold_s,
             tracer=traces.tracer,
             metrics=self._metrics,
@@ -100,14 +111,35 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
-        app = create_app(
+        app: ASGIApp = create_app(
             self._service,
-            max_body_bytes=settings.max_body_bytes,
+            bodies=BodyLimits(
+                max_bytes=settings.max_body_bytes,
+                limit_s=settings.body_limit_s,
+                budget=self._budget,
+                refusals=self._refusals,
+            ),
             api_keys=api_keys,
             reason_against_serving=self._serving.reason_against,
         )
-        traced_app = TracedApp(app, traces.tracer) if traces.is_on else app
-        server = HttpServer(CountedApp(traced_app, self._metrics), listener, tls=https)
+        if traces.is_on:
+            app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
+        server = HttpServer(
+            CountedApp(app, self._metrics),
+            listener,
+            tls=https,
+            limits=ConnectionLimits(
+                max_connections=settings.max_connections,
+                max_head_bytes=settings.max_head_bytes,
+                max_headers=settings.max_headers,
+                head_limit_s=settings.head_limit_s,
+                body_limit_s=settings.body_limit_s,
+                idle_limit_s=settings.idle_limit_s,
+                send_limit_s=settings.send_limit_s,
+            ),
+            budget=self._budget,
+            refusals=self._refusals,
+        )
         return server, address_of(listener, settings.http_address)
 
     def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
@@ -116,15 +148,33 @@ class Frontend:
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
         )
-        limit = ("grpc.max_receive_message_length", settings.max_body_bytes)
+        max_message_bytes = min(settings.max_body_bytes, MAX_MESSAGE_BYTES)
         server = rpc.create_server(
-            [*rpc.PUBLIC_SERVER_OPTIONS, limit, *_renewal(settings.linger_s)]
+            [
+                *rpc.public_server_options(
+                    max_connections=settings.max_connections,
+                    head_limit_s=settings.head_limit_s,
+                    idle_limit_s=settings.idle_limit_s,
+                ),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                *_renewal(settings.linger_s),
+            ]
         )
         servicer = InferenceServicer(
-            self._service, max_body_bytes=settings.max_body_bytes, api_keys=api_keys
+            self._service, max_body_bytes=max_message_bytes, api_keys=api_keys
         )
-        spans = server_spans(traces.tracer) if traces.is_on else None
-        add_services(server, servicer, self._health, observe=self._metrics.counted(spans))
+        transfers = Transfers(
+            self._budget,
+            self._refusals,
+            max_message_bytes=max_message_bytes,
+            receive_limit_s=settings.body_limit_s,
+            send_limit_s=settings.send_limit_s,
+        )
+        spans = None
+        if traces.is_on:
+            spans = server_spans(traces.tracer, is_known=api_keys.knows)
+        observe = self._metrics.counted(spans)
+        add_services(server, servicer, self._health, transfers, observe=observe)
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:

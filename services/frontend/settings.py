@@ -1,13 +1,37 @@
 """Settings of a frontend process, from `ORCINUS_*` variables or the command line."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, NonNegativeFloat, PositiveInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
+from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
 
 MAX_PORT = 65535
+
+PROCESS_BYTES = 112 * MIB
+"""Memory of a frontend that nobody uses: 82 MiB with a small vocabulary."""
+
+ANSWER_BYTES = 5 * 2**10
+"""Memory of an answer in the making, besides its prompt."""
+
+CONNECTION_BYTES = 40 * 2**10
+"""Memory of a connection of either API, and of a call on it."""
+
+CHARACTER_BYTES = 700
+"""Memory for each character of the longest texts while tokens are made of them: that of emoji."""
+
+N_COPIES = 4.25
+"""Memory that a prompt in the making takes in all, for each byte that is counted: 40 for a token,
+and 4 more in each of the 32 submissions that one call has with the scheduler at a time."""
 
 
 def _check_port(address: str) -> str:
@@ -47,12 +71,53 @@ class FrontendSettings(ServerSettings):
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
 
+    max_connections: PositiveInt = 1024
+    """Connections of each API at most. When there are more, the HTTP connection that has been idle
+    longest is closed, and a new one of gRPC. Each takes a file descriptor, and the process needs
+    512 more."""
+
+    max_head_bytes: PositiveInt = 32 * 2**10
+    """Bytes of an HTTP request's line and headers at most; gRPC has 16 KiB of metadata."""
+
+    max_headers: PositiveInt = 100
+    """Headers of an HTTP request at most."""
+
+    head_limit_s: PositiveFloat = 10.0
+    """Seconds for the handshake of TLS, and from a request's first byte, or from connecting, until
+    its headers are complete."""
+
+    body_limit_s: PositiveFloat = 60.0
+    """Seconds from there until the body of a request, or its message, is complete."""
+
+    idle_limit_s: PositiveFloat = 75.0
+    """Seconds that a connection stays open between requests. That is longer than most clients
+    and proxies keep theirs, so that they close it and no request meets a connection that is being
+    closed."""
+
+    send_limit_s: PositiveFloat = 30.0
+    """Seconds in which a client that does not keep up must read 16 KiB of its answer, or a message
+    over gRPC; else the answer ends."""
+
+    max_prompt_characters: PositiveInt = 256 * 2**10
+    """Characters that the texts of one call may have together, and a conversation as its template
+    writes it: some 60,000 tokens of English. Making tokens of so many takes 40 MB of memory for
+    English, 115 MB for Chinese and 185 MB for emoji."""
+
+    render_limit_s: PositiveFloat = 1.0
+    """Seconds of a processor in which the chat template must write a conversation down; most take
+    less than a thousandth."""
+
     max_in_flight: PositiveInt = 4096
     """Answers in the making at most: bounds this process's memory."""
 
+    max_answers_at_once: PositiveInt = 32
+    """Answers of one call that the scheduler has at a time; the next comes when one ends. So one
+    call with many answers does not fill the pool."""
+
     max_in_flight_bytes: PositiveInt = 64 * 2**20
-    """Memory that prompts of answers in the making, or held, may take together. A request larger
-    than that is taken when there is no other."""
+    """Memory that clients' data may take together: requests in the making, or held, texts of which
+    tokens are made, and output that is not read. What is larger is taken when there is nothing
+    else."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
@@ -68,3 +133,13 @@ class FrontendSettings(ServerSettings):
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds that running requests have to finish after a signal to stop."""
+
+    def memory_parts(self) -> Mapping[str, int]:
+        """Returns the memory that the frontend may need at most, in bytes, by setting."""
+        return {
+            PROCESS: PROCESS_BYTES,
+            "max_in_flight": self.max_in_flight * ANSWER_BYTES,
+            "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
+            "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
+            "max_prompt_characters": self.max_prompt_characters * CHARACTER_BYTES,
+        }

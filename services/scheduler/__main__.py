@@ -67,7 +67,7 @@ class SchedulerProcess:
             )
         traced = () if self._traces is None else (self._traces.requests,)
         self._requests = RequestObservers(self._metrics.requests, *traced)
-        self._service = SchedulerService(self._requests)
+        self._service = SchedulerService(self._requests, max_frontends=settings.max_frontends)
         self._serving = ServingWatch(
             trouble=self._trouble,
             n_waiting=lambda: self._progress.n_requests,

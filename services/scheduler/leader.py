@@ -103,7 +103,9 @@ class Leader:
         self._traces = traces
         self._connect = connect
         self._build = build or build_scheduler
-        self._pool = RequestPool(max_requests=settings.max_requests)
+        self._pool = RequestPool(
+            max_requests=settings.max_requests, max_tokens=settings.max_pool_tokens
+        )
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
         """Serves until the event is set and the requests that run then have finished.
@@ -286,7 +288,9 @@ def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.Pipeline
     return scheduler_pb2.PipelineDescription(
         model=first.model,
         vocab_size=first.vocab_size,
-        max_model_len=min(first.max_model_len, scheduler.kv_manager.n_slots),
+        max_model_len=min(
+            first.max_model_len, scheduler.kv_manager.n_slots, scheduler.pool.max_tokens
+        ),
         eos_token_ids=first.eos_token_ids,
         n_stages=pipeline.n_stages,
         tp_size=first.tp_size,

@@ -3,14 +3,17 @@
 A frontend owns what its requests have got: one that loses its scheduler submits them to the next
 one with their tokens. A request that loses its pipeline stays here, and waits for the next one.
 
-There is one stream per frontend; all tokens of an iteration for it leave as one message. Knows
-neither batches nor stages.
+There is one stream per frontend; all tokens of an iteration for it leave as one message. A frontend
+that does not read is cut off, and its requests are cancelled; if it lives, it comes back and
+submits them again. Knows neither batches nor stages.
 """
 
 import asyncio
 import logging
+import time
+from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +24,15 @@ from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
 from services.common.sampling import MAX_STOP_TOKENS, SamplingParams
 from services.common.sampling_proto import from_proto
-from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.common.stream_places import StreamPlaces
+from services.scheduler.core.accounts import (
+    Account,
+    AccountLimits,
+    Accounts,
+    KeyInFlight,
+    KeyRate,
+)
+from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObserver
@@ -31,6 +42,20 @@ log = logging.getLogger(__name__)
 
 CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 """Roles that may call each method."""
+
+MAX_UNSENT_UPDATES = 16_384
+"""Updates that may wait for one frontend, besides the 4 MiB that gRPC sends to one that does not
+read."""
+
+SEND_LIMIT_S = 10.0
+"""Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
+that, and one that is stopped or cut off is noticed by gRPC's pings."""
+
+MAX_WATCHERS = 16
+"""Calls of WatchIterations at most."""
+
+MAX_REQUEST_ID_LENGTH = 256
+"""Characters in the name of a request; frontends make them of about forty."""
 
 _REASONS = {
     FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
@@ -45,9 +70,12 @@ class Connection:
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
+        self.is_overfull = asyncio.Event()
+        """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
         self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before a loss
         self._has_mail = asyncio.Event()
+        self._n_unsent = 0  # updates since all were sent
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Waits for news and returns all that has come since the last message."""
@@ -55,6 +83,7 @@ class Connection:
         if self._sealed:
             return self._sealed.popleft()
         self._has_mail.clear()
+        self._n_unsent = 0
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
 
@@ -62,7 +91,7 @@ class Connection:
         """Tells the frontend what is served, so that requests may come."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.is_closed = False
-        self._has_mail.set()
+        self._note_update()
 
     def close(self) -> None:
         """Tells the frontend that no more requests are taken, in a message after all that was
@@ -72,12 +101,12 @@ class Connection:
             self._outbox = scheduler_pb2.ConnectResponse()
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
-        self._has_mail.set()
+        self._note_update()
 
     def accept(self, request: Request) -> None:
         self.requests[request.request_id] = request
         self._outbox.accepted.add(request_id=request.request_id)
-        self._has_mail.set()
+        self._note_update()
 
     def reject(self, request_id: str, error: OrcinusError) -> None:
         rejection = self._outbox.rejected.add(
@@ -88,7 +117,7 @@ class Connection:
             rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
-        self._has_mail.set()
+        self._note_update()
 
     def update(self, update: Update) -> None:
         request, reason = update.request, update.finish_reason
@@ -101,12 +130,12 @@ class Connection:
             self._outbox.completed.add(
                 request_id=request_id, reason=_REASONS[reason], message=update.message
             )
-        self._has_mail.set()
+        self._note_update()
 
     def suspend(self, request: Request) -> None:
         """Tells the frontend that a request waits for the next pipeline."""
         self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
-        self._has_mail.set()
+        self._note_update()
 
     def fail(self, message: str) -> None:
         """Ends all requests as UNAVAILABLE."""
@@ -116,8 +145,14 @@ class Connection:
                 reason=scheduler_pb2.COMPLETION_REASON_UNAVAILABLE,
                 message=message,
             )
-            self._has_mail.set()
+            self._note_update()
         self.requests.clear()
+
+    def _note_update(self) -> None:
+        self._n_unsent += 1
+        if self._n_unsent > MAX_UNSENT_UPDATES:
+            self.is_overfull.set()
+        self._has_mail.set()
 
 
 class SchedulerService:
@@ -127,8 +162,18 @@ class SchedulerService:
     they are told when one opens and when it closes.
     """
 
-    def __init__(self, requests: RequestObserver) -> None:
+    def __init__(
+        self,
+        requests: RequestObserver,
+        *,
+        max_frontends: int = 32,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._observer = requests
+        self._now = now
+        self._accounts = Accounts()
+        self._frontend_places = StreamPlaces(max_frontends, of="frontends")
+        self._watcher_places = StreamPlaces(MAX_WATCHERS, of="watchers of iterations")
         self._connections: dict[Request, Connection] = {}
         self._frontends: set[Connection] = set()
         self._is_leading = False
@@ -172,10 +217,14 @@ class SchedulerService:
 
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
+        now = self._now()
         for update in updates:
             request, reason = update.request, update.finish_reason
-            if update.token_id is not None and request.n_new_tokens == 1:
-                self._observer.first_token(request)
+            if update.token_id is not None:
+                if request.account is not None:
+                    request.account.charge(1, now)
+                if request.n_new_tokens == 1:
+                    self._observer.first_token(request)
             if reason is None:
                 self._connections[request].update(update)
             else:
@@ -207,10 +256,13 @@ class SchedulerService:
         """Serves one frontend until it or this scheduler goes away.
 
         Raises:
-            Unavailable: this scheduler does not lead.
+            Unavailable: this scheduler does not lead, or the frontend does not read.
+            PoolFull: there are too many frontends.
+            InvalidRequest: it breaks the rules in a way that concerns no single request.
         """
         if not self._is_leading:
             raise Unavailable("this scheduler is not the leader")
+        self._frontend_places.take()
         await context.send_initial_metadata(())  # the frontend knows that it has found the leader
         connection = Connection()
         if self._is_open:
@@ -218,16 +270,21 @@ class SchedulerService:
         self._frontends.add(connection)
         reading = asyncio.create_task(self._read(connection, context), name="frontend reader")
         writing = asyncio.create_task(_write(connection, context), name="frontend writer")
+        watching = asyncio.create_task(connection.is_overfull.wait(), name="outbox watch")
+        tasks = (reading, writing, watching)
         try:
-            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reading.cancel()
-            writing.cancel()
+            for task in tasks:
+                task.cancel()
             self._frontends.discard(connection)
             self._cancel_all(connection)
-        for error in await asyncio.gather(reading, writing, return_exceptions=True):
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(error, grpc.aio.BaseError):
                 log.info("a frontend is gone: %s", error)
+            elif isinstance(error, TimeoutError) or error is True:
+                log.warning("a frontend does not read, and is cut off: %s", context.peer())
+                raise Unavailable("this frontend does not read")
             elif isinstance(error, Exception):
                 raise error
 
@@ -238,9 +295,11 @@ class SchedulerService:
 
         Raises:
             Unavailable: there is no pipeline yet, or no more.
+            PoolFull: there are too many watchers.
         """
         if self._log is None:
             raise Unavailable("no pipeline has formed yet")
+        self._watcher_places.take()
         with self._log.watch() as records:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for record in records:
@@ -252,6 +311,8 @@ class SchedulerService:
 
     def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
         if message.HasField("submission"):
+            if len(message.submission.request_id) > MAX_REQUEST_ID_LENGTH:
+                raise InvalidRequest("request_id", f"exceeds {MAX_REQUEST_ID_LENGTH} characters")
             try:
                 self._submit(connection, message.submission)
             except OrcinusError as error:
@@ -269,20 +330,39 @@ class SchedulerService:
             raise Unavailable("the frontend is of another version than the scheduler")
         sampling = from_proto(submission.sampling)
         self._check(connection, submission, sampling)
+        now = self._now()
+        account = self._account_of(submission, now)
         submission.sampling.seed = sampling.seed  # drawn here if need be: ranks must have the same
         request = Request(
             request_id=RequestId(submission.request_id),
-            prompt_token_ids=list(submission.prompt_token_ids),
+            prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
             max_new_tokens=submission.max_new_tokens,
             sampling=submission.sampling.SerializeToString(),
             stop_token_ids=frozenset(sampling.stop_token_ids),
-            generated_token_ids=list(submission.generated_token_ids),
+            generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
+            account=account,
         )
         self._loop.submit(request)
+        if account is not None and not submission.is_resubmitted:
+            account.charge(request.n_prompt_tokens, now)
         self._connections[request] = connection
         connection.accept(request)
         self._observer.submitted(request, submission)
+
+    def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> Account | None:
+        """Returns the account of a request, which must have room for it; None if it has none."""
+        if not submission.HasField("account"):
+            return None
+        limits = AccountLimits(
+            tokens_per_minute=submission.account.tokens_per_minute or None,
+            max_in_flight_tokens=submission.account.max_in_flight_tokens or None,
+        )
+        account = self._accounts.find(submission.account.name, limits, now)
+        if not submission.is_resubmitted:
+            n_tokens = len(submission.prompt_token_ids) + submission.max_new_tokens
+            account.check(n_tokens, now)
+        return account
 
     def _check(
         self,
@@ -292,7 +372,10 @@ class SchedulerService:
     ) -> None:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        largest = max((*submission.prompt_token_ids, *submission.generated_token_ids), default=0)
+        largest = max(
+            max(submission.prompt_token_ids, default=0),
+            max(submission.generated_token_ids, default=0),
+        )
         if largest >= self._pipeline.vocab_size:
             raise InvalidRequest(
                 "prompt", f"token {largest} is not below {self._pipeline.vocab_size}"
@@ -312,8 +395,15 @@ class SchedulerService:
 
 
 async def _write(connection: Connection, context: Any) -> None:
+    """Sends what there is for a frontend, for ever.
+
+    Raises:
+        TimeoutError: it does not take a message.
+    """
     while True:
-        await context.write(await connection.next_message())
+        message = await connection.next_message()
+        async with asyncio.timeout(SEND_LIMIT_S):
+            await context.write(message)
 
 
 def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
@@ -332,6 +422,10 @@ def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDe
 def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
     if isinstance(error, InvalidRequest):
         return scheduler_pb2.REJECTION_REASON_INVALID
+    if isinstance(error, KeyRate):
+        return scheduler_pb2.REJECTION_REASON_KEY_RATE
+    if isinstance(error, KeyInFlight):
+        return scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
     if isinstance(error, PoolFull):
         return scheduler_pb2.REJECTION_REASON_POOL_FULL
     return scheduler_pb2.REJECTION_REASON_UNAVAILABLE

@@ -1,17 +1,35 @@
 """Settings of the scheduler."""
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
+
+# `python -m benchmarks.scheduler_memory` measures these, with room for what differs.
+PROCESS_BYTES = 144 * MIB
+"""Memory of a scheduler that has no requests: 77 MiB, gRPC's buffers, spans, and accounts of a
+million K/V blocks."""
+
+REQUEST_BYTES = 20 * 2**10
+"""Memory of a request besides its tokens: 18 KiB where it has 256 stop tokens, else less than 1."""
+
+TOKEN_BYTES = 5
+"""Memory of a token in the pool: 4.2 bytes, and room at the end of an output that grows."""
+
+FRONTEND_BYTES = 4 * MIB
+"""Memory of what a frontend does not read: 16,384 updates of 123 bytes, and as many on their
+way."""
 
 
 class SchedulerSettings(ServerSettings):
     """All settings of the scheduler, from `ORCINUS_*` variables or the command line."""
 
-    address: str = "0.0.0.0:50052"
-    """Where to listen for frontends, host:port; port 0 takes a free one."""
+    address: str = "127.0.0.1:50052"
+    """Where to listen for frontends, host:port; this machine only unless told otherwise. Port 0
+    takes a free one."""
 
     stages: str = ""
     """Addresses of the stage controllers, host:port, in order, separated by commas; when empty,
@@ -73,6 +91,13 @@ class SchedulerSettings(ServerSettings):
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most, running ones included; more are refused with a retry delay."""
 
+    max_pool_tokens: int = Field(default=2**24, ge=1)
+    """Tokens that the requests in the pool may come to at most, prompts and outputs together; more
+    are refused with a retry delay. Bounds this process's memory, at 5 bytes a token."""
+
+    max_frontends: int = Field(default=32, ge=1)
+    """Frontends connected at most: bounds the memory of what they do not read."""
+
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds to wait for a pipeline, at first and after a loss, before this process gives up:
     enough to load the weights."""
@@ -97,6 +122,15 @@ class SchedulerSettings(ServerSettings):
 
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish when the scheduler is told to stop."""
+
+    def memory_parts(self) -> Mapping[str, int]:
+        """Returns the memory that the scheduler may need at most, in bytes, by setting."""
+        return {
+            PROCESS: PROCESS_BYTES,
+            "max_requests": self.max_requests * REQUEST_BYTES,
+            "max_pool_tokens": self.max_pool_tokens * TOKEN_BYTES,
+            "max_frontends": self.max_frontends * FRONTEND_BYTES,
+        }
 
     @property
     def stage_addresses(self) -> list[str]:

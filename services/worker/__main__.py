@@ -147,7 +147,7 @@ def outcome(controller: Controller) -> int:
         log.error("stopping: %s", failure.result())
         return 1
     if controller.assignment.is_recalled.is_set():
-        log.info("ending, since another stage is needed than %s", controller.assignment.place)
+        log.info("ending: %s", controller.assignment.recalled_for)
     return 0
 
 

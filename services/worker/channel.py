@@ -19,6 +19,9 @@ from typing import cast
 HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
 
+MAX_PAYLOAD_BYTES = 2**28
+"""Bytes of a frame's payload at most; plans, the largest, are bounded by what gRPC takes."""
+
 
 class MessageKind(IntEnum):
     """The kind of a frame, with its direction and its payload."""
@@ -56,6 +59,14 @@ class MessageKind(IntEnum):
     """To a rank that was started without: its RankSettings as JSON, before anything else."""
 
 
+_KINDS = frozenset(MessageKind)
+
+
+class BrokenFrame(ValueError):
+    """The bytes are no frame, so where the next one begins is not known: the other end is broken,
+    and the connection useless."""
+
+
 class ChannelClosed(Exception):
     """The other end is gone."""
 
@@ -71,10 +82,17 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """Takes the next whole frame, or returns None if there is none."""
+        """Takes the next whole frame, or returns None if there is none.
+
+        Raises:
+            BrokenFrame: its kind is unknown, or it is to be longer than any; nothing is kept for
+                it.
+        """
         if len(self._data) < HEADER.size:
             return None
         kind, length = HEADER.unpack_from(self._data)
+        if kind not in _KINDS or length > MAX_PAYLOAD_BYTES:
+            raise BrokenFrame(f"a frame of kind {kind} and {length} bytes")
         end = HEADER.size + length
         if len(self._data) < end:
             return None

@@ -125,8 +125,9 @@ class RankSettings(SharedSettings):
 class WorkerSettings(SharedSettings, ServerSettings):
     """All settings of a stage, from `ORCINUS_*` variables or the command line."""
 
-    address: str = "0.0.0.0:50053"
-    """Where the controller listens, host:port; port 0 takes a free one."""
+    address: str = "127.0.0.1:50053"
+    """Where the controller listens, host:port; this machine only unless told otherwise. Port 0
+    takes a free one."""
 
     stage_index: int | None = Field(default=None, ge=0)
     """Place in the pipeline, from 0. When not given, this worker has no stage until the leading

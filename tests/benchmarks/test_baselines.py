@@ -114,7 +114,7 @@ def test_every_request_ends_once_and_nothing_is_leaked(
         ends = [update.finish_reason for update in mine if update.finish_reason is not None]
         assert len(ends) == 1
         tokens = [update for update in mine if update.token_id is not None]
-        assert [update.token_id for update in tokens] == request.generated_token_ids
+        assert [update.token_id for update in tokens] == list(request.generated_token_ids)
         assert [update.n_generated for update in tokens] == list(range(1, len(tokens) + 1))
         if ends != [FinishReason.CANCELLED]:
             assert len(request.generated_token_ids) == driver.arrivals[index].n_iterations

@@ -134,5 +134,5 @@ def test_padding_changes_no_token(
     requests = [want.request(index) for index, want in enumerate(WANTS)]
     rank = Rank(checkpoint, batch_builder=PaddedBatchBuilder)
     n_left_out = serve(rank, make_scheduler(policy, depth=depth), requests)
-    assert [request.generated_token_ids for request in requests] == alone
+    assert [list(request.generated_token_ids) for request in requests] == alone
     assert (n_left_out > 0) == (depth > 1)

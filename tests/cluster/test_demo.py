@@ -1,5 +1,8 @@
 """The demo overlay as its users have it, and what it does when its parts die."""
 
+import json
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
+from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, KUBECTL_TIMEOUT_S, Cluster, Pod
 from tests.cluster.conftest import Figures, spread
+from tests.images.test_dockerfile import constraints
+from tests.k8s.manifests import Manifests, render_directory
 from tests.system.stack import serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
@@ -111,6 +117,52 @@ def test_completions_through_the_services_equal_a_local_run(
     assert http["body"]["choices"][0]["text"] == expected["text"]
     assert http["body"]["choices"][0]["token_ids"] == expected["token_ids"]
     assert grpc == {"code": "OK", "text": expected["text"], "token_ids": expected["token_ids"]}
+
+
+@pytest.mark.parametrize("component", ["frontend", "scheduler", "worker"])
+def test_an_image_lists_what_is_installed_in_it(demo: Cluster, component: str) -> None:
+    pod = demo.pods(component)[0].name
+    bill = json.loads(demo.insist(lambda: demo.in_namespace("exec", pod, "--", "cat", SBOM)))
+    found = demo.insist(lambda: demo.in_namespace("exec", pod, "--", "python", "-c", INSTALLED))
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {(item["name"].lower(), item["version"]) for item in bill["components"]}
+    assert listed == {(name.lower(), version) for name, version in json.loads(found)}
+    assert ("grpcio", constraints()["grpcio"]) in listed
+
+
+SBOM = "/sbom.cdx.json"
+INSTALLED = """
+import importlib.metadata, json
+print(json.dumps([(one.name, one.version) for one in importlib.metadata.distributions()]))
+"""
+
+
+def test_make_deploy_narrows_the_schedulers_way_to_this_api_server(demo: Cluster) -> None:
+    subprocess.run(
+        [ROOT / "k8s" / "compose.sh", "deploy", "demo"],
+        env={**os.environ, "API_SERVER": "auto"},
+        check=True,
+        timeout=KUBECTL_TIMEOUT_S,
+    )
+    composed = Manifests(list(yaml.safe_load_all(render_directory(ROOT / "build" / "deploy"))))
+    policy = composed.get("NetworkPolicy", "orcinus-scheduler-api")
+    demo.insist(lambda: demo.kubectl("apply", "--dry-run=server", "-f-", text=json.dumps(policy)))
+    servers = {
+        (peer["ipBlock"]["cidr"].partition("/")[0], item["port"])
+        for rule in policy["spec"]["egress"]
+        for peer in rule["to"]
+        for item in rule["ports"]
+    }
+    found = {
+        name: json.loads(demo.kubectl("-n", "default", "get", name, "kubernetes", "-o", "json"))
+        for name in ("service", "endpoints")
+    }
+    assert servers == {(found["service"]["spec"]["clusterIP"], 443)} | {
+        (address["ip"], port["port"])
+        for subset in found["endpoints"]["subsets"]
+        for address in subset["addresses"]
+        for port in subset["ports"]
+    }
 
 
 def test_stages_run_on_different_nodes(demo: Cluster) -> None:

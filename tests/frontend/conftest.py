@@ -19,6 +19,7 @@ from services.common.tracing import Tracing
 from services.frontend.frontend import Frontend
 from services.frontend.grpc.inference_servicer import SERVICE
 from services.frontend.link.scheduler_client import Backoff, SchedulerClient
+from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
@@ -40,10 +41,16 @@ async def soon(waiting: Awaitable[Result]) -> Result:
 
 @asynccontextmanager
 async def client_of(
-    address: str, connect: rpc.Connect = rpc.connect, *, resume_s: float = 0.0
+    address: str,
+    connect: rpc.Connect = rpc.connect,
+    *,
+    resume_s: float = 0.0,
+    refusals: Refusals | None = None,
 ) -> AsyncIterator[SchedulerClient]:
     """A client that tries to reach a scheduler, or the one of several that leads."""
-    client = SchedulerClient(address, connect=connect, backoff=EAGER, resume_s=resume_s)
+    client = SchedulerClient(
+        address, connect=connect, backoff=EAGER, resume_s=resume_s, refusals=refusals
+    )
     running = asyncio.ensure_future(client.run())
     try:
         yield client

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.api_keys import (
@@ -56,6 +57,34 @@ def clock() -> Clock:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write(tmp_path / "keys.json", entry("alice", "a"), entry("bob", "b"))
+
+
+# What the scheduler is told
+
+
+def test_the_scheduler_is_told_who_calls_and_the_limits_in_tokens(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "keys.json",
+        entry("alice", "a", tokens_per_minute=1000, max_in_flight_tokens=50),
+        entry("bob", "b", requests_per_minute=5),
+    )
+    keys = ApiKeys(path)
+    told = scheduler_pb2.Account(name="alice", tokens_per_minute=1000, max_in_flight_tokens=50)
+    assert keys.account_of("Bearer a").to_proto() == told
+    assert keys.account_of("Bearer b").to_proto() == scheduler_pb2.Account(name="bob")
+
+
+def test_the_scheduler_is_told_of_nobody_where_there_are_no_keys() -> None:
+    assert ApiKeys(None).account_of(None).to_proto() is None
+
+
+def test_the_scheduler_is_told_of_limits_that_change(path: Path, clock: Clock) -> None:
+    keys = ApiKeys(path, now=clock)
+    account = keys.account_of("Bearer a")
+    write(path, entry("alice", "a", tokens_per_minute=7))
+    clock.now += REREAD_S
+    assert keys.account_of("Bearer a") is account
+    assert account.to_proto() == scheduler_pb2.Account(name="alice", tokens_per_minute=7)
 
 
 # Who it is
@@ -299,13 +328,19 @@ def make_key(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_program_makes_a_key_that_its_entry_admits(tmp_path: Path) -> None:
-    made = make_key("alice", "--requests-per-minute", "60", "--max-in-flight=8")
+    limits = {
+        "requests_per_minute": 60,
+        "max_in_flight": 8,
+        "tokens_per_minute": 90_000,
+        "max_in_flight_tokens": 7,
+    }
+    options = [f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()]
+    made = make_key("alice", *options)
     assert made.returncode == 0, made.stderr
     key, line = made.stdout.splitlines()
     assert key.startswith(KEY_PREFIX)
     assert len(key) > 40
-    expected = {**entry("alice", key), "requests_per_minute": 60, "max_in_flight": 8}
-    assert json.loads(line) == expected
+    assert json.loads(line) == {**entry("alice", key), **limits}
     ApiKeys(write(tmp_path / "keys.json", json.loads(line))).admit(f"Bearer {key}")
 
 

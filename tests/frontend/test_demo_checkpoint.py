@@ -14,7 +14,9 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 def test_whatever_begins_a_turn_ends_the_answer() -> None:
     template = ChatTemplate.from_directory(DEMO)
     assert template is not None
-    written = template.render([ChatMessage("user", "a"), ChatMessage("assistant", "b")])
+    written = template.render(
+        [ChatMessage("user", "a"), ChatMessage("assistant", "b")], limit_s=1.0, max_characters=1000
+    )
     encoding = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(
         written, add_special_tokens=False
     )

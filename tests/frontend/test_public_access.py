@@ -120,7 +120,7 @@ async def test_those_are_all_paths_but_the_open_ones(tmp_path: Path) -> None:
         counted: Any = site.frontend._http._app
         paths = [re.sub("{.*}", "test-model", route.path) for route in counted._app.routes]
     assert sorted(paths) == sorted(
-        ["/health", "/ready", "/serving", *(path for _, path in HTTP_CALLS)]
+        ["/health", "/openapi.json", "/ready", "/serving", *(path for _, path in HTTP_CALLS)]
     )
 
 

@@ -75,8 +75,9 @@ def normalised(distribution: str) -> str:
 @pytest.mark.parametrize("name", IMAGES)
 def test_each_image_is_made_from_the_slim_python(name: str) -> None:
     assert image(name).base == "${BASE}"
-    base = assignments(STAGES[""].all_of("ARG"))["BASE"]
+    base, _, digest = assignments(STAGES[""].all_of("ARG"))["BASE"].partition("@")
     assert base == f"python:{PROJECT['requires-python'].removeprefix('>=')}-slim"
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -143,10 +144,75 @@ def test_each_image_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name])
-def test_what_pip_installs_is_pinned(name: str) -> None:
+def test_what_pip_installs_is_known_by_its_hash_or_is_torch_by_its_version(name: str) -> None:
     for command in STAGES[name].all_of("RUN"):
         for install in re.findall(r"pip [^&;]*\binstall [^&;]*", command):
-            assert re.search(r" -c \S*constraints\.txt ", install)
+            if install.rstrip().endswith(" torch"):
+                assert re.search(r" -c \S*constraints\.txt .*--no-deps ", install)
+            else:
+                assert re.search(r" --require-hashes -r \S+$", install.rstrip())
+
+
+def locked(file: str) -> dict[str, str]:
+    """Versions by names in a file of requirements, each of which has a hash."""
+    text = (ROOT / "requirements" / file).read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"([a-z0-9-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", line)
+        assert match, line
+        found[match[1]] = match[2]
+    return found
+
+
+def constraints() -> dict[str, str]:
+    """Versions by names of what is tested together."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    return {normalised(name): version for name, version in pins}
+
+
+LOCKS = {
+    "frontend.txt": "frontend",
+    "scheduler.txt": "scheduler",
+    "worker-cpu.txt": "worker",
+    "worker-cuda.txt": "worker",
+}
+
+
+@pytest.mark.parametrize("file", [*LOCKS, "protos.txt", "sbom.txt"])
+def test_images_hold_the_versions_that_are_tested(file: str) -> None:
+    pins = constraints()
+    versions = locked(file)
+    assert {name: pins.get(name, it) for name, it in versions.items()} == versions
+
+
+def test_every_list_of_requirements_is_one_of_an_image() -> None:
+    assert {path.name for path in (ROOT / "requirements").iterdir()} == {
+        *LOCKS,
+        "protos.txt",
+        "sbom.txt",
+    }
+
+
+@pytest.mark.parametrize(("file", "service"), LOCKS.items(), ids=LOCKS)
+def test_an_image_is_given_everything_that_its_service_requires(file: str, service: str) -> None:
+    of_cuda = re.compile(r"triton|torch|(nvidia|cuda)-.*")
+    needed = {name for name in installed_for(service) if not of_cuda.fullmatch(name)}
+    names = set(locked(file))
+    # Some are for other systems, or other versions of Python.
+    assert {name for name in needed - names if name in constraints()} == set()
+    assert any(of_cuda.fullmatch(name) for name in names) == (file == "worker-cuda.txt")
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_an_image_says_what_is_installed_in_it(service: str) -> None:
+    listing = lineage(STAGES, f"{service}-sbom")
+    assert STAGES[f"{service}-sbom"].base == STAGES[service].base == f"{service}-venv"
+    (command,) = STAGES[f"{service}-sbom"].all_of("RUN")
+    assert command.endswith("-o /sbom.cdx.json /venv/bin/python")
+    assert "cyclonedx-py environment" in command
+    assert f"--from={service}-sbom /sbom.cdx.json /" in STAGES[service].all_of("COPY")
+    assert listing.all_of("COPY")[-1] == "--from=sbom /sbom /sbom"
 
 
 @pytest.mark.parametrize("service", SETTINGS)
@@ -198,7 +264,8 @@ def test_the_builder_is_sent_only_what_is_copied() -> None:
         for stage in STAGES.values()
         for copy in stage.all_of("COPY")
         if not copy.startswith("--from")
-        for source in copy.split()[:-1]
+        for name in copy.split()[:-1]
+        for source in (name.replace("$DEVICE", device) for device in ("cpu", "cuda"))
     }
     assert all((ROOT / source).exists() for source in sources)
 

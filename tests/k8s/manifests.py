@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ import yaml
 K8S = Path(__file__).parents[2] / "k8s"
 KUSTOMIZE_TIMEOUT_S = 60
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
+
+OTHER_NAMESPACE = "orcinus-b"
 
 Object = dict[str, Any]
 
@@ -32,14 +34,29 @@ class Composition:
     components: tuple[str, ...] = ()
     n_stages: int | None = None
     n_workers: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Any further fields of the kustomization."""
 
     @property
     def is_local(self) -> bool:
         """Whether it is one of the project's own directories, and not put together here."""
-        return not self.components and self.n_stages is None and self.n_workers is None
+        return not (self.components or self.options or self.n_stages or self.n_workers)
 
 
-_EVERYTHING = ("mtls", "mtls/cert-manager", "model-pvc", "tensor-parallel", "gpu", "monitoring")
+def _replacements(overlay: str) -> Any:
+    text = (K8S / "overlays" / overlay / "kustomization.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)["replacements"]
+
+
+_EVERYTHING = (
+    "mtls",
+    "mtls/cert-manager",
+    "model-pvc",
+    "tensor-parallel",
+    "gpu",
+    "monitoring",
+    "priority",
+)
 
 COMPOSITIONS: Mapping[str, Composition] = {
     "base": Composition("base"),
@@ -52,6 +69,11 @@ COMPOSITIONS: Mapping[str, Composition] = {
         for path in sorted((K8S / "components").iterdir())
     },
     "cert-manager": Composition("base", ("mtls", "mtls/cert-manager")),
+    "another namespace": Composition(
+        "base",
+        ("mtls", "mtls/cert-manager"),
+        options={"namespace": OTHER_NAMESPACE, "replacements": _replacements("gpu")},
+    ),
     "3 stages": Composition("base", ("stages",), n_stages=3),
     "a spare": Composition("base", n_workers=3),
     "lws, 3 stages": Composition("base", ("lws",), n_stages=3),
@@ -66,6 +88,19 @@ COMPOSITIONS: Mapping[str, Composition] = {
         "base", ("mtls", "monitoring", "tracing", "autoscaling", "kubernetes-1.20")
     ),
 }
+
+
+FIELDS = {
+    "metadata.name": "orcinus-worker-1",
+    "metadata.namespace": "orcinus",
+    "metadata.uid": "0b8f2a1e-6b0e-4f43-93a5-2f3cf6a5ea5c",
+    "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']": "1",
+    "metadata.labels['app.kubernetes.io/component']": "worker",
+    "metadata.labels['app.kubernetes.io/version']": "0.1.0",
+    "spec.nodeName": "node-1",
+    "status.podIP": "10.244.1.7",
+}
+"""Returns the value that the downward API would give."""
 
 
 class Manifests:
@@ -156,6 +191,30 @@ class Workload:
         return volume
 
 
+def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
+    """The variables of a service's container."""
+    container = workload.container
+    found: dict[str, str] = {}
+    for source in container["envFrom"]:
+        found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container["env"]:
+        found[variable["name"]] = _value(manifests, variable)
+    return found
+
+
+def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
+    if "value" in variable:
+        value: str = variable["value"]
+        return value
+    match variable["valueFrom"]:
+        case {"fieldRef": {"fieldPath": path}}:
+            return FIELDS[path]
+        case {"configMapKeyRef": {"name": name, "key": key}}:
+            data: dict[str, str] = manifests.get("ConfigMap", name)["data"]
+            return data[key]
+    raise AssertionError(f"no value for {variable}")
+
+
 @cache
 def rendered(name: str) -> Manifests:
     """The composition of that name, as kubectl renders it."""
@@ -169,7 +228,7 @@ def render(composition: Composition) -> str:
         AssertionError: kubectl is missing, fails or warns.
     """
     if composition.is_local:
-        return _kustomize(K8S / composition.resource)
+        return render_directory(K8S / composition.resource)
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made).resolve()
         to_k8s = Path(os.path.relpath(K8S, directory))
@@ -178,6 +237,7 @@ def render(composition: Composition) -> str:
             "kind": "Kustomization",
             "resources": [str(to_k8s / composition.resource)],
             "components": [str(to_k8s / "components" / name) for name in composition.components],
+            **composition.options,
         }
         if composition.n_stages is not None:
             kustomization["configMapGenerator"] = [
@@ -190,10 +250,15 @@ def render(composition: Composition) -> str:
         if composition.n_workers is not None:
             kustomization["replicas"] = [{"name": "orcinus-worker", "count": composition.n_workers}]
         (directory / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        return _kustomize(directory)
+        return render_directory(directory)
 
 
-def _kustomize(directory: Path) -> str:
+def render_directory(directory: Path) -> str:
+    """Returns the output of `kubectl kustomize` for a directory.
+
+    Raises:
+        AssertionError: kubectl is missing, fails or warns.
+    """
     assert shutil.which("kubectl"), (
         "the manifests are rendered by kubectl (1.28 or newer): install it"
     )

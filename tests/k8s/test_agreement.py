@@ -6,66 +6,43 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ByteSize, TypeAdapter
 
 from services.common.settings import ServerSettings
 from services.frontend.settings import FrontendSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
-from tests.k8s.manifests import K8S, Manifests, Workload, each_composition, rendered
+from tests.k8s.manifests import (
+    COMPOSITIONS,
+    K8S,
+    Manifests,
+    each_composition,
+    environment,
+    rendered,
+)
 
 SETTINGS: Mapping[str, type[ServerSettings]] = {
     "frontend": FrontendSettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
 }
-FIELDS = {
-    "metadata.name": "orcinus-worker-1",
-    "metadata.namespace": "orcinus",
-    "metadata.uid": "0b8f2a1e-6b0e-4f43-93a5-2f3cf6a5ea5c",
-    "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']": "1",
-    "metadata.labels['app.kubernetes.io/component']": "worker",
-    "metadata.labels['app.kubernetes.io/version']": "0.1.0",
-    "spec.nodeName": "node-1",
-    "status.podIP": "10.244.1.7",
-}
-"""Returns the value that the downward API would give."""
-
 EXIT_S = {"frontend": 5, "scheduler": 10}
 """Seconds beside drain and lingering that a service needs to end."""
 
 
-def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
-    """The variables of a service's container."""
-    container = workload.container
-    found: dict[str, str] = {}
-    for source in container["envFrom"]:
-        found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
-    for variable in container["env"]:
-        found[variable["name"]] = _value(manifests, variable)
-    return found
-
-
-def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
-    if "value" in variable:
-        value: str = variable["value"]
-        return value
-    match variable["valueFrom"]:
-        case {"fieldRef": {"fieldPath": path}}:
-            return FIELDS[path]
-        case {"configMapKeyRef": {"name": name, "key": key}}:
-            data: dict[str, str] = manifests.get("ConfigMap", name)["data"]
-            return data[key]
-    raise AssertionError(f"no value for {variable}")
-
-
 @cache
-def settings(manifests: Manifests, component: str) -> Mapping[str, Any]:
+def load(manifests: Manifests, component: str) -> ServerSettings:
     """Returns what the service makes of its container's variables; it refuses unknown names."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(manifests, manifests.workload(component)).items():
             patch.setenv(name, value)
-        loaded = SETTINGS[component].load(component, [])
+        return SETTINGS[component].load(component, [])
+
+
+def settings(manifests: Manifests, component: str) -> Mapping[str, Any]:
+    """Returns the settings by name."""
+    loaded = load(manifests, component)
     return {name: getattr(loaded, name) for name in SETTINGS[component].model_fields}
 
 
@@ -78,11 +55,27 @@ def in_bytes(quantity: str) -> int:
     return int(TypeAdapter(ByteSize).validate_python(re.sub(r"([KMG]i)$", r"\1B", quantity)))
 
 
+def in_cpus(quantity: str) -> float:
+    """A Kubernetes quantity of processors."""
+    return float(quantity.removesuffix("m")) / (1000 if quantity.endswith("m") else 1)
+
+
 @each_composition()
 @pytest.mark.parametrize("component", SETTINGS)
 def test_a_service_takes_its_environment(name: str, component: str) -> None:
     loaded = settings(rendered(name), component)
     assert loaded["health_address"] == "0.0.0.0:50060"
+    names = ("http_address", "grpc_address") if component == "frontend" else ("address",)
+    assert all(loaded[name].startswith("0.0.0.0:") for name in names)
+
+
+@each_composition()
+@pytest.mark.parametrize("component", ["frontend", "scheduler"])
+def test_what_a_service_may_need_fits_its_memory_limit(name: str, component: str) -> None:
+    manifests = rendered(name)
+    limit = manifests.workload(component).container["resources"]["limits"]["memory"]
+    needed = sum(load(manifests, component).memory_parts().values())
+    assert 0 < needed <= in_bytes(limit)
 
 
 @each_composition()
@@ -238,6 +231,19 @@ def test_tensor_parallelism_reaches_the_worker(name: str, tp_size: int) -> None:
 
 
 @each_composition()
+def test_a_worker_asks_for_the_cpus_that_its_threads_keep_busy(name: str) -> None:
+    manifests = rendered(name)
+    loaded = settings(manifests, "worker")
+    asked = in_cpus(manifests.workload("worker").container["resources"]["requests"]["cpu"])
+    busy = loaded["tp_size"] * (loaded["n_threads"] if loaded["device"] == "cpu" else 1)
+    assert loaded["n_threads"] == 1
+    if "demo" in name or "kind" in name:  # they share two cores
+        assert asked <= 0.25
+    else:
+        assert asked >= busy
+
+
+@each_composition()
 def test_images_are_targets_of_the_dockerfile(name: str) -> None:
     dockerfile = (K8S.parent / "Dockerfile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^FROM .* AS (\S+)$", dockerfile, flags=re.M))
@@ -251,7 +257,15 @@ def test_images_are_targets_of_the_dockerfile(name: str) -> None:
             assert repository.rpartition("/")[2] == expected
 
 
-@pytest.mark.parametrize("name", ["overlays/demo", "overlays/kind"])
+@each_composition()
+def test_no_image_of_ours_is_looked_for_in_a_registry_of_others(name: str) -> None:
+    for workload in rendered(name).services():
+        for container in workload.all_containers:
+            registry = container["image"].partition("/")[0]
+            assert registry == ("registry.invalid" if name == "overlays/gpu" else "localhost")
+
+
+@pytest.mark.parametrize("name", ["base", "overlays/demo", "overlays/kind"])
 def test_the_demo_runs_the_images_that_make_builds(name: str) -> None:
     makefile = (K8S.parent / "Makefile").read_text(encoding="utf-8")
     prefix, tag = (
@@ -295,3 +309,59 @@ def test_cert_manager_makes_every_certificate() -> None:
         certificate = made[f"orcinus-{role}-tls"]
         assert certificate["dnsNames"] == [f"orcinus-{role}"]
         assert {"server auth", "client auth"} <= set(certificate["usages"])
+
+
+def test_the_public_certificate_follows_the_namespace() -> None:
+    for name in ("cert-manager", "another namespace"):
+        manifests = rendered(name)
+        service = manifests.get("Service", "orcinus-frontend")["metadata"]
+        host = f"{service['name']}.{service['namespace']}.svc"
+        certificate = manifests.get("Certificate", "orcinus-public")["spec"]
+        assert certificate["dnsNames"] == [host, f"{host}.cluster.local"]
+
+
+MAX_TRACE_BYTES = 4 * 8 * 2**10
+"""A trace in Jaeger's memory: four times the OTLP of one with a batch of 32 requests."""
+
+
+def test_jaegers_traces_fill_half_of_its_memory_at_most() -> None:
+    manifests = rendered("tracing")
+    (jaeger,) = (workload for workload in manifests.workloads() if workload.name == "jaeger")
+    (path,) = (arg.removeprefix("--config=") for arg in jaeger.container["args"])
+    mounts = {mount["mountPath"]: mount["name"] for mount in jaeger.container["volumeMounts"]}
+    directory, _, file = path.rpartition("/")
+    source = jaeger.volume(mounts[directory])["configMap"]["name"]
+    configuration = yaml.safe_load(manifests.get("ConfigMap", source)["data"][file])
+    backends = configuration["extensions"]["jaeger_storage"]["backends"]
+    (storage,) = backends.values()
+    limit = in_bytes(jaeger.container["resources"]["limits"]["memory"])
+    assert storage["memory"]["max_traces"] * MAX_TRACE_BYTES <= limit / 2
+    for pipeline in configuration["service"]["pipelines"].values():
+        assert pipeline["processors"][0] == "memory_limiter"
+
+
+@pytest.mark.parametrize("name", ["priority", "everything", "everything, lws"])
+def test_every_service_has_the_class_that_is_made(name: str) -> None:
+    manifests = rendered(name)
+    (made,) = manifests.of("PriorityClass")
+    assert made["globalDefault"] is False
+    assert 0 < made["value"] < 10**9
+    for workload in manifests.services():
+        assert workload.pod["priorityClassName"] == made["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["base", *(n for n in COMPOSITIONS if n.startswith("overlays/"))])
+def test_whoever_deploys_needs_no_rights_but_in_the_namespace(name: str) -> None:
+    known = {"Namespace", "ConfigMap", "Deployment", "Lease", "NetworkPolicy", "Service", "Role"}
+    known |= {"PodDisruptionBudget", "PersistentVolumeClaim", "RoleBinding", "ServiceAccount"}
+    assert {item["kind"] for item in rendered(name).objects} <= known
+
+
+@pytest.mark.parametrize("name", ["monitoring", "everything", "all optional, 1.20"])
+def test_prometheus_selects_what_is_for_it_by_one_label(name: str) -> None:
+    found = rendered(name).of("PodMonitor", "PrometheusRule")
+    assert [item["metadata"]["labels"]["release"] for item in found] == [
+        "kube-prometheus-stack"
+    ] * 2
+    text = (K8S / "components" / "monitoring").glob("*.yaml")
+    assert "".join(path.read_text(encoding="utf-8") for path in text).count("labels/release") == 1

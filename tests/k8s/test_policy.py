@@ -230,6 +230,27 @@ def test_connections_are_those_of_the_design(name: str) -> None:
 
 
 @each_composition()
+def test_nobody_leaves_but_the_scheduler_for_the_api_server_and_all_for_names(name: str) -> None:
+    manifests = rendered(name)
+    outside = {
+        (item["metadata"]["name"], port["port"])
+        for item in manifests.of("NetworkPolicy")
+        for rule in item["spec"].get("egress", [])
+        if "to" not in rule or any("ipBlock" in peer for peer in rule["to"])
+        for port in rule["ports"]
+    }
+    api = {("orcinus-scheduler-api", 443), ("orcinus-scheduler-api", 6443)}
+    assert outside == {("orcinus-dns", 53), *api}
+    policy = manifests.get("NetworkPolicy", "orcinus-scheduler-api")["spec"]
+    chosen = [
+        w.name
+        for w in manifests.workloads()
+        if selects(policy["podSelector"]["matchLabels"], w.labels)
+    ]
+    assert chosen == ["orcinus-scheduler"]
+
+
+@each_composition()
 def test_clients_reach_the_public_ports_and_no_other(name: str) -> None:
     manifests = rendered(name)
     open_to_all = {

@@ -10,7 +10,14 @@ import pytest
 import yaml
 
 from tests.exposition import Samples
-from tests.k8s.manifests import COMPOSITIONS, K8S, Workload, each_composition, rendered
+from tests.k8s.manifests import (
+    COMPOSITIONS,
+    K8S,
+    OTHER_NAMESPACE,
+    Workload,
+    each_composition,
+    rendered,
+)
 from tests.registries import registries
 
 VERSIONS = ["1.32", kubernetes_validate.latest_version()]
@@ -77,9 +84,13 @@ def test_every_object_is_named_once_and_labelled(name: str) -> None:
 
 @each_composition()
 def test_everything_is_in_the_namespace(name: str) -> None:
+    expected = OTHER_NAMESPACE if name == "another namespace" else "orcinus"
     for item in rendered(name).objects:
         namespace = item["metadata"].get("namespace")
-        assert namespace == (None if item["kind"] == "Namespace" else "orcinus"), item["metadata"]
+        if item["kind"] == "Namespace":
+            assert item["metadata"]["name"] == expected
+        is_of_cluster = item["kind"] in {"Namespace", "PriorityClass"}
+        assert namespace == (None if is_of_cluster else expected), item["metadata"]
 
 
 @each_composition()
@@ -156,8 +167,10 @@ def test_every_component_is_explained() -> None:
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-def test_the_collectors_configuration_names_what_it_defines() -> None:
-    configuration = yaml.safe_load(rendered("tracing").config("otel-collector")["config.yaml"])
+@pytest.mark.parametrize("name", ["otel-collector", "jaeger"])
+def test_configurations_of_collectors_name_what_they_define(name: str) -> None:
+    configuration = yaml.safe_load(rendered("tracing").config(name)["config.yaml"])
+    assert set(configuration["service"]["extensions"]) == set(configuration["extensions"])
     for pipeline in configuration["service"]["pipelines"].values():
         for kind, names in pipeline.items():
             assert set(names) <= set(configuration[kind])

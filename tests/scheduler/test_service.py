@@ -3,6 +3,7 @@ drives."""
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 from services.common import rpc, rpc_handlers
+from services.common.errors import Unavailable
 from services.common.sampling import SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.request import RequestId
@@ -43,7 +45,13 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator[World]:
+async def world(
+    *,
+    pipeline_depth: int = 1,
+    n_blocks: int = 16,
+    max_frontends: int = 32,
+    now: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4, n_blocks=n_blocks, block_size=4, pipeline_depth=pipeline_depth
     )
@@ -54,7 +62,7 @@ async def world(*, pipeline_depth: int = 1, n_blocks: int = 16) -> AsyncIterator
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
     requests = RequestObservers()
-    service = SchedulerService(requests)
+    service = SchedulerService(requests, max_frontends=max_frontends, now=now)
     loop = ServingLoop(
         scheduler,
         engine,
@@ -101,6 +109,11 @@ class Frontend:
         message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 5)
         return message
 
+    async def read_on(self) -> None:
+        """Reads until the stream ends."""
+        while True:
+            await self.read()
+
     async def submit(
         self,
         name: str,
@@ -108,8 +121,12 @@ class Frontend:
         prompt: int = 3,
         max_new_tokens: int = 4,
         sampling: dict[str, Any] | None = None,
+        account: scheduler_pb2.Account | None = None,
+        is_resubmitted: bool = False,
     ) -> None:
         submission = scheduler_pb2.Submission(
+            account=account,
+            is_resubmitted=is_resubmitted,
             request_id=name,
             prompt_token_ids=[1] * prompt,
             max_new_tokens=max_new_tokens,
@@ -327,6 +344,136 @@ async def test_a_full_pool_rejects_with_a_retry_delay() -> None:
         assert rejection.retry_after.ToNanoseconds() > 0
 
 
+async def test_a_pool_full_of_tokens_rejects_with_a_retry_delay() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        it.scheduler.pool.max_tokens = 12
+        await frontend.accepted("a", prompt=4, max_new_tokens=4)
+        rejection = await frontend.rejection("b", prompt=1, max_new_tokens=4)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_POOL_FULL
+        assert rejection.retry_after.ToNanoseconds() > 0
+        rejection = await frontend.rejection("c", prompt=9, max_new_tokens=4)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_INVALID
+
+
+RATE = scheduler_pb2.Account(name="alice", tokens_per_minute=6)
+
+
+async def test_a_key_pays_for_prompts_and_outputs_at_all_frontends_together() -> None:
+    now = 100.0
+    async with (
+        world(now=lambda: now) as it,
+        Frontend(it.address) as one,
+        Frontend(it.address) as other,
+    ):
+        await one.accepted("a", prompt=4, max_new_tokens=9, account=RATE)
+        await other.accepted("b", prompt=1, max_new_tokens=1, account=RATE)
+        for _ in range(3):
+            await it.engine.return_oldest()
+            await one.read()
+        assert [len(message.completed) for message in [await other.read()]] == [1]
+        # 5 tokens of prompts and 4 of outputs, where 6 are allowed: 30 s too early
+        rejection = await other.rejection("c", account=RATE)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_KEY_RATE
+        assert rejection.retry_after.ToNanoseconds() == pytest.approx(30e9)
+        await other.accepted("d", account=scheduler_pb2.Account(name="bob", tokens_per_minute=6))
+        now += 30.1
+        await other.accepted("e", account=RATE)
+
+
+async def test_a_key_has_no_more_tokens_in_the_pool_than_it_may() -> None:
+    account = scheduler_pb2.Account(name="alice", max_in_flight_tokens=10)
+    async with world() as it, Frontend(it.address) as one, Frontend(it.address) as other:
+        await one.accepted("a", prompt=3, max_new_tokens=4, account=account)
+        rejection = await other.rejection("b", prompt=3, max_new_tokens=4, account=account)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+        assert rejection.retry_after.ToNanoseconds() > 0
+        rejection = await other.rejection("c", prompt=7, max_new_tokens=4, account=account)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_INVALID
+        await it.engine.return_oldest(STOP)
+        assert len((await one.read()).completed) == 1
+        await other.accepted("b", prompt=3, max_new_tokens=4, account=account)
+
+
+async def test_a_request_that_was_taken_before_is_neither_held_up_nor_charged_again() -> None:
+    async with world(now=lambda: 100.0) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", prompt=5, account=RATE)
+        await frontend.accepted("b", prompt=20, account=RATE, is_resubmitted=True)
+        await frontend.accepted("c", prompt=2, account=RATE)
+        rejection = await frontend.rejection("d", account=RATE)
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_KEY_RATE
+        assert rejection.retry_after.ToNanoseconds() == pytest.approx(10e9)
+        await frontend.accepted("e", prompt=20, account=RATE, is_resubmitted=True)
+
+
+async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.service.SEND_LIMIT_S", 0.2)
+    async with world() as it, Frontend(it.address) as honest:
+        deaf = Frontend(it.address)
+        await deaf.__aenter__()
+        await deaf.accepted("a", max_new_tokens=9)
+        await it.engine.next_batch()
+        [connection] = [one for one in it.service._frontends if one.requests]
+        async with asyncio.timeout(10):
+            while connection in it.service._frontends:
+                # More than gRPC takes for a stream that is not read.
+                connection.reject("x" * 250, Unavailable("y" * 100_000))
+                await asyncio.sleep(0.001)
+        [request] = it.scheduler.pool
+        assert request.is_cancelled
+        await honest.accepted("b")
+        with pytest.raises(grpc.aio.AioRpcError, match="does not read"):
+            await deaf.read_on()
+        await deaf.hang_up()
+        async with Frontend(it.address) as again:
+            await again.accepted("a")
+
+
+async def test_a_frontend_for_which_too_much_waits_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.service.MAX_UNSENT_UPDATES", 100)
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a")
+        [connection] = it.service._frontends
+        for number in range(101):
+            connection.reject(str(number), Unavailable("no"))
+        await until(lambda: not it.service._frontends)
+        await until(lambda: all(request.is_cancelled for request in it.scheduler.pool))
+
+
+async def test_a_request_whose_name_is_too_long_ends_its_stream() -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.submit("x" * 257)
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id") as error:
+            await frontend.read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_there_are_only_so_many_frontends_and_watchers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.service.MAX_WATCHERS", 1)
+    async with (
+        world(max_frontends=2) as it,
+        Frontend(it.address),
+        rpc.connect(it.address) as channel,
+    ):
+        async with Frontend(it.address):
+            with pytest.raises(grpc.aio.AioRpcError, match="2 frontends") as error:
+                await Frontend(it.address).read()
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await until(lambda: it.service._frontend_places.n_taken == 1)
+        async with Frontend(it.address):
+            pass
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        watch = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
+        await watch.wait_for_connection()
+        with pytest.raises(grpc.aio.AioRpcError, match="1 watchers"):
+            await stub.WatchIterations(scheduler_pb2.WatchIterationsRequest()).read()
+
+
 async def test_two_results_at_once_leave_two_batches_in_flight() -> None:
     async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
         it.scheduler._policy.max_batch_size = 1  # type: ignore[attr-defined]
@@ -395,3 +542,17 @@ async def test_watchers_get_a_record_of_each_iteration() -> None:
 
 def _timing(iteration: int) -> worker_pb2.IterationTiming:
     return worker_pb2.IterationTiming(iteration=iteration, compute_ns=77)
+
+
+async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as w, rpc.connect(w.address) as channel:
+        connect: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))
+        stream = connect(iter([b"\xff\xff"]), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "ConnectRequest" in (caught.value.details() or "")
+    assert not caplog.records

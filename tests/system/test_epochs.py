@@ -93,7 +93,7 @@ class Run:
         scheduler.submit(request)
         while len(scheduler.pool):
             await self.iterate(scheduler)
-        return request.generated_token_ids
+        return list(request.generated_token_ids)
 
 
 async def test_each_epoch_starts_afresh_and_computes_the_same(

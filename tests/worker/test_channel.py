@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.channel import (
+    HEADER,
+    MAX_PAYLOAD_BYTES,
+    BrokenFrame,
     ChannelClosed,
     ControllerEnd,
     FrameBuffer,
@@ -55,6 +58,31 @@ async def test_both_ends_understand_each_other_and_notice_the_end() -> None:
     assert rank.receive(0.01) is None
     theirs.close()
     await asyncio.wait_for(closed.wait(), 5)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [(MessageKind.PLAN, MAX_PAYLOAD_BYTES + 1), (MessageKind.PLAN, 2**32 - 1), (0, 0), (255, 7)],
+    ids=str,
+)
+def test_what_is_no_frame_is_refused_by_its_header(header: tuple[int, int]) -> None:
+    buffer = FrameBuffer()
+    buffer.feed(HEADER.pack(*header))
+    with pytest.raises(BrokenFrame, match=f"kind {header[0]:d} and {header[1]} bytes"):
+        buffer.take()
+
+
+async def test_a_controller_hangs_up_on_a_rank_whose_bytes_are_no_frames() -> None:
+    ours, theirs = socket.socketpair()
+    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+    reported: list[object] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    await loop.create_connection(lambda: ControllerEnd(lambda *_: None, closed.set), sock=ours)
+    theirs.send(HEADER.pack(MessageKind.REPORT, 2**32 - 1))
+    await asyncio.wait_for(closed.wait(), 5)
+    assert [type(error) for error in reported] == [BrokenFrame]
+    with theirs, pytest.raises(ChannelClosed):
+        RankEnd(theirs).receive(5)
 
 
 def test_a_rank_notices_that_its_controller_is_gone() -> None:

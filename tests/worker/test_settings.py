@@ -76,3 +76,8 @@ def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
     assert (rank.tp_rank, rank.stage_index, rank.n_stages) == (1, 1, 2)
     assert rank.served_model_name == "demo"
     assert (rank.log_level, rank.log_format) == ("DEBUG", "text")
+
+
+def test_a_worker_listens_on_this_machine_only_unless_told_otherwise() -> None:
+    settings = WorkerSettings.load("worker", ["--model=/models/demo"])
+    assert settings.address == "127.0.0.1:50053"

@@ -28,13 +28,13 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include <omp.h>
 
 #include "element.h"
+#include "memory.h"
 #include "operations.h"
 #include "vectors.h"
 
@@ -52,7 +52,6 @@ constexpr int kPiecesPerThread = 4;  // as many at least, so that they finish to
 constexpr int64_t kSegmentKeys = 256;  // whose softmax is computed by itself
 static_assert(kSegmentKeys % kTileKeys == 0);
 constexpr float kLowest = -1e30f;
-constexpr int kLineBytes = 64;
 
 // Operands of the matrix products as float32: one in each 32-bit word.
 struct Float32Words {
@@ -224,20 +223,14 @@ class Scratch {
     return taken;
   }
 
+  // Makes room for `bytes` in all; throws std::bad_alloc.
   void reset(int64_t bytes) {
     used_ = 0;
-    if (bytes > size_) {
-      memory_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-      size_ = bytes;
-    }
+    memory_.of(bytes);
   }
 
  private:
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<char, Free> memory_;
-  int64_t size_ = 0;
+  Memory memory_;
   int64_t used_ = 0;
 };
 
@@ -818,9 +811,9 @@ void attention(const Batch<T>& batch) {
   // Every other thread begins with the smallest pieces: these are decodes, which wait for memory while
   // prompts compute.
   std::atomic<size_t> n_claimed{0}, n_claimed_from[2] = {0, 0};
+  std::atomic<bool> is_out_of_memory{false};
   const int n_threads = static_cast<int>(std::min<size_t>(omp_get_max_threads(), pieces.size()));
-#pragma omp parallel num_threads(n_threads)
-  {
+  const auto run_pieces = [&] {
     Work work(batch);
     const bool is_from_back = omp_get_thread_num() % 2;
     std::atomic<size_t>& n_mine = n_claimed_from[is_from_back];
@@ -848,24 +841,32 @@ void attention(const Batch<T>& batch) {
       }
       piece = following;
     }
+  };
+#pragma omp parallel num_threads(n_threads)
+  {
+    // A piece that is left over keeps no other thread waiting.
+    if (status_of(run_pieces) != kDone) is_out_of_memory.store(true, std::memory_order_relaxed);
   }
+  if (is_out_of_memory) throw std::bad_alloc();
 }
 
 }  // namespace
 }  // namespace orcinus
 
-extern "C" void orcinus_attention(
+extern "C" int64_t orcinus_attention(
     int64_t element, const void* queries, int64_t query_stride, const void* keys,
     const void* values, void* out, const int64_t* starts, const int64_t* n_tokens,
     const int64_t* blocks, int64_t n_spans, int64_t n_columns, int64_t n_kv_heads,
     int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window, float scale,
     float soft_cap) {
   using namespace orcinus;
-  with_element(element, [&](auto type) {
-    using T = typename decltype(type)::type;
-    attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
-                       static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
-                       blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, block_size,
-                       window, scale, soft_cap});
+  return status_of([&] {
+    with_element(element, [&](auto type) {
+      using T = typename decltype(type)::type;
+      attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
+                         static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
+                         blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, block_size,
+                         window, scale, soft_cap});
+    });
   });
 }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "element.h"
+#include "memory.h"
 #include "operations.h"
 
 namespace orcinus {
@@ -39,10 +40,10 @@ struct Weight {
   void multiply(int64_t element, const void* x, const void* bias, const void* residual, void* out,
                 int64_t n_tokens) const {
     if (scales == nullptr) {
-      orcinus_linear(element, x, packed, bias, residual, out, n_tokens, n_in, n_out, finish);
+      check(orcinus_linear(element, x, packed, bias, residual, out, n_tokens, n_in, n_out, finish));
     } else {
-      orcinus_linear_int8(element, x, packed, starts, scales, bias, residual, out, n_tokens, n_in,
-                          n_out, finish);
+      check(orcinus_linear_int8(element, x, packed, starts, scales, bias, residual, out, n_tokens,
+                                n_in, n_out, finish));
     }
   }
 };
@@ -203,11 +204,12 @@ void run(const Layer& layer, int64_t element, const Batch& batch, void* keys, vo
                           attention.n_heads, attention.n_kv_heads, attention.head_dim,
                           norms.q.element, norms.q.data, norms.k.data, norms.eps);
   watch.add_to(seconds.other);
-  orcinus_attention(element, room.qkv, attention.qkv.weight.n_out, keys, values, room.attended,
-                    batch.starts, batch.counts, batch.blocks, batch.n_spans, batch.n_columns,
-                    attention.n_kv_heads, attention.n_heads / attention.n_kv_heads,
-                    attention.head_dim, batch.block_size, attention.form.window, attention.scale(),
-                    attention.form.soft_cap);
+  check(orcinus_attention(element, room.qkv, attention.qkv.weight.n_out, keys, values,
+                          room.attended, batch.starts, batch.counts, batch.blocks, batch.n_spans,
+                          batch.n_columns, attention.n_kv_heads,
+                          attention.n_heads / attention.n_kv_heads, attention.head_dim,
+                          batch.block_size, attention.form.window, attention.scale(),
+                          attention.form.soft_cap));
   watch.add_to(seconds.attention);
   attention.output.multiply(element, room.attended, hidden, hidden, n);
   watch.add_to(seconds.linear);
@@ -295,7 +297,7 @@ int64_t orcinus_layers_memory(const Stage* stage, int64_t n_tokens) {
 // writes these and their argmax, and leaves `hidden` in disorder.
 //
 // Returns how many tokens and positions are not in the tables, and sampled places not in the batch.
-// If there are any, nothing is done.
+// If there are any, nothing is done. Returns kNoMemory if memory ran out on the way.
 int64_t orcinus_layers(const Stage* stage, const Batch* batch, Seconds* seconds) {
   const Layer& first = stage->layers[0];
   int64_t n_wrong = n_outside(batch->positions, batch->n_tokens, stage->angles.cos.length);
@@ -324,14 +326,15 @@ int64_t orcinus_layers(const Stage* stage, const Batch* batch, Seconds* seconds)
   room.attended = take(first.attention.output.weight.n_in);
   room.inner = take(first.mlp.gate_up.n_results());
 
-  look_up(*stage, *batch, hidden, room, *seconds);
-  for (int64_t i = 0; i < stage->n_layers; ++i) {
-    run(stage->layers[i], stage->element, *batch, batch->kv[2 * i], batch->kv[2 * i + 1], hidden,
-        room, *seconds);
-  }
-  if (batch->logits != nullptr && batch->n_sampled > 0) {
-    sample(*stage, *batch, hidden, room, *seconds);
-  }
-  return 0;
+  return status_of([&] {
+    look_up(*stage, *batch, hidden, room, *seconds);
+    for (int64_t i = 0; i < stage->n_layers; ++i) {
+      run(stage->layers[i], stage->element, *batch, batch->kv[2 * i], batch->kv[2 * i + 1], hidden,
+          room, *seconds);
+    }
+    if (batch->logits != nullptr && batch->n_sampled > 0) {
+      sample(*stage, *batch, hidden, room, *seconds);
+    }
+  });
 }
 }

@@ -19,12 +19,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 
 #include <omp.h>
 
 #include "element.h"
+#include "memory.h"
 #include "operations.h"
 #include "vectors.h"
 
@@ -33,7 +32,6 @@ namespace {
 
 constexpr int kPanel = 2 * kLanes;              // outputs of a panel: two vectors
 constexpr int kTokens = (kRegisters - 4) / 2;   // tokens whose sums fit into registers
-constexpr int kLineBytes = 64;
 constexpr int64_t kInputBytes = 512 << 10;      // of inputs that stay in a second-level cache
 constexpr int64_t kAheadBytes = 4096;           // how far ahead a stream of weights is fetched
 constexpr int kMaxThreads = 256;
@@ -217,19 +215,10 @@ void arrange(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* o
   }
 }
 
+// Words of inputs, kept by a thread between calls.
 struct Buffer {
-  uint32_t* words = nullptr;
-  int64_t size = 0;
-  ~Buffer() { std::free(words); }
-  uint32_t* of(int64_t n) {
-    if (n > size) {
-      std::free(words);
-      size = n;
-      words = static_cast<uint32_t*>(
-          std::aligned_alloc(kLineBytes, (n * 4 + kLineBytes - 1) / kLineBytes * kLineBytes));
-    }
-    return words;
-  }
+  Memory memory;
+  uint32_t* of(int64_t n) { return reinterpret_cast<uint32_t*>(memory.of(4 * n)); }
 };
 
 #if defined(__AVX512VNNI__)
@@ -315,6 +304,7 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
   const int n_wanted = static_cast<int>(std::min<int64_t>(
       std::min(omp_get_max_threads(), kMaxThreads), std::max<int64_t>(1, n_panels)));
   Counter counters[kMaxThreads];
+  std::atomic<bool> is_out_of_memory{false};
 #pragma omp parallel num_threads(n_wanted)
   {
     const int n_threads = omp_get_num_threads(), me = omp_get_thread_num();
@@ -322,7 +312,7 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
       const int64_t row = n_tokens * pass / n_passes;
       const Blocks blocks(n_tokens * (pass + 1) / n_passes - row);
       counters[me].next.store(n_panels * me / n_threads, std::memory_order_relaxed);
-      if (!is_arranged) {
+      const auto arrange_blocks = [&] {
         for (int64_t b = blocks.n_blocks * me / n_threads;
              b < blocks.n_blocks * (me + 1) / n_threads; ++b) {
           const int64_t begin = blocks.begin(b);
@@ -337,8 +327,12 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
             arrange(of_block, n_in, n_steps, n, arranged + begin * n_steps);
           }
         }
+      };
+      if (!is_arranged && status_of(arrange_blocks) != kDone) {
+        is_out_of_memory.store(true, std::memory_order_relaxed);
       }
 #pragma omp barrier
+      if (is_out_of_memory.load(std::memory_order_relaxed)) break;  // every thread does, after the barrier
       const uint32_t* inputs = is_arranged ? reinterpret_cast<const uint32_t*>(x) : arranged;
       for (int other = 0; other < n_threads; ++other) {
         const int whose = (me + other) % n_threads;
@@ -372,6 +366,7 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
       }
     }
   }
+  if (is_out_of_memory) throw std::bad_alloc();
 }
 
 }  // namespace
@@ -385,24 +380,26 @@ extern "C" {
 int64_t orcinus_linear_panel() { return orcinus::kPanel; }
 
 // Computes out = finish(x @ weight.T + bias + residual) for x [n_tokens, n_in]; all tensors are dense
-// and of `element`.
-void orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
+// and of `element`. Returns kDone or kNoMemory.
+int64_t orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
                     const void* residual, void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
                     int64_t finish) {
   using namespace orcinus;
   const auto* words = static_cast<const uint32_t*>(weights);
   const auto how = static_cast<Finish>(finish);
-  if (element == kFloat32) {
-    linear<FloatDot>(static_cast<const float*>(x), words, n_tokens, n_in,
-                     Job<float>{static_cast<const float*>(bias),
-                                static_cast<const float*>(residual), static_cast<float*>(out),
-                                n_out, how});
-    return;
-  }
-  linear<BFloat16Dot>(static_cast<const BFloat16*>(x), words, n_tokens, n_in,
-                      Job<BFloat16>{static_cast<const BFloat16*>(bias),
-                                    static_cast<const BFloat16*>(residual),
-                                    static_cast<BFloat16*>(out), n_out, how});
+  return status_of([&] {
+    if (element == kFloat32) {
+      linear<FloatDot>(static_cast<const float*>(x), words, n_tokens, n_in,
+                       Job<float>{static_cast<const float*>(bias),
+                                  static_cast<const float*>(residual), static_cast<float*>(out),
+                                  n_out, how});
+    } else {
+      linear<BFloat16Dot>(static_cast<const BFloat16*>(x), words, n_tokens, n_in,
+                          Job<BFloat16>{static_cast<const BFloat16*>(bias),
+                                        static_cast<const BFloat16*>(residual),
+                                        static_cast<BFloat16*>(out), n_out, how});
+    }
+  });
 }
 
 // Returns whether int8 weights are multiplied at the processor's rate.
@@ -416,20 +413,26 @@ int64_t orcinus_linear_has_int8() {
 
 // Computes `orcinus_linear` with int8 weights and inputs that are quantised on the fly. `starts` and
 // `scales` are those of outputs, as `Scales` says, for whole panels; other tensors are of `element`.
-void orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
+int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
                          const void* scales, const void* bias, const void* residual, void* out,
                          int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
 #if defined(__AVX512VNNI__)
   using namespace orcinus;
-  with_element(element, [&](auto type) {
-    using Element = typename decltype(type)::type;
-    const Scales of_outputs{static_cast<const int32_t*>(starts), static_cast<const float*>(scales)};
-    linear<Int8Dot>(static_cast<const Element*>(x), static_cast<const uint32_t*>(weights), n_tokens,
-                    n_in,
-                    Job<Element>{static_cast<const Element*>(bias),
-                                 static_cast<const Element*>(residual), static_cast<Element*>(out),
-                                 n_out, static_cast<Finish>(finish), of_outputs});
+  return status_of([&] {
+    with_element(element, [&](auto type) {
+      using Element = typename decltype(type)::type;
+      const Scales of_outputs{static_cast<const int32_t*>(starts),
+                              static_cast<const float*>(scales)};
+      linear<Int8Dot>(static_cast<const Element*>(x), static_cast<const uint32_t*>(weights),
+                      n_tokens, n_in,
+                      Job<Element>{static_cast<const Element*>(bias),
+                                   static_cast<const Element*>(residual),
+                                   static_cast<Element*>(out), n_out,
+                                   static_cast<Finish>(finish), of_outputs});
+    });
   });
+#else
+  return orcinus::kDone;  // nobody calls it
 #endif
 }
 }

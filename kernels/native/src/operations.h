@@ -1,4 +1,5 @@
 // The operations that a stage is made of; the file that defines an operation says what it computes.
+// Those that allocate memory return a status, see `memory.h`.
 
 #pragma once
 
@@ -10,11 +11,11 @@ void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_element, co
                       void* out, int64_t n_outer, int64_t outer_stride, int64_t n_inner,
                       int64_t size, float eps);
 
-void orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
-                    const void* residual, void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
-                    int64_t finish);
+int64_t orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
+                       const void* residual, void* out, int64_t n_tokens, int64_t n_in,
+                       int64_t n_out, int64_t finish);
 
-void orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
+int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
                          const void* scales, const void* bias, const void* residual, void* out,
                          int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish);
 
@@ -23,7 +24,7 @@ void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* cos, const 
                              int64_t n_kv_heads, int64_t head_dim, int64_t weight_element,
                              const void* q_weight, const void* k_weight, float eps);
 
-void orcinus_attention(int64_t element, const void* queries, int64_t query_stride, const void* keys,
+int64_t orcinus_attention(int64_t element, const void* queries, int64_t query_stride, const void* keys,
                        const void* values, void* out, const int64_t* starts,
                        const int64_t* n_tokens, const int64_t* blocks, int64_t n_spans,
                        int64_t n_columns, int64_t n_kv_heads, int64_t group_size, int64_t head_dim,

@@ -134,16 +134,16 @@ inline void store_some(T* to, Floats x, int n) {
 }
 
 template <class T>
-inline Floats load_up_to(const T* from, int n) {
-  return n >= kLanes ? load(from) : load_some(from, n);
+inline Floats load_up_to(const T* from, int64_t n) {
+  return n >= kLanes ? load(from) : load_some(from, static_cast<int>(n));
 }
 
 template <class T>
-inline void store_up_to(T* to, Floats x, int n) {
+inline void store_up_to(T* to, Floats x, int64_t n) {
   if (n >= kLanes) {
     store(to, x);
   } else {
-    store_some(to, x, n);
+    store_some(to, x, static_cast<int>(n));
   }
 }
 
@@ -207,7 +207,8 @@ inline Floats exp2(Floats x) {
   p = fused(p, f, splat(2.402265070e-1f));
   p = fused(p, f, splat(6.931471806e-1f));
   p = fused(p, f, splat(1.0f));
-  const Floats power = (Floats)((Ints)p + ((Ints)shifted << 23));
+  // Of numbers without a sign, whose sums wrap: of an `x` that is too small it is thrown away.
+  const Floats power = (Floats)((Words)p + ((Words)shifted << 23));
   return x < -126.0f ? Floats{} : power;
 }
 

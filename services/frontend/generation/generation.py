@@ -1,8 +1,9 @@
 """One client call while it runs.
 
-It is submitted once per answer. The events of all its answers come into one inbox and leave it as
-pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is lost, the
-scheduler client sees to it that each answer goes on.
+It is submitted once per answer, a few answers at a time, so that one call cannot fill the pool: as
+the scheduler ends one, the next is submitted. The events of all answers come into one inbox and
+leave it as pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is
+lost, the scheduler client sees to it that each answer goes on.
 
 A call that goes on where a stream broke reads the tokens that its client has once more and throws
 their text away. Then every answer is as it was: with the text it held back, the stop strings it had
@@ -10,24 +11,29 @@ begun, and its end, if it had come to it. Those that had not are submitted with 
 """
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, OrcinusError
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
-from services.frontend.link.scheduler_client import Inbox, SchedulerClient
+from services.frontend.generation.inbox import Inbox
+from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Accepted, Event, Failed, Finished, Tokens
 from services.frontend.observing.metrics import Call
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
+from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import Conversation, GenerationOptions, Prompt
+from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.refusals import Refusals
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
 from services.frontend.text.stop_strings import StopStrings
@@ -36,6 +42,12 @@ from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 REPLAYED_TOKENS, REPLAY_S = 64, 0.001
 """Tokens that are read again at a time, and seconds, if stop strings make them take longer; others
 come in between."""
+
+MAX_PIECES = 64
+"""Pieces of an answer that are kept apart, where an answer is made whole."""
+
+OUTPUT_TOKEN_BYTES = 40
+"""Bytes of memory that a token of an answer takes, if clients want to see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +63,34 @@ class EncodedPrompt:
     """A prompt in tokens, and the limits of an answer to it."""
 
     prompt: Prompt
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
 
     @property
-    def context(self) -> tuple[int, ...]:
+    def context(self) -> Sequence[int]:
         """Tokens that the answer's text continues; none for a conversation, whose next turn stands
         alone."""
         return () if isinstance(self.prompt, Conversation) else self.token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What one call has of the process that serves it."""
+
+    in_flight: AnswersInFlight
+    """Its answers that are not over for the scheduler. Who reads slowly keeps nobody else out."""
+    share: Share
+    """The memory that it takes until it ends; it grows with output that is kept."""
+    budget: MemoryBudget
+    """The memory that its unread output is counted in."""
+    refusals: Refusals = field(default_factory=Refusals)
+    replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one call whose tokens are read once more."""
+    max_at_once: int = 32
+    """Answers that are with the scheduler at a time."""
+    account: scheduler_pb2.Account | None = None
+    """Whom the scheduler is told that the call is for."""
 
 
 class Generation:
@@ -79,7 +110,7 @@ class Generation:
         *,
         model: str,
         until: float,
-        replaying: asyncio.Lock,
+        place: Place,
         was_held: bool = False,
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
@@ -96,17 +127,24 @@ class Generation:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._until = until
-        self._replaying = replaying
+        self._place = place
         self._was_held = was_held
         self._resumption = resumption
         self._span = span
         self._trace = span.message
         self._call = call or Call(self.n_answers)
-        self._inbox: Inbox = asyncio.Queue()
-        self._early: deque[Event] = deque()
+        self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
         self._running: set[str] = set()
+        """Answers of which there is more to read."""
+        self._waiting: deque[int] = deque()
+        """Answers that are not submitted yet."""
+        self._at_scheduler: set[str] = set()
+        """Answers that the scheduler has, or that are held for it."""
+        self._unaccepted: set[str] = set()
+        """Answers of these without which there is no start."""
+        self._started: asyncio.Future[None] | None = None
         self._call.n_prompt_tokens = self.usage.prompt_tokens
 
     @property
@@ -139,7 +177,7 @@ class Generation:
         return self._tokenizer.to_text(prompt.token_ids)
 
     async def start(self) -> None:
-        """Submits all answers that have not ended and waits until they are in the pool.
+        """Submits the first answers that have not ended and waits until they are in the pool.
 
         Raises:
             InvalidRequest: the scheduler refuses an answer, or a client cannot have what it says
@@ -150,18 +188,21 @@ class Generation:
         self._span.submitted(
             self.request_id, model=self.model, n_prompt_tokens=self.usage.prompt_tokens
         )
+        if self._resumption is not None:
+            for index, so_far in enumerate(self._resumption.answers):
+                await self._resume(index, so_far)
         for index in range(self.n_answers):
-            await self._begin(index)
-        for request_id, answer in self._answers.items():
-            if not answer.is_finished:
-                self._submit(request_id, answer.index)
-        waiting = set(self._running)
-        while waiting:
-            event = await self._inbox.get()
-            if isinstance(event, Failed) and event.request_id in waiting:
-                raise event.error
-            waiting.discard(event.request_id)
-            self._early.append(event)
+            answer = self._answers.get(self._name(index))
+            if answer is None or not answer.is_finished:
+                self._waiting.append(index)
+                self._running.add(self._name(index))
+        self._place.in_flight.end(self.n_answers - len(self._waiting))
+        self._started = asyncio.get_running_loop().create_future()
+        first = [self._name(index) for index in itertools.islice(self._waiting, self._max_at_once)]
+        self._unaccepted.update(first)
+        self._submit_next(until=self._until)
+        if first:
+            await self._started
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yields the pieces of all answers as they come; empty pieces are left out.
@@ -169,11 +210,12 @@ class Generation:
         Raises:
             Unavailable: no pipeline went on with the answers in time.
             RequestFailed: an answer was given up.
+            PoolFull: too much of the answers was not read.
         """
         for piece in self._endings:
             yield piece
         while self._running:
-            event = self._early.popleft() if self._early else await self._inbox.get()
+            event = await self._inbox.get()
             if event.request_id not in self._running:
                 continue
             piece = self._apply(event)
@@ -181,26 +223,84 @@ class Generation:
                 yield piece
 
     async def complete(self) -> list[Piece]:
-        """Returns the finished answers, each as one piece, in order; raises as `pieces` does."""
-        pieces: list[list[Piece]] = [[] for _ in self._answers]
+        """Returns the finished answers, each as one piece, in order; raises as `pieces` does, and
+        PoolFull if they take more memory than is left."""
+        answers: list[list[Piece]] = [[] for _ in range(self.n_answers)]
         async for piece in self.pieces():
-            pieces[piece.index].append(piece)
-        return [Piece.joined(of_one) for of_one in pieces]
+            pieces = answers[piece.index]
+            pieces.append(piece)
+            if len(pieces) == MAX_PIECES:
+                n_before = _n_bytes(pieces[0])
+                pieces[:] = [self._joined(pieces)]
+                self._place.share.grow(_n_bytes(pieces[0]) - n_before)
+        return [self._joined(pieces) for pieces in answers]
+
+    def _joined(self, pieces: Sequence[Piece]) -> Piece:
+        """Returns all pieces of an answer as one, without tokens that nobody wants to see."""
+        joined = Piece.joined(pieces)
+        return joined if self.options.return_token_ids else replace(joined, token_ids=())
+
+    def put_nowait(self, event: Event, /) -> None:
+        """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
+        if event.request_id not in self._at_scheduler:
+            return
+        if not isinstance(event, Tokens):
+            self._note_arrival(event)
+        if not isinstance(event, Accepted):
+            self._inbox.put_nowait(event)
+            if self._inbox.error is not None:
+                self._fail_start(self._inbox.error)
+                self._withdraw()
 
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
-        for request_id in self._running:
-            self._scheduler.cancel(request_id)
+        self._withdraw()
         self._running.clear()
+        self._inbox.close()
         self._span.closed(self.usage.completion_tokens)
 
-    async def _begin(self, index: int) -> None:
+    @property
+    def _max_at_once(self) -> int:
+        return self._place.max_at_once
+
+    def _name(self, index: int) -> str:
+        return f"{self._submission_id}-{index}"
+
+    def _note_arrival(self, event: Event) -> None:
+        """Notes what an event means for the answers that are not submitted yet, and for the
+        start."""
+        if isinstance(event, Failed):
+            self._waiting.clear()  # the call will end with the error, once it is read
+            if event.request_id in self._unaccepted:
+                self._fail_start(event.error)
+        self._unaccepted.discard(event.request_id)
+        if event.is_last:
+            self._end_at_scheduler(event.request_id)
+        if not self._unaccepted and self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _fail_start(self, error: OrcinusError) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+
+    def _end_at_scheduler(self, request_id: str) -> None:
+        """Notes that the scheduler has no more to do with an answer, and submits the next."""
+        if request_id in self._at_scheduler:
+            self._at_scheduler.remove(request_id)
+            self._place.in_flight.end(1)
+            self._submit_next(until=None)
+
+    def _withdraw(self) -> None:
+        """Cancels all answers that the scheduler has, and submits no more."""
+        self._waiting.clear()
+        for request_id in self._at_scheduler:
+            self._scheduler.cancel(request_id)
+        self._at_scheduler.clear()
+        self._place.in_flight.close()
+
+    async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
         """Makes an answer, as far as the client has it."""
-        answer = self._answer(index, self.prompt_of(index))
-        self._answers[f"{self._submission_id}-{index}"] = answer
-        if self._resumption is None:
-            return
-        so_far = self._resumption.answers[index]
+        answer = self._begin(index)
         piece = await self._replay(answer, so_far)
         if answer.is_finished:
             self._note_end(piece, answer)
@@ -208,6 +308,11 @@ class Generation:
                 self._endings.append(piece)
         elif so_far.is_finished:
             raise InvalidRequest(TOKENS_FIELD, f"answer {index} does not end with its tokens")
+
+    def _begin(self, index: int) -> Answer:
+        answer = self._answer(index, self.prompt_of(index))
+        self._answers[self._name(index)] = answer
+        return answer
 
     async def _replay(self, answer: Answer, so_far: AnswerSoFar) -> Piece:
         """Brings an answer to where the client has it; returns its last piece if that is next, or
@@ -217,7 +322,7 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
-        async with self._replaying:
+        async with self._place.replaying:
             pause_at = time.perf_counter() + REPLAY_S
             for number, token_id in enumerate(so_far.token_ids, start=1):
                 answer.add((token_id,))
@@ -232,8 +337,17 @@ class Generation:
             return Piece(answer.index, finish_reason=FinishReason.STOP)
         return Piece(answer.index) if ending is None else answer.finish(ending)
 
-    def _submit(self, request_id: str, index: int) -> None:
-        prompt = self.prompt_of(index)
+    def _submit_next(self, *, until: float | None) -> None:
+        """Submits as many answers as the scheduler may have; those after the first ones are tried
+        as long as those that it has had, since their client has been promised them."""
+        while self._waiting and len(self._at_scheduler) < self._max_at_once:
+            self._submit(self._waiting.popleft(), until=until)
+
+    def _submit(self, index: int, *, until: float | None) -> None:
+        request_id, prompt = self._name(index), self.prompt_of(index)
+        if request_id not in self._answers:
+            self._begin(index)
+        self._at_scheduler.add(request_id)
         self._scheduler.submit(
             scheduler_pb2.Submission(
                 request_id=request_id,
@@ -242,14 +356,14 @@ class Generation:
                 sampling=to_proto(self._sampling(index, prompt)),
                 trace=self._trace,
                 generated_token_ids=self._tokens_so_far(index),
+                account=self._place.account,
             ),
-            self._inbox,
+            self,
             model=self.model,
-            until=self._until,
-            was_held=self._was_held,
+            until=until,
+            was_held=self._was_held or until is None,
             span=self._span,
         )
-        self._running.add(request_id)
 
     def _tokens_so_far(self, index: int) -> tuple[int, ...]:
         return () if self._resumption is None else self._resumption.answers[index].token_ids
@@ -278,6 +392,7 @@ class Generation:
                 piece = answer.add(event.token_ids)
                 if answer.is_finished:
                     self._scheduler.cancel(event.request_id)
+                    self._end_at_scheduler(event.request_id)
             case Finished():
                 piece = answer.finish(event.reason)
             case Failed():
@@ -301,3 +416,8 @@ class Generation:
 
     def _shows_tokens(self, piece: Piece) -> bool:
         return self.options.return_token_ids and bool(piece.token_ids)
+
+
+def _n_bytes(piece: Piece) -> int:
+    """Returns about how many bytes of memory a piece takes."""
+    return len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)

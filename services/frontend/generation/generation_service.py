@@ -12,38 +12,34 @@ told meanwhile as it was last known, since it is the same before and after.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from sys import getsizeof
+from array import array
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
 from services.common import errors
-from services.frontend.generation.generation import EncodedPrompt, Generation
+from services.frontend.api_keys import Account
+from services.frontend.generation.generation import EncodedPrompt, Generation, Place
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
-from services.frontend.request.generation_request import (
-    Conversation,
-    GenerationRequest,
-    Prompt,
-    prompt_field,
-)
+from services.frontend.request.answers_in_flight import AnswersInFlight
+from services.frontend.request.generation_request import Conversation, GenerationRequest, Prompt
 from services.frontend.request.limits import Limits
-from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.tokenizer import Tokenizer
 
-INLINE_CHARACTERS = 8192
-"""Characters of the longest text that is made into tokens on the event loop, which takes about a
-millisecond; longer ones go to a thread."""
-
-TOKEN_BYTES = 40
-"""Bytes that a token of a request takes in memory: a number, and its place in a tuple."""
+SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
+"""Bytes that a prompt's token takes in each of the submissions that the scheduler has at a time,
+and while one is sent."""
 
 
 class GenerationService:
@@ -56,7 +52,11 @@ class GenerationService:
         *,
         chat_template: ChatTemplate | None = None,
         max_in_flight: int = 4096,
+        max_prompt_characters: int = 256 * 2**10,
+        max_answers_at_once: int = 32,
+        render_limit_s: float = 1.0,
         budget: MemoryBudget | None = None,
+        refusals: Refusals | None = None,
         hold_s: float = 0.0,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
@@ -65,24 +65,34 @@ class GenerationService:
         self._tracer = tracer or NoOpTracer()
         self._metrics = metrics or FrontendMetrics(CollectorRegistry())
         self._scheduler = scheduler
-        self._chat_template = chat_template
+        self._has_chat_template = chat_template is not None
         self._max_in_flight = max_in_flight
-        self._budget = budget or MemoryBudget(64 * 2**20)
+        self._max_answers_at_once = max_answers_at_once
+        self._refusals = Refusals() if refusals is None else refusals
+        self._budget = budget or MemoryBudget(64 * 2**20, refusals=self._refusals)
+        self._encoder = PromptEncoder(
+            tokenizer,
+            chat_template,
+            TextLimits(max_characters=max_prompt_characters, render_limit_s=render_limit_s),
+            refusals=self._refusals,
+        )
+        self._anybody = Account()
         self._hold_s = hold_s
         self.n_in_flight = 0
-        """Answers that are admitted and not yet over."""
+        """Answers that are admitted and not yet over for the scheduler."""
         self.n_waiting = 0
         """Answers of these that wait for a pipeline."""
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # the tokens of one resumption at a time
+        self._n_calls = 0  # that are not over for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be continued."""
-        return self._chat_template is not None
+        return self._has_chat_template
 
     @property
     def is_ready(self) -> bool:
@@ -103,22 +113,25 @@ class GenerationService:
         first."""
         return self._scheduler.last_known
 
-    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """Returns the tokens that a generation would start with.
+    async def tokenize(self, prompt: Prompt, account: Account | None = None) -> Sequence[int]:
+        """Returns the tokens that a generation would start with. The call counts as one with one
+        answer.
 
         Raises:
-            InvalidRequest: tokens are not in the vocabulary, or a conversation can't be written
-            out.
+            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, or a
+            conversation can't be written out.
+            PoolFull: there is too much at once.
         """
-        limits = Limits(self.describe())
-        token_ids = await self._to_tokens(prompt)
-        limits.check_tokens(prompt_field(prompt), token_ids)
-        return token_ids
+        request = GenerationRequest(prompts=(prompt,))
+        with self._admitted(request, account or self._anybody) as place:
+            return await self._encoder.to_tokens(prompt, Limits(self.describe()), place.share)
 
     @asynccontextmanager
-    async def open(self, request: GenerationRequest) -> AsyncIterator[Generation]:
-        """Opens a generation whose answers are all in the pool; answers that still run at the end
-        are cancelled.
+    async def open(
+        self, request: GenerationRequest, account: Account | None = None
+    ) -> AsyncIterator[Generation]:
+        """Opens a generation whose first answers are all in the pool; answers that still run at the
+        end are cancelled. It counts for the caller's account until the scheduler has ended it.
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -133,8 +146,8 @@ class GenerationService:
         ):
             request.check()
             span.checked(request)
-            with self._in_flight(request.n_answers, _n_bytes(request)):
-                generation = await self._generation(request, until, span, call)
+            with self._admitted(request, account or self._anybody) as place:
+                generation = await self._generation(request, until, place, span, call)
                 try:
                     await generation.start()
                     yield generation
@@ -150,11 +163,16 @@ class GenerationService:
         self._is_leaving = self._is_stopping = True
 
     async def wait_idle(self) -> None:
-        """Waits until nothing is in flight."""
+        """Waits until all answers have been delivered, or given up."""
         await self._idle.wait()
 
     async def _generation(
-        self, request: GenerationRequest, until: float, span: RequestSpan, call: Call
+        self,
+        request: GenerationRequest,
+        until: float,
+        place: Place,
+        span: RequestSpan,
+        call: Call,
     ) -> Generation:
         was_held = not self._scheduler.is_open
         self.n_waiting += request.n_answers
@@ -162,14 +180,16 @@ class GenerationService:
             pipeline = await self._scheduler.wait_open(until)
         finally:
             self.n_waiting -= request.n_answers
+        prompts = await self._encode(request, Limits(pipeline), place.share)
+        place.share.grow(self._n_token_bytes(prompts, request.options.n))
         return Generation(
             request.options,
-            await self._encode(request, Limits(pipeline)),
+            prompts,
             self.tokenizer,
             self._scheduler,
             model=pipeline.model,
             until=until,
-            replaying=self._replaying,
+            place=place,
             was_held=was_held,
             resumption=request.resumption,
             span=span,
@@ -177,34 +197,84 @@ class GenerationService:
         )
 
     @contextmanager
-    def _in_flight(self, n_answers: int, n_bytes: int) -> Iterator[None]:
+    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[Place]:
+        """Gives a call its place, until it is over for its client.
+
+        Raises:
+            InvalidRequest: it asks for more than there could ever be.
+            PoolFull: there is too much at once.
+            Unavailable: this process is stopping.
+        """
         if self._is_stopping:
             raise errors.Unavailable("the server is stopping")
-        if self.n_in_flight + n_answers > self._max_in_flight:
-            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
-        share = self._budget.share(n_bytes)
-        self.n_in_flight += n_answers
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            share.close()
-            self.n_in_flight -= n_answers
-            if self.n_in_flight == 0:
-                self._idle.set()
+        n_answers = request.n_answers
+        if n_answers > self._max_in_flight:
+            self._refusals[Refusal.IN_FLIGHT] += 1
+            raise errors.InvalidRequest(
+                "n" if len(request.prompts) == 1 else "prompt",
+                f"asks for {n_answers} answers at once; {self._max_in_flight} can be in the making",
+            )
+        self._encoder.check_length(request.prompts, self._last_limits())
+        with ExitStack() as stack:
+            of_account = stack.enter_context(account.in_flight(request))
+            if self.n_in_flight + n_answers > self._max_in_flight:
+                self._refusals[Refusal.IN_FLIGHT] += 1
+                raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            share = stack.enter_context(self._budget.share(request.n_bytes))
+
+            def release(n_ended: int) -> None:
+                self.n_in_flight -= n_ended
+                of_account.end(n_ended)
+
+            self.n_in_flight += n_answers
+            in_flight = stack.enter_context(AnswersInFlight(n_answers, release))
+            self._n_calls += 1
+            stack.callback(self._end_call)
+            self._idle.clear()
+            yield Place(
+                in_flight=in_flight,
+                share=share,
+                budget=self._budget,
+                refusals=self._refusals,
+                replaying=self._replaying,
+                max_at_once=self._max_answers_at_once,
+                account=account.to_proto(),
+            )
+
+    def _end_call(self) -> None:
+        self._n_calls -= 1
+        if self._n_calls == 0:
+            self._idle.set()
+
+    def _last_limits(self) -> Limits | None:
+        """Returns the limits of the model that is served, or was, if it is known."""
+        return Limits(self.describe()) if self._scheduler.last_model else None
+
+    def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
+        """Returns about how many bytes the tokens of prompts take, besides those that came as
+        tokens, and their copies for the scheduler, of which the longest may be there at once."""
+        n_packed = sum(
+            len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
+        )
+        lengths = sorted((len(prompt.token_ids) for prompt in prompts), reverse=True)
+        n_copied, n_left = 0, self._max_answers_at_once
+        for length in lengths:
+            n_copied += length * min(n, n_left)
+            n_left -= min(n, n_left)
+        return array("I").itemsize * n_packed + SUBMISSION_TOKEN_BYTES * n_copied
 
     async def _encode(
-        self, request: GenerationRequest, limits: Limits
+        self, request: GenerationRequest, limits: Limits, share: Share
     ) -> tuple[EncodedPrompt, ...]:
         limits.check_model(request.model)
         stop_token_ids = limits.stop_token_ids(request.options)
         if request.resumption is not None:
             for answer in request.resumption.answers:
                 limits.check_tokens(TOKENS_FIELD, answer.token_ids)
+        self._encoder.check_length(request.prompts, limits)
         encoded = []
         for prompt in request.prompts:
-            token_ids = await self._to_tokens(prompt)
-            limits.check_prompt(prompt_field(prompt), token_ids)
+            token_ids = await self._encoder.to_tokens(prompt, limits, share)
             max_new_tokens = limits.max_new_tokens(
                 request.options,
                 n_prompt=len(token_ids),
@@ -213,44 +283,6 @@ class GenerationService:
             encoded.append(EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids))
             await asyncio.sleep(0)  # others come in between
         return tuple(encoded)
-
-    async def _to_tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, tuple):
-            return prompt
-        if isinstance(prompt, str):
-            return await self._text_to_tokens(prompt, add_special_tokens=True)
-        return await self._text_to_tokens(self._render(prompt), add_special_tokens=False)
-
-    async def _text_to_tokens(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        if len(text) <= INLINE_CHARACTERS:
-            return self.tokenizer.to_tokens(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            self.tokenizer.to_tokens, text, add_special_tokens=add_special_tokens
-        )
-
-    def _render(self, conversation: Conversation) -> str:
-        if not conversation.messages:
-            raise errors.InvalidRequest("messages", "must not be empty")
-        if self._chat_template is None:
-            raise errors.InvalidRequest(
-                "messages", "the model has no chat template; send a prompt instead"
-            )
-        return self._chat_template.render(conversation.messages)
-
-
-def _n_bytes(request: GenerationRequest) -> int:
-    """Returns about how many bytes of memory a request takes."""
-    n_bytes = getsizeof(request.model)
-    for prompt in request.prompts:
-        if isinstance(prompt, Conversation):
-            for turn in prompt.messages:
-                n_bytes += getsizeof(turn.role) + getsizeof(turn.content) + getsizeof(turn.name)
-        else:
-            is_text = isinstance(prompt, str)
-            n_bytes += getsizeof(prompt) if is_text else TOKEN_BYTES * len(prompt)
-    if request.resumption is not None:
-        n_bytes += TOKEN_BYTES * request.resumption.n_tokens
-    return n_bytes
 
 
 def _now() -> float:

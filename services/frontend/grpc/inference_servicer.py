@@ -5,23 +5,24 @@ named as in the HTTP API (`top_p`, not `options.sampling.top_p`), so that a clie
 error in both.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 from google.protobuf.unknown_fields import UnknownFieldSet
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 from orcinus.v1 import inference_pb2
 
-from services.common import errors, rpc_handlers
+from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
 from services.common.sampling_proto import from_proto
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.grpc import reflection
+from services.frontend.grpc.transfers import Transfers
 from services.frontend.request import output_format
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
@@ -60,16 +61,15 @@ class InferenceServicer:
         """Answers when everything is there."""
         account = self._api_keys.account_of(_authorization(context))
         request = self._to_request(message)
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                pieces = await generation.complete()
-                return inference_pb2.GenerateResponse(
-                    request_id=generation.request_id,
-                    model=generation.model,
-                    choices=[_to_choice(piece, generation) for piece in pieces],
-                    usage=_to_usage(generation.usage),
-                    prompt_token_ids=_prompt_token_ids(generation),
-                )
+        async with self._service.open(request, account) as generation:
+            pieces = await generation.complete()
+            return inference_pb2.GenerateResponse(
+                request_id=generation.request_id,
+                model=generation.model,
+                choices=[_to_choice(piece, generation) for piece in pieces],
+                usage=_to_usage(generation.usage),
+                prompt_token_ids=_prompt_token_ids(generation),
+            )
 
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context
@@ -79,32 +79,30 @@ class InferenceServicer:
         request = self._to_request(message)
         if message.HasField("resumption"):
             request = _resumed(request, message)
-        # A call may end while this generator is not running but waiting for the client to read.
-        with account.in_flight(request) as share:
-            context.add_done_callback(lambda _: share.close())  # type: ignore[arg-type]
-            async with self._service.open(request) as generation:
-                context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]
-                first = {} if generation.is_resumed else _first_fields(generation)
-                async for piece in generation.pieces():
-                    yield inference_pb2.GenerateStreamResponse(
-                        request_id=generation.request_id,
-                        model=generation.model,
-                        choice=_to_choice(piece, generation),
-                        **first,
-                    )
-                    first = {}
+        async with self._service.open(request, account) as generation:
+            first = {} if generation.is_resumed else _first_fields(generation)
+            async for piece in generation.pieces():
                 yield inference_pb2.GenerateStreamResponse(
                     request_id=generation.request_id,
                     model=generation.model,
-                    usage=_to_usage(generation.usage),
+                    choice=_to_choice(piece, generation),
+                    **first,
                 )
+                first = {}
+            yield inference_pb2.GenerateStreamResponse(
+                request_id=generation.request_id,
+                model=generation.model,
+                usage=_to_usage(generation.usage),
+            )
 
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Answers with the tokens that a generation would start with."""
         self._check_size(message)
-        token_ids = await self._service.tokenize(_to_prompt(message.prompt))
+        self._check_n_tokens(message.prompt)
+        account = self._api_keys.account_of(_authorization(context))
+        token_ids = await self._service.tokenize(_to_prompt(message.prompt), account)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def DescribeModel(
@@ -126,19 +124,36 @@ class InferenceServicer:
         """Counts a call against the caller's key, before the call's message is received."""
         self._api_keys.admit(_authorization(context))
 
+    def uploading(self, context: Context) -> AbstractContextManager[object]:
+        """Returns a context in which a call that is being received counts as an answer of its
+        caller; raises PoolFull if he has too many."""
+        return self._api_keys.account_of(_authorization(context)).receiving()
+
     def _to_request(
         self, message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest
     ) -> GenerationRequest:
         self._check_size(message)
+        self._check_n_tokens(message.prompt)
         return GenerationRequest(
             prompts=(_to_prompt(message.prompt),),
             options=_to_options(message.options),
             model=message.model,
         )
 
+    def _check_n_tokens(self, prompt: inference_pb2.Prompt) -> None:
+        """Raises TooLarge if a prompt has more tokens than any may, before they become objects."""
+        n_tokens = len(prompt.token_ids.ids)
+        with suppress(errors.Unavailable):  # nothing is known of the model yet
+            max_tokens = self._service.describe().max_model_len
+            if n_tokens > max_tokens:
+                raise errors.TooLarge(
+                    "prompt",
+                    f"has {n_tokens} tokens; prompt and answer may have {max_tokens} together",
+                )
+
     def _check_size(self, message: Any) -> None:
         if message.ByteSize() > self._max_body_bytes:
-            raise errors.InvalidRequest(
+            raise errors.TooLarge(
                 "request", f"must not be larger than {self._max_body_bytes} bytes"
             )
 
@@ -147,15 +162,29 @@ def add_services(
     server: grpc.aio.Server,
     servicer: InferenceServicer,
     health: Health,
+    transfers: Transfers,
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Puts the API on a server."""
-    handler = rpc_handlers.service_handler(SERVICE, servicer, admit=servicer.admit, observe=observe)
-    server.add_generic_rpc_handlers((handler,))
-    health.add_to(server)
-    names = (SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    """Puts the API on a server; the messages of all its calls go through `transfers`."""
+    services = (SERVICE, health_servicer.SERVICE, reflection.SERVICE)
+    reflecting = reflection.ReflectionServicer(
+        tuple(service.full_name for service in services), transfers.exchange
+    )
+    handlers = (
+        rpc_handlers.service_handler(
+            SERVICE,
+            servicer,
+            admit=servicer.admit,
+            observe=observe,
+            exchange=lambda context: transfers.exchange(
+                context, uploading=lambda: servicer.uploading(context)
+            ),
+        ),
+        rpc_handlers.service_handler(reflection.SERVICE, reflecting, raw=reflection.RAW_METHODS),
+    )
+    server.add_generic_rpc_handlers(handlers)
+    health.add_to(server, exchange=transfers.exchange)
 
 
 def _authorization(context: Context) -> str | None:
@@ -254,5 +283,5 @@ def _to_usage(usage: Usage) -> inference_pb2.Usage:
     )
 
 
-def _prompt_token_ids(generation: Generation) -> tuple[int, ...]:
+def _prompt_token_ids(generation: Generation) -> Sequence[int]:
     return generation.prompts[0].token_ids if generation.options.return_token_ids else ()

@@ -8,6 +8,7 @@ cancelling.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -15,6 +16,8 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common import errors
+from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.refusals import Refusal, Refusals
 
 Result = TypeVar("Result")
 
@@ -36,25 +39,60 @@ HEADERS = [
 """Headers of a stream; they ask proxies to pass events on as they come."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Returns the body; what exceeds the limit is not kept.
+SMALL_BODY_BYTES = 64 * 2**10
+"""Bytes of a body that finds room while large ones take all that they may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """The limits of bodies; `FrontendSettings` explains them."""
+
+    max_bytes: int
+    limit_s: float
+    budget: MemoryBudget
+    refusals: Refusals
+
+    def check_size(self, n_bytes: int) -> None:
+        """Raises TooLarge if no body may be so large."""
+        if n_bytes > self.max_bytes:
+            self.refusals[Refusal.BODY_TOO_LARGE] += 1
+            raise errors.TooLarge("body", f"must not be larger than {self.max_bytes} bytes")
+
+    def check_room(self, n_bytes: int) -> None:
+        """Raises PoolFull if so large a body would find no room now, before it is sent."""
+        if self.budget.n_bytes and not self.budget.has_room(n_bytes + self.reserve(n_bytes)):
+            raise self.budget.refuse()
+
+    def reserve(self, n_bytes: int) -> int:
+        """Returns the part of the budget that a body of that size must leave to small ones."""
+        return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
+
+
+async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes:
+    """Returns the body. The share of the budget grows as it arrives; a quarter of the budget is
+    left to small bodies, so that these get in while slow uploads of large ones take the rest.
 
     Raises:
-        InvalidRequest: it is too large, or says that it will be.
+        TooLarge: it is larger than a body may be, or says that it will be.
+        TimedOut: it did not come in time.
+        PoolFull: requests take all the memory that they may.
     """
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+    n_declared = int(declared) if declared.isdecimal() else 0
+    limits.check_size(n_declared)
+    limits.check_room(n_declared)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(limits.limit_s):
+            async for chunk in request.stream():
+                n_bytes = len(body) + len(chunk)
+                limits.check_size(n_bytes)
+                share.grow(len(chunk), leaving=limits.reserve(n_bytes))
+                body += chunk
+    except TimeoutError:
+        limits.refusals[Refusal.BODY_TIMEOUT] += 1
+        raise errors.TimedOut(f"the body did not come in {limits.limit_s:g} s") from None
     return bytes(body)
-
-
-def _too_large(max_bytes: int) -> errors.InvalidRequest:
-    return errors.InvalidRequest("body", f"must not be larger than {max_bytes} bytes")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

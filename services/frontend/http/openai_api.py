@@ -9,9 +9,16 @@ from services.common import errors
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import event_id, openai_errors
+from services.frontend.http import event_id, openai_errors, openapi
 from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.exchange import Event, EventStream, read_body, while_connected
+from services.frontend.http.exchange import (
+    BodyLimits,
+    Event,
+    EventStream,
+    read_body,
+    while_connected,
+)
+from services.frontend.http.json_structure import check_structure
 from services.frontend.http.openai_request import (
     Body,
     ChatBody,
@@ -33,7 +40,7 @@ from services.frontend.http.openai_response import (
 def create_app(
     service: GenerationService,
     *,
-    max_body_bytes: int,
+    bodies: BodyLimits,
     api_keys: ApiKeys,
     reason_against_serving: Callable[[], str],
 ) -> FastAPI:
@@ -44,7 +51,7 @@ def create_app(
     openai_errors.install(app)
     api = OpenAIApi(
         service,
-        max_body_bytes=max_body_bytes,
+        bodies=bodies,
         api_keys=api_keys,
         reason_against_serving=reason_against_serving,
     )
@@ -52,6 +59,7 @@ def create_app(
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
+    app.add_api_route(openapi.PATH, api.openapi, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/serving", api.serving, methods=["GET", "HEAD"], response_model=None)
@@ -65,14 +73,15 @@ class OpenAIApi:
         self,
         service: GenerationService,
         *,
-        max_body_bytes: int,
+        bodies: BodyLimits,
         api_keys: ApiKeys,
         reason_against_serving: Callable[[], str],
     ) -> None:
         self._service = service
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
+        self._document = to_json(openapi.document(needs_key=api_keys.are_needed))
 
     async def list_models(self, request: Request) -> Json:
         """Answers with the one model."""
@@ -86,6 +95,10 @@ class OpenAIApi:
         if model != pipeline.model:
             return openai_errors.model_not_found(model)
         return JSONResponse(model_object(pipeline))
+
+    async def openapi(self) -> Response:
+        """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
+        return Response(self._document, media_type=openapi.JSON)
 
     async def health(self) -> Response:
         """Answers that the process is up."""
@@ -106,13 +119,13 @@ class OpenAIApi:
     async def complete(self, request: Request) -> Response:
         """Continues texts or tokens."""
         account = self._admit(request)
-        body = await self._read(request, CompletionBody)
+        body = await self._read(request, CompletionBody, account)
         return await self._respond(request, body, account)
 
     async def chat(self, request: Request) -> Response:
         """Continues a conversation."""
         account = self._admit(request)
-        body = await self._read(request, ChatBody)
+        body = await self._read(request, ChatBody, account)
         return await self._respond(request, body, account)
 
     def _admit(self, request: Request) -> Account:
@@ -120,8 +133,13 @@ class OpenAIApi:
         dependency of FastAPI it would cost twenty times as much."""
         return self._api_keys.admit(request.headers.get("authorization"))
 
-    async def _read(self, request: Request, kind: type[Body]) -> Body:
-        return parse_body(kind, await read_body(request, self._max_body_bytes))
+    async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
+        """Reads a body, which counts as an answer in flight from here on: who may have two answers
+        has no more uploads. What it stands for takes a share of its own when it is opened."""
+        with account.receiving(), self._bodies.budget.share() as share:
+            data = await read_body(request, self._bodies, share)
+            check_structure(data, self._bodies.refusals)
+            return parse_body(kind, data)
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
@@ -132,23 +150,21 @@ class OpenAIApi:
 
     async def _whole(self, body: GenerationBody, account: Account) -> Json:
         request = body.to_request()
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                pieces = await generation.complete()
-                return _shape(generation, body).answer(pieces)
+        async with self._service.open(request, account) as generation:
+            pieces = await generation.complete()
+            return _shape(generation, body).answer(pieces)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
     ) -> AsyncGenerator[Event]:
         request = body.to_request(position)
-        with account.in_flight(request):
-            async with self._service.open(request) as generation:
-                shape = _shape(generation, body, position)
-                async for piece in generation.pieces():
-                    for event in shape.events(piece):
-                        yield event
-                if body.includes_usage and not (position and position.has_usage):
-                    yield shape.usage_event()
+        async with self._service.open(request, account) as generation:
+            shape = _shape(generation, body, position)
+            async for piece in generation.pieces():
+                for event in shape.events(piece):
+                    yield event
+            if body.includes_usage and not (position and position.has_usage):
+                yield shape.usage_event()
 
 
 def _explain(error: errors.OrcinusError) -> Event:

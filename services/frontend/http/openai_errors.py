@@ -59,14 +59,16 @@ def error_response(error: errors.OrcinusError) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.Unauthenticated):
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, errors.TimedOut):
+        headers["connection"] = "close"
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
 
 
 def model_not_found(model: str) -> Response:
     """Returns the response for an unknown model in a path; in a body the model is a field, and the
     error names that."""
-    body = _object(f"{model!r} is not served here", "invalid_request_error", "model", MODEL_CODE)
-    return JSONResponse(body, 404)
+    message = f"{errors.shortened(model)!r} is not served here"
+    return JSONResponse(_object(message, "invalid_request_error", "model", MODEL_CODE), 404)
 
 
 def install(app: FastAPI) -> None:
@@ -89,7 +91,7 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answers requests of unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
+    message = f"{error.detail}: {request.method} {errors.shortened(request.url.path)}"
     body = _object(message, "invalid_request_error", None, None)
     return JSONResponse(body, error.status_code, error.headers)
 

@@ -9,23 +9,26 @@ spelled as other servers of the field spell them.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     FailFast,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     Tag,
     ValidationError,
     create_model,
     model_validator,
 )
+from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -54,21 +57,42 @@ MAX_NAME_LENGTH = 64
 MAX_TURNS = 2048
 """Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
 
+MAX_METADATA = 16
+"""Items of metadata at most, as in the OpenAI API."""
+
 Body = TypeVar("Body", bound="GenerationBody")
 
 
-def only(*neutral: object) -> AfterValidator:
-    """Returns a validator that accepts None and values that change nothing, and no others yet."""
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The annotation of a field that accepts None and values that change nothing, and no others
+    yet. It is checked before the type, which would look at each item of what is refused anyway."""
 
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            accepted = ", ".join(map(repr, neutral))
+    neutral: tuple[object, ...]
+
+    def check(self, value: Any) -> Any:
+        """Returns the value; raises ValueError if it would change something."""
+        if value is not None and value not in self.neutral:
+            accepted = ", ".join(map(repr, self.neutral))
             raise ValueError(
-                "not supported yet" + (f"; only {accepted} is accepted" if neutral else "")
+                "not supported yet" + (f"; only {accepted} is accepted" if accepted else "")
             )
         return value
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral]}
+
+
+def only(*neutral: object) -> Only:
+    """Returns the annotation that accepts None and these values."""
+    return Only(neutral)
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -92,8 +116,17 @@ def _as_list(value: object) -> object:
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    return all(type(item) is int for item in items)  # a bool is not a token
+    return set(map(type, items)) <= {int}  # a bool is not a token; a million take some time
 
+
+def _check_metadata(value: object) -> object:
+    """Bounds it before validation, which would make an error for each of a million items."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
+    return value
+
+
+StopTexts = TypeAliasType("StopTexts", Annotated[list[str], FailFast()])
 
 TokenIds = TypeAliasType("TokenIds", Annotated[list[int], FailFast()])
 
@@ -185,7 +218,7 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
 
     model: str | None = None
     max_tokens: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     n: int | None = None
@@ -194,7 +227,7 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     resumption: ResumptionBody | None = None
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
     priority: Annotated[int | None, only(0)] = None
     skip_special_tokens: Annotated[bool | None, only(True)] = None
     include_stop_str_in_output: Annotated[bool | None, only(False)] = None

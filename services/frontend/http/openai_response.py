@@ -112,7 +112,7 @@ class Shape(ABC):
         """Returns the prompt's tokens, if the client wants to see tokens."""
         if not self._generation.options.return_token_ids:
             return {}
-        return {"prompt_token_ids": self._generation.prompt_of(index).token_ids}
+        return {"prompt_token_ids": tuple(self._generation.prompt_of(index).token_ids)}
 
     def _usage(self) -> Json:
         usage = self._generation.usage

@@ -1,6 +1,10 @@
-"""Spans of HTTP requests, named and judged as HTTP conventions have it; probes have none."""
+"""Spans of HTTP requests, named and judged as HTTP conventions have it; probes have none.
 
-from collections.abc import Mapping
+Only callers that may call choose whether they are recorded: anybody else's `traceparent` is ignored
+and the sampler decides.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -19,16 +23,24 @@ PROBES = frozenset({"/health", "/ready", "/serving"})
 class TracedApp:
     """An ASGI app whose requests have spans, each current in the task of its request."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(
+        self, app: ASGIApp, tracer: Tracer, *, is_known: Callable[[str | None], bool]
+    ) -> None:
+        """Wraps an app; `is_known` says whether a caller may call, by the value of
+        `authorization`."""
         self._app = app
         self._tracer = tracer
+        self._is_known = is_known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "HTTP"
-        parent = tracing.parent_in(_headers(scope, "traceparent", "tracestate", "baggage"))
+        context = _headers(scope, "traceparent", "tracestate", "baggage")
+        if context and not self._is_known(_headers(scope, "authorization").get("authorization")):
+            context = {}
+        parent = tracing.parent_in(context)
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
         otel_context.attach(trace.set_span_in_context(span))  # for good: the task is this request's
         if not span.is_recording():

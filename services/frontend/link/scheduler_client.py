@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -31,15 +32,12 @@ from services.frontend.link.scheduler_events import (
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
-
-MAX_UNSENT = 4096
-"""Messages that may wait to be sent when another request comes: a scheduler that doesn't read must
-not fill this process's memory."""
 
 MAX_EXTENSIONS = 5
 """Losses in a row, without a token in between, from each of which a request has time anew: one that
@@ -48,8 +46,11 @@ ends its schedulers must not do so for ever."""
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
 
-Inbox = asyncio.Queue[Event]
-"""A queue for the events of a request, or of several that belong together."""
+
+class Inbox(Protocol):
+    """A place for the events of a request, or of several that belong together."""
+
+    def put_nowait(self, event: Event, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,17 @@ class SchedulerClient:
         backoff: Backoff | None = None,
         resume_s: float = 600.0,
         on_tokens: Callable[[], None] = lambda: None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called when requests have got tokens, or have ended."""
+        """`on_tokens` is called when requests have got tokens, or have ended; `refusals` counts
+        those that the scheduler refuses for a limit of their key."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._on_tokens = on_tokens
+        self._refusals = Refusals() if refusals is None else refusals
         self._requests: dict[str, _Request] = {}
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
@@ -222,24 +226,24 @@ class SchedulerClient:
         inbox: Inbox,
         *,
         model: str,
-        until: float,
+        until: float | None,
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
         """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
 
-        Until the time `until` the request is held while it can't be sent, and sent again when it
-        fails as unavailable. Once a scheduler has taken it, it has `resume_s` seconds from each
-        loss. So it may be accepted more than once; `generated_token_ids` of the submission are the
-        tokens it has, and events bring those after them. A request that was held, here or before
-        it came here, is also sent again when the pool is full, since all that were held come at
-        once. `span` is told of each of these.
+        Until the time `until`, or for `resume_s` seconds if it is None, the request is held while
+        it can't be sent, and sent again when it fails as unavailable. Once a scheduler has taken
+        it, it has `resume_s` seconds from each loss. So it may be accepted more than once;
+        `generated_token_ids` of the submission are the tokens it has, and events bring those after
+        them. A request that was held, here or before it came here, is also sent again when the
+        pool is full, since all that were held come at once. `span` is told of each of these.
         """
         request = _Request(
             submission=submission,
             inbox=inbox,
             model=model,
-            until=until,
+            until=_now() + self._resume_s if until is None else until,
             was_held=was_held,
             span=span,
         )
@@ -354,6 +358,8 @@ class SchedulerClient:
                     self.cancel(request.request_id)
                     self._end(request, error)
                     return
+            case Failed(refusal=Refusal() as refusal):
+                self._refusals[refusal] += 1
         if event.is_last:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
@@ -367,7 +373,7 @@ class SchedulerClient:
             self._hold(request, errors.Unavailable(NO_PIPELINE))
         elif self._pipeline.model != request.model:
             self._fail(request, errors.Unavailable("another model is served now; try again"))
-        elif self._stream.n_unsent >= MAX_UNSENT:
+        elif self._stream.is_congested:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
         else:
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
@@ -386,10 +392,11 @@ class SchedulerClient:
     ) -> None:
         """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = _now()
         if request.is_accepted and request.n_extensions < MAX_EXTENSIONS:
             request.n_extensions += 1
             request.until = max(request.until, now + self._resume_s)
+            request.submission.is_resubmitted = True
         request.is_accepted = False
         if now >= request.until:
             self._fail(request, error)
@@ -411,3 +418,7 @@ class SchedulerClient:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

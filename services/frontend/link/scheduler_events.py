@@ -5,7 +5,7 @@ each of which concerns one request. Reasons become either a way to finish or an 
 tree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,10 +13,16 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.refusals import Refusal
 
 DEFAULT_RETRY_AFTER_S = 1.0
 """Seconds that a client should wait for a full pool that doesn't say how long: about a few short
 answers."""
+
+_KEY_LIMITS = {
+    scheduler_pb2.REJECTION_REASON_KEY_RATE: Refusal.KEY_RATE,
+    scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT: Refusal.KEY_IN_FLIGHT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Tokens:
     """Event: the request has new tokens; `start` is the first one's place in the output, from 0."""
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     start: int
     is_last: ClassVar[bool] = False
 
@@ -61,6 +67,8 @@ class Failed:
 
     request_id: str
     error: errors.OrcinusError
+    refusal: Refusal | None = None
+    """The limit of the client's key that it is over, if that is why."""
     is_last: ClassVar[bool] = True
 
 
@@ -74,7 +82,9 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for accepted in response.accepted:
         yield Accepted(accepted.request_id)
     for rejected in response.rejected:
-        yield Failed(rejected.request_id, _rejection_error(rejected))
+        yield Failed(
+            rejected.request_id, _rejection_error(rejected), _KEY_LIMITS.get(rejected.reason)
+        )
     for update in response.tokens:
         yield Tokens(update.request_id, tuple(update.token_ids), update.start)
     for completed in response.completed:
@@ -100,7 +110,11 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
             return errors.InvalidRequest(
                 rejected.field or "prompt", rejected.message or "refused by the scheduler"
             )
-        case scheduler_pb2.REJECTION_REASON_POOL_FULL:
+        case (
+            scheduler_pb2.REJECTION_REASON_POOL_FULL
+            | scheduler_pb2.REJECTION_REASON_KEY_RATE
+            | scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+        ):
             return errors.PoolFull(
                 rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)
             )

@@ -18,6 +18,10 @@ from services.common import rpc
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
+MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
+"""Messages, and their bytes, that wait to be sent when another request comes: a scheduler that
+doesn't read must not fill this process's memory."""
+
 FIND_LEADER_S = 5.0
 """Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
 may have come that this channel has not heard of."""
@@ -48,16 +52,19 @@ class SchedulerStream:
     def __init__(self, address: str, connect: rpc.Connect) -> None:
         self._address = address
         self._connect = connect
-        self._outbox: asyncio.Queue[scheduler_pb2.ConnectRequest] = asyncio.Queue()
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._n_unsent_bytes = 0
 
     @property
-    def n_unsent(self) -> int:
-        """Messages that wait to be sent."""
-        return self._outbox.qsize()
+    def is_congested(self) -> bool:
+        """Whether the scheduler does not keep up: too much waits to be sent."""
+        return self._outbox.qsize() >= MAX_UNSENT or self._n_unsent_bytes >= MAX_UNSENT_BYTES
 
     def send(self, message: scheduler_pb2.ConnectRequest) -> None:
         """Queues a message; it is lost if the stream breaks first."""
-        self._outbox.put_nowait(message)
+        data = message.SerializeToString()
+        self._outbox.put_nowait(data)
+        self._n_unsent_bytes += len(data)
 
     async def converse(
         self,
@@ -71,9 +78,9 @@ class SchedulerStream:
         """
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await _wait_leader(channel)
-            call = channel.stream_stream(
+            call: Any = channel.stream_stream(
                 rpc.method_path(SERVICE, "Connect"),
-                request_serializer=scheduler_pb2.ConnectRequest.SerializeToString,
+                request_serializer=None,  # messages are bytes here
                 response_deserializer=scheduler_pb2.ConnectResponse.FromString,
             )()
             try:
@@ -89,7 +96,9 @@ class SchedulerStream:
         """Sends what is queued until the stream breaks; `_read` finds out why it did."""
         try:
             while True:
-                await call.write(await self._outbox.get())
+                data = await self._outbox.get()
+                await call.write(data)
+                self._n_unsent_bytes -= len(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
 

@@ -8,6 +8,7 @@ checked by `Limits`. Fields are named as clients spell them.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from sys import getsizeof
 from typing import Self
 
 from services.common import errors
@@ -29,7 +30,16 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 """Characters in a stop string at most: as much text may have to be held back."""
 
-_MAX_TOKENS = WholeNumbers(1, INT32_MAX)
+TOKEN_BYTES = 40
+"""Bytes that a token takes in memory: a number, and its place in a tuple."""
+
+TURN_BYTES = 256
+"""Bytes that a turn of a conversation takes besides its texts."""
+
+ANSWER_BYTES = 256
+"""Bytes that an answer to go on with takes besides its tokens."""
+
+MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 _N = WholeNumbers(1, MAX_N)
 
 
@@ -45,6 +55,18 @@ class ChatMessage:
         """Returns the turn as chat templates want it: a name that was not given is left out."""
         turn = {"role": self.role, "content": self.content}
         return turn if self.name is None else {**turn, "name": self.name}
+
+    @property
+    def n_characters(self) -> int:
+        """The number of characters that came from the client, and one more, since many turns
+        without any are work too."""
+        return 1 + len(self.role) + len(self.content) + len(self.name or "")
+
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes of memory the turn takes."""
+        texts = getsizeof(self.role) + getsizeof(self.content) + getsizeof(self.name)
+        return TURN_BYTES + texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,7 @@ class GenerationOptions:
             InvalidRequest: a value is out of its range.
         """
         if self.max_tokens is not None:
-            _MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
+            MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
         _N.check("n", self.n)
         _check_stops(self.stop)
@@ -97,6 +119,24 @@ class GenerationRequest:
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
         return len(self.prompts) * self.options.n
+
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes of memory the request takes as it is."""
+        n_bytes = getsizeof(self.model) + sum(map(getsizeof, self.options.stop))
+        n_bytes += TOKEN_BYTES * len(self.options.sampling.stop_token_ids)
+        for prompt in self.prompts:
+            match prompt:
+                case str():
+                    n_bytes += getsizeof(prompt)
+                case Conversation():
+                    n_bytes += sum(turn.n_bytes for turn in prompt.messages)
+                case tuple():
+                    n_bytes += TOKEN_BYTES * len(prompt)
+        if self.resumption is not None:
+            n_bytes += ANSWER_BYTES * len(self.resumption.answers)
+            n_bytes += TOKEN_BYTES * self.resumption.n_tokens
+        return n_bytes
 
     def resumed(self, resumption: Resumption, *, own_seed: int | None) -> Self:
         """Returns the request as it goes on. `own_seed` is the seed that the client gives for
@@ -132,6 +172,17 @@ class GenerationRequest:
                 raise errors.InvalidRequest(
                     "return_token_ids", "must be true: only streams that show tokens are resumed"
                 )
+
+
+def n_characters(prompt: Prompt) -> int:
+    """Returns the characters of a prompt, of all turns together if it is a conversation; 0 if it
+    is tokens."""
+    match prompt:
+        case str():
+            return len(prompt)
+        case Conversation():
+            return sum(turn.n_characters for turn in prompt.messages)
+    return 0
 
 
 def prompt_field(prompt: Prompt) -> str:

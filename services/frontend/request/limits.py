@@ -18,18 +18,29 @@ class Limits:
         """Raises InvalidRequest if the client wants another model; it need not name one."""
         if model and model != self.pipeline.model:
             raise errors.InvalidRequest(
-                "model", f"{model!r} is not served here; {self.pipeline.model!r} is"
+                "model",
+                f"{errors.shortened(model)!r} is not served here; {self.pipeline.model!r} is",
             )
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest if the model can't read the tokens, or not one more after them."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
+        self.check_length(field, len(token_ids))
         self.check_tokens(field, token_ids)
-        if len(token_ids) >= self.pipeline.max_model_len:
+
+    def is_too_long(self, n_tokens: int) -> bool:
+        """Returns whether a prompt of so many tokens leaves no room for an answer."""
+        return n_tokens >= self.pipeline.max_model_len
+
+    def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
+        """Raises InvalidRequest if so many tokens, or `is_least` as many, leave no room for an
+        answer."""
+        if self.is_too_long(n_tokens):
+            number = f"at least {n_tokens}" if is_least else str(n_tokens)
             raise errors.InvalidRequest(
                 field,
-                f"has {len(token_ids)} tokens, which leaves no room for an answer: prompt and "
+                f"has {number} tokens, which leaves no room for an answer: prompt and "
                 f"answer may have {self.pipeline.max_model_len} together",
             )
 

@@ -55,14 +55,14 @@ class Share:
         self.n_bytes = 0
         """Bytes that this share has."""
 
-    def grow(self, n_bytes: int) -> None:
-        """Takes so many bytes more.
+    def grow(self, n_bytes: int, *, leaving: int = 0) -> None:
+        """Takes so many bytes more, if at least `leaving` bytes are left to others.
 
         Raises:
             PoolFull: they are not left; the share stays as it is.
         """
         budget = self._budget
-        if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes):
+        if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):
             raise budget.refuse()
         budget.n_bytes += n_bytes
         self.n_bytes += n_bytes
@@ -71,6 +71,18 @@ class Share:
         """Gives so many bytes back, of those that it has."""
         self._budget.n_bytes -= n_bytes
         self.n_bytes -= n_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of the whole budget."""
+        return self._budget.max_bytes
+
+    def split(self, n_bytes: int) -> "Share":
+        """Returns a new share with so many of these bytes, which ends on its own."""
+        part = Share(self._budget)
+        part.n_bytes = n_bytes
+        self.n_bytes -= n_bytes
+        return part
 
     def close(self) -> None:
         """Gives all back."""

@@ -1,12 +1,13 @@
 """A conversation as one text, written with the template that the checkpoint brings along.
 
 Templates are Jinja programs made for the `transformers` library; what they may call there they
-find here. They run in a sandbox and see the conversation as plain dictionaries.
+find here. They run in a sandbox that limits their time and their output, and see the conversation
+as plain dictionaries.
 """
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -14,21 +15,28 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.common import errors
+from services.common import bounded_file, errors
 from services.frontend.request.generation_request import ChatMessage
+from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )
 """The errors that a template can raise when it is read or rendered. Its own expressions raise such
 errors too, `1 + ''` for example: it suits other messages."""
+
+MAX_CONFIG_BYTES = 16 << 20
+"""Bytes of a `tokenizer_config.json` at most: some list a hundred thousand added tokens."""
+
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Bytes of a `chat_template.jinja` at most; long ones have a fiftieth."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -37,13 +45,13 @@ class ChatTemplate:
     """The checkpoint's chat template."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = MeteredEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
         )
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source, globals=dict(special_tokens or {}))
+        self._template = environment.read(source, dict(special_tokens or {}))
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
@@ -56,37 +64,60 @@ class ChatTemplate:
             config = _read_config(directory / "tokenizer_config.json")
             file = directory / "chat_template.jinja"
             source = (
-                file.read_text(encoding="utf-8")
+                bounded_file.read_bytes(file, max_bytes=MAX_TEMPLATE_BYTES).decode()
                 if file.is_file()
                 else _default_template(config.get("chat_template"))
             )
             if source is None:
                 return None
             return cls(source, special_tokens=_special_tokens(config))
-        except TEMPLATE_ERRORS as error:
+        except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
+            # Jinja compiles to Python, which gives up on too many loops or brackets in each other.
             explanation = " ".join(str(error).split())  # Jinja's have several lines
             raise ValueError(
                 f"the chat template or tokenizer_config.json in {directory} is broken: "
                 f"{explanation}"
             ) from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(
+        self, messages: Sequence[ChatMessage], *, limit_s: float, max_characters: int
+    ) -> str:
         """Returns the conversation's text, up to where the assistant's turn begins.
 
         Raises:
+            TooMuch: it would have more characters than that, or TooSlow: it took more than so many
+            seconds of the processor.
             InvalidRequest: the template refuses the conversation.
         """
+        meter = Meter(limit_s=limit_s, max_characters=max_characters)
         try:
-            return self._template.render(
-                messages=[message.to_dict() for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-            )
+            with metered(meter):
+                pieces = self._template.generate(
+                    messages=[message.to_dict() for message in messages],
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                )
+                text = _joined(pieces, meter)
+            text.encode()  # a template can make halves of characters, of which there are no tokens
+            return text
+        except TooMuch:
+            raise
         except TEMPLATE_ERRORS as error:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+
+def _joined(pieces: Iterable[str], meter: Meter) -> str:
+    text: list[str] = []
+    n_characters = 0
+    for piece in pieces:
+        n_characters += len(piece)
+        if n_characters > meter.max_characters:
+            raise meter.too_much()
+        text.append(piece)
+    return "".join(text)
 
 
 class _GenerationBlock(Extension):
@@ -102,8 +133,7 @@ class _GenerationBlock(Extension):
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+    return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 
 def _default_template(template: object) -> str | None:

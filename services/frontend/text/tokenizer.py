@@ -5,11 +5,22 @@ depend on the one before it. So text is always made from a window of tokens, and
 delivers what no later token can change. What was delivered is never taken back.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import tokenizers
+
+from services.common import bounded_file
+from services.frontend.text.longest_token import longest_token
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The library knows no other way to say it. Else each text would run in a pool of the library's, of
+# as many threads as the machine has processors, each of which keeps memory of its own.
+
+MAX_FILE_BYTES = 256 << 20
+"""Bytes of a `tokenizer.json` at most; those of the largest vocabularies have a fifth."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that decoders write for bytes that are not (yet) a character."""
@@ -27,6 +38,14 @@ MAX_WINDOW_TOKENS = 32
 it."""
 
 
+class TooManyTokens(ValueError):
+    """A text has more tokens than are wanted; `n_tokens` is their number."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__(f"{n_tokens} tokens")
+        self.n_tokens = n_tokens
+
+
 class Tokenizer:
     """The checkpoint's tokenizer."""
 
@@ -39,6 +58,7 @@ class Tokenizer:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+        self._longest_token = longest_token(tokenizer)
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
@@ -51,19 +71,40 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        content = bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library has no class of its own for it
-            raise ValueError(f"{path} is broken: {error}") from error
+            return cls(tokenizers.Tokenizer.from_buffer(content))
+        except BaseException as error:
+            # The library has no class of its own for what is wrong, and panics at some of it. A
+            # panic is no Exception, so that nobody goes on in a broken state. There is none here,
+            # since the tokenizer never came to be; and its class has no module to take it from.
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise ValueError(f"{path} is broken: {error}") from error
+            raise
 
-    def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def min_tokens(self, text: str) -> int:
+        """Returns a number of tokens that the text has at least, by its length alone; 0 where its
+        length says nothing."""
+        return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
+
+    def to_tokens(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[int, ...]:
         """Returns the tokens of a text, with those that the checkpoint puts around it if wanted.
 
         Other threads run meanwhile: of the library's ways to encode, those for batches let them.
+        They do not while numbers are made of the tokens, so that is done for `max_tokens` at most.
+
+        Raises:
+            TooManyTokens: there are more.
         """
         (encoding,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
+        n_tokens = len(encoding)
+        if max_tokens is not None and n_tokens > max_tokens:
+            del encoding  # else the error's traceback would keep it
+            raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
 
     def to_text(self, token_ids: Sequence[int]) -> str:

@@ -9,6 +9,8 @@ asking anybody, so also while the API server is away; past it, only the election
 
 from typing import Protocol
 
+from services.common.epochs import MAX_REACHED_EPOCH
+
 EPOCHS_PER_TERM = 2**20
 """Epochs in the range of one term, more than a leader forms in its life: one a second for twelve
 days."""
@@ -19,6 +21,9 @@ class Term(Protocol):
 
     async def next_epoch(self, seen: int) -> int:
         """Returns an epoch newer than `seen`, the newest that any stage has been in.
+
+        If no leader can have reached that one (`epochs.py`), it is only newer than all before it:
+        the stage that has seen the other starts again when it is told this one.
 
         Raises:
             LeadershipLost: it is another's turn.
@@ -41,7 +46,7 @@ class Unopposed:
 
     async def next_epoch(self, seen: int) -> int:
         """Returns the next number. Stages that have all been restarted have seen none."""
-        self._last = max(seen, self._last) + 1
+        self._last = max(seen if seen <= MAX_REACHED_EPOCH else 0, self._last) + 1
         return self._last
 
 
@@ -63,7 +68,8 @@ class ElectedTerm:
         own = max(self._last, self._number * EPOCHS_PER_TERM)
         is_used_up = self._last + 1 == (self._number + 1) * EPOCHS_PER_TERM
         if seen > own or is_used_up:
-            self._number = await self._elector.advance(max(seen, own) // EPOCHS_PER_TERM)
+            newest = max(seen, own) if seen <= MAX_REACHED_EPOCH else own
+            self._number = await self._elector.advance(newest // EPOCHS_PER_TERM)
             own = self._number * EPOCHS_PER_TERM
         self._last = own + 1
         return self._last

@@ -9,6 +9,7 @@ when a token needs it.
 A reservation also holds a row of the ranks' request tables, since it begins and ends with it.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 
@@ -31,7 +32,7 @@ class KVManager:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.n_reserved_blocks = 0
-        self._free_block_ids = list(range(n_blocks - 1, -1, -1))
+        self._free_block_ids = array("I", range(n_blocks - 1, -1, -1))
         self._free_rows: list[int] = []
         self._n_rows = 0
 
@@ -74,7 +75,7 @@ class KVManager:
     def release(self, reservation: Reservation) -> None:
         """Takes back the blocks, the row and the reservation of a request."""
         self.n_reserved_blocks -= reservation.n_reserved_blocks
-        self._free_block_ids += reversed(reservation.block_ids)
+        self._free_block_ids.extend(reversed(reservation.block_ids))
         self._free_rows.append(reservation.row)
         reservation.block_ids = []
         reservation.n_reserved_blocks = 0

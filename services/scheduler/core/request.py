@@ -1,12 +1,19 @@
 """A request in tokens, and its place in Algorithm 1 (Orca, section 4.2)."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import NewType
 
+from services.scheduler.core.accounts import Account
 from services.scheduler.core.kv_manager import Reservation
 
 RequestId = NewType("RequestId", str)
+
+TOKEN_ID = "I"
+"""Typecode of arrays of tokens: 4 bytes each, where a list of them takes 36."""
 
 
 class RequestState(Enum):
@@ -51,15 +58,17 @@ class Request:
     """
 
     request_id: RequestId
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     max_new_tokens: int
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
     stop_token_ids: frozenset[int] = frozenset()
+    account: Account | None = None
+    """Whose limits it counts towards; None where nobody has to show a key."""
     arrival: int = -1
     """The place in the order of arrival, assigned by the pool."""
     state: RequestState = RequestState.INITIATION
-    generated_token_ids: list[int] = field(default_factory=list)
+    generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
     """Epochs in a row that were lost with this request on board, before it had proved itself."""
     n_prefill_tokens: int = 0
@@ -133,9 +142,12 @@ class Request:
         """Returns tokens `start` to `start + n_tokens` of the sequence."""
         n_prompt = len(self.prompt_token_ids)
         if start >= n_prompt:
-            return self.generated_token_ids[start - n_prompt : start - n_prompt + n_tokens]
+            first = start - n_prompt
+            if n_tokens == 1:  # a decode: half the time of a slice
+                return [self.generated_token_ids[first]]
+            return self.generated_token_ids[first : first + n_tokens].tolist()
         head = self.prompt_token_ids[start : start + n_tokens]
-        return head + self.generated_token_ids[: n_tokens - len(head)]
+        return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
 
     def put_down(self) -> None:
         """Takes the request back to its beginning, with the tokens that it has; what it held on the

@@ -1,5 +1,8 @@
 """All requests that are in the system, in the order in which they arrived; it outlives the epochs.
 
+It is limited in requests and in the tokens, of prompts and outputs, that they may come to, and so
+in memory. It also counts the tokens of each account.
+
 Requests that can ride the next iteration are kept apart from those that cannot, so that a
 selection walks only over requests it can take: its cost does not depend on how many others there
 are.
@@ -10,6 +13,7 @@ runs has tokens and the last one has proved itself. So a loss is put down to the
 was on board, and one that is put down to it again runs alone the next time.
 """
 
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
@@ -17,6 +21,9 @@ from itertools import chain
 
 from services.common.errors import PoolFull
 from services.scheduler.core.request import Request, RequestState
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a request may be sent again to a pool that was full."""
 
 
 def _arrival(request: Request) -> int:
@@ -30,8 +37,11 @@ def _suspicion(request: Request) -> tuple[int, int]:
 class RequestPool:
     """Holds every request from its arrival to its end, in exactly one of its states."""
 
-    def __init__(self, *, max_requests: int) -> None:
+    def __init__(self, *, max_requests: int, max_tokens: int = sys.maxsize) -> None:
         self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.n_tokens = 0
+        """Tokens that the requests may come to."""
         self._n_arrived = 0
         self._waiting: dict[Request, None] = {}  # INITIATION, in arrival order
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
@@ -65,13 +75,21 @@ class RequestPool:
         """Takes a request in.
 
         Raises:
-            PoolFull: there are `max_requests` already.
+            PoolFull: there are `max_requests` already, or with it more than `max_tokens`.
         """
+        n_tokens = request.max_sequence_len
         if len(self) >= self.max_requests:
             raise PoolFull(
                 f"the request pool holds its limit of {self.max_requests} requests",
-                retry_after_s=1.0,
+                retry_after_s=RETRY_AFTER_S,
             )
+        if self.n_tokens + n_tokens > self.max_tokens:
+            raise PoolFull(
+                f"the request pool holds {self.n_tokens} tokens; with the {n_tokens} that this "
+                f"request may come to, they exceed its limit of {self.max_tokens}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._count(request, n_tokens)
         request.arrival = self._n_arrived
         request.put_down()
         self._n_arrived += 1
@@ -133,6 +151,7 @@ class RequestPool:
             del self._admitted[request]
             self.hold_back(request)
         request.state = RequestState.FINISHED
+        self._count(request, -request.max_sequence_len)
 
     def put_back(self) -> list[Request]:
         """Puts down all requests that have run, so that they wait again at their place in the order
@@ -145,6 +164,11 @@ class RequestPool:
         self._ready.clear()
         self._suspects = {request: None for request in self._waiting if request.is_suspect}
         return begun
+
+    def _count(self, request: Request, n_tokens: int) -> None:
+        self.n_tokens += n_tokens
+        if request.account is not None:
+            request.account.n_tokens += n_tokens
 
     @property
     def _is_probation(self) -> bool:

@@ -122,6 +122,8 @@ class IterationLog:
             if queue.qsize() < MAX_PENDING:
                 queue.put_nowait(entry.record)
             else:
+                while not queue.empty():  # it may never be read
+                    queue.get_nowait()
                 queue.put_nowait(None)
                 self._watchers.discard(queue)
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
+from services.scheduler.core.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request
 
 REASONS = {
@@ -20,7 +21,7 @@ REASONS = {
     FinishReason.CANCELLED: "cancelled",
     FinishReason.FAILED: "failed",
 }
-REJECTIONS = ("invalid", "pool_full", "unavailable")
+REJECTIONS = ("invalid", "pool_full", "key_limit", "unavailable")
 
 
 class RequestMetrics:
@@ -143,4 +144,6 @@ class RequestMetrics:
 def _rejection(error: OrcinusError) -> str:
     if isinstance(error, InvalidRequest):
         return "invalid"
+    if isinstance(error, KeyInFlight | KeyRate):
+        return "key_limit"
     return "pool_full" if isinstance(error, PoolFull) else "unavailable"

@@ -222,7 +222,7 @@ class EngineMaster:
         if sent is None:
             return []
         sampled = [span.request.request_id for span in sent.batch.spans if span.is_sampled]
-        failed = [sampled[place] for place in failure.failed_spans]
+        failed = [sampled[place] for place in failure.failed_spans if place < len(sampled)]
         return failed if len(failed) < len(sampled) else []
 
     def _lose(self, reason: str, *, culprits: Sequence[RequestId] = ()) -> None:

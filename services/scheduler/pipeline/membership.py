@@ -31,6 +31,9 @@ DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that nobody
 else holds is assigned to a free one."""
 
+MAX_KV_BLOCKS = 2**24
+"""K/V blocks of a stage at most; the accounts of them take 4 bytes each, and 36 in use."""
+
 CLAIM_S = 10.0
 """Seconds for which a stage is not assigned to another worker while its own, which has answered
 before, does not: it may be busy, or start again."""
@@ -297,6 +300,11 @@ def check_agreement(members: Sequence[Member]) -> None:
                     f"{member.address} cannot be stage {index} of {len(members)}: "
                     f"its {field} is {getattr(stage, field)}, not {value}"
                 )
+        if not (stage.block_size > 0 and 0 < stage.n_kv_blocks <= MAX_KV_BLOCKS):
+            raise Unavailable(
+                f"{member.address} cannot be stage {index}: it has {stage.n_kv_blocks} K/V blocks "
+                f"of {stage.block_size} slots, and from 1 to {MAX_KV_BLOCKS} can be accounted for"
+            )
         next_layer += stage.n_layers
 
 

@@ -1,13 +1,17 @@
 """Which stage a worker is: the one of its settings, or the one that a leader assigns.
 
 A worker is one stage for the life of its process. If a leader needs it as another one, the process
-ends, and whoever started it starts it again, without a stage.
+ends, and whoever started it starts it again, without a stage. So it does where it knows an epoch
+that no leader can go beyond.
 """
 
 import asyncio
 
 from services.common.errors import InvalidRequest
 from services.worker.settings import StagePlace
+
+MAX_STAGES = 1024
+"""Stages of a pipeline at most: no model has more layers."""
 
 
 class Assignment:
@@ -20,7 +24,9 @@ class Assignment:
         self.is_fixed = fixed is not None
         """Whether the settings say which stage it is."""
         self.is_recalled = asyncio.Event()
-        """Set when this worker is to be another stage, for which its process has to end."""
+        """Set when the process has to end, so that it starts again and knows nothing."""
+        self.recalled_for = ""
+        """Why it was recalled, for people."""
         self._has_place = asyncio.Event()
         if fixed is not None:
             self._has_place.set()
@@ -29,6 +35,8 @@ class Assignment:
         """Raises InvalidRequest if this can never be that stage."""
         if place.stage_index >= place.n_stages:
             raise InvalidRequest("stage_index", f"there is no {place}")
+        if place.n_stages > MAX_STAGES:
+            raise InvalidRequest("n_stages", f"must not exceed {MAX_STAGES}")
         if self.is_fixed and place != self.place:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
@@ -38,7 +46,12 @@ class Assignment:
             self.place = place
             self._has_place.set()
         elif place != self.place:
-            self.is_recalled.set()
+            self.recall(f"another stage is needed than {self.place}")
+
+    def recall(self, why: str) -> None:
+        """Has the process end, for a reason."""
+        self.recalled_for = why
+        self.is_recalled.set()
 
     async def wait(self) -> StagePlace:
         """Waits until there is a stage, and returns it."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from orcinus.v1 import worker_pb2
 
 from services.common import rpc
-from services.common.errors import Unavailable
+from services.common.errors import InvalidRequest, Unavailable
 from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
 from services.worker.controller.assignment import Assignment
@@ -29,6 +29,9 @@ from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import StagePlace
+
+MAX_NAME_LENGTH = 300
+"""Characters in an address, or in the name of a pipeline: a DNS name has at most 253."""
 
 
 class Controller:
@@ -98,9 +101,11 @@ class Controller:
         Raises:
             StaleEpoch: the epoch is not newer than what the worker has seen.
             InvalidRequest: the worker has another stage by its settings, or there is none such.
+            Unavailable: the worker ends, to forget an epoch that no leader can have reached.
         """
         place = StagePlace(request.stage_index, request.n_stages)
         self.assignment.check(place)
+        self._forget_unreached(request.epoch)
         self.epoch.claim(request.epoch)
         self.assignment.take(place)
 
@@ -109,12 +114,17 @@ class Controller:
 
         Raises:
             StaleEpoch: the epoch is not newer.
+            InvalidRequest: it is no epoch of this stage.
             Unavailable: the ranks did not find those of the other stages, one of ours is lost, or
-                has not loaded.
+                has not loaded; or the worker ends, to forget an epoch that no leader can have
+                reached.
         """
         self._refuse_if_lost()
-        if self.loading.describe() is None:
+        own = self.loading.describe()
+        if own is None:
             raise Unavailable("this worker has not loaded a stage")
+        check_place(request, own)
+        self._forget_unreached(request.epoch)
         self.epoch.advance(request)
         await self.close()
         self.epoch.check(request.epoch)  # a newer one may have come while this one waited,
@@ -156,6 +166,14 @@ class Controller:
         """Declares the stage failed, since a rank is gone."""
         self.rank_watch.lose(f"rank {tp_rank} {reason}")
 
+    def _forget_unreached(self, number: int) -> None:
+        """Has the worker end if it knows an epoch that nobody can have reached, and now one comes
+        that is older: it is a leader's."""
+        if number <= self.epoch.number and self.epoch.is_out_of_reach:
+            why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
+            self.assignment.recall(why)
+            raise Unavailable(f"this worker starts again: {why}")
+
     def _refuse_if_lost(self) -> None:
         if self.rank_watch.failure.done():
             raise Unavailable(self.rank_watch.failure.result())
@@ -163,3 +181,22 @@ class Controller:
     def _on_lost(self, reason: str) -> None:
         self.epoch.give_up(reason)
         self.reports.publish_failure(reason)
+
+
+def check_place(request: worker_pb2.JoinPipelineRequest, own: worker_pb2.DescribeResponse) -> None:
+    """Checks the place of a stage in an epoch against its description of itself: ranks build groups
+    and storage of the sizes that it names.
+
+    Raises:
+        InvalidRequest: it is another stage's, or there is too much of something.
+    """
+    for field in ("stage_index", "tp_size"):
+        if getattr(request, field) != getattr(own, field):
+            raise InvalidRequest(field, f"must be {getattr(own, field)} on this stage")
+    if len(request.members) != own.n_stages:
+        raise InvalidRequest("members", f"must be {own.n_stages}, one for each stage")
+    if request.n_kv_blocks > own.n_kv_blocks:
+        raise InvalidRequest("n_kv_blocks", f"must not exceed {own.n_kv_blocks} on this stage")
+    names = (request.pipeline_id, request.rendezvous_address, *request.members)
+    if max(map(len, names)) > MAX_NAME_LENGTH:
+        raise InvalidRequest("members", f"no name or address has over {MAX_NAME_LENGTH} characters")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from orcinus.v1 import worker_pb2
 
-from services.common.errors import StaleEpoch, Unavailable
+from services.common.epochs import MAX_EPOCH, MAX_REACHED_EPOCH
+from services.common.errors import InvalidRequest, StaleEpoch, Unavailable
 from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
@@ -38,23 +39,27 @@ class Epoch:
         if number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether no leader can have reached the newest epoch that is known, or go beyond it."""
+        return self.number > MAX_REACHED_EPOCH
+
     def claim(self, number: int) -> None:
         """Makes an epoch the newest that is known, in which a leader assigns a stage and which no
         pipeline has: a leader of an earlier term is refused from now on.
 
         Raises:
+            InvalidRequest: no term has such an epoch.
             StaleEpoch: it is not newer.
         """
+        if number > MAX_EPOCH:
+            raise InvalidRequest("epoch", f"{number} is above {MAX_EPOCH}, the last of all terms")
         if number <= self.number:
             raise StaleEpoch(f"epoch {number} is not newer than epoch {self.number}")
         self.number = number
 
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes the request's epoch the current one.
-
-        Raises:
-            StaleEpoch: it is not newer.
-        """
+        """Makes the request's epoch the current one; raises as `claim`."""
         self.claim(request.epoch)
         self.pipeline_id = request.pipeline_id
 

@@ -6,6 +6,7 @@ from typing import Any
 from orcinus.v1 import worker_pb2
 
 from services.common import rpc, tls
+from services.common.stream_places import StreamPlaces
 from services.worker.controller.controller import Controller
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
@@ -23,12 +24,17 @@ CALLERS = {
 """Roles that may call each method: plans come from the scheduler or from the stage before, profiles
 are ordered by people from inside a worker's pod."""
 
+MAX_STREAMS = 16
+"""Calls of RunIterations and of WatchStage at most, each; an epoch has one of both."""
+
 
 class WorkerService:
     """The servicer of orcinus.v1.WorkerService."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._plan_places = StreamPlaces(MAX_STREAMS, of="streams of plans")
+        self._watcher_places = StreamPlaces(MAX_STREAMS, of="watchers of this stage")
 
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
@@ -52,6 +58,7 @@ class WorkerService:
 
     async def RunIterations(self, context: Any) -> bytes:
         """Takes plans until their sender has no more."""
+        self._plan_places.take()
         await self._controller.plans.run(context)
         return worker_pb2.RunIterationsResponse().SerializeToString()
 
@@ -59,6 +66,7 @@ class WorkerService:
         self, request: worker_pb2.WatchStageRequest, context: Any
     ) -> AsyncIterator[bytes]:
         """Yields the reports of the stage."""
+        self._watcher_places.take()
         with self._controller.reports.watch(rpc.epoch_of(context)) as reports:
             await context.send_initial_metadata(())  # the caller knows that it misses nothing now
             async for report in reports:

@@ -31,7 +31,7 @@ from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
 from services.worker.engine.kv_cache import KVCache
 from services.worker.engine.last_tokens import Numbers
-from services.worker.engine.plan import IterationPlan
+from services.worker.engine.plan import IterationPlan, PlanError
 from services.worker.engine.request_table import RequestTable
 from services.worker.models import StageModel
 from services.worker.models.stage import StageBatch
@@ -86,6 +86,7 @@ class ModelRunner:
             counts_tokens=model.is_last,
             grammars=grammars,
         )
+        self._n_slots = n_kv_blocks * block_size
         self._uploads = uploads = uploads or uploads_for(model.device)
         key_cache, _ = self._kv_cache.layers[0]
         self._builder = batch_builder(
@@ -125,7 +126,12 @@ class ModelRunner:
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
         """Returns room for the previous stage's hidden states of spans of `n_tokens`,
-        [tokens of the batch, hidden_size]."""
+        [tokens of the batch, hidden_size].
+
+        Raises PlanError if they are more than there are slots for, before the plan is looked at.
+        """
+        if sum(n_tokens) > self._n_slots:
+            raise PlanError(f"spans of {sum(n_tokens)} tokens for {self._n_slots} slots")
         return self._room(self._builder.n_tokens(n_tokens))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.common.errors import InvalidRequest
+from services.common.sampling import SamplingParams
 from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
@@ -63,6 +65,7 @@ class RequestTable:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
         self._block_size = block_size
+        self._max_blocks = -(-max_model_len // block_size)  # of a row
         self._vocab_size = vocab_size
         self._held: dict[int, _Held] = {}  # by row
         self._not_greedy: set[int] = set()  # of these, those that need more than an argmax
@@ -186,9 +189,10 @@ class RequestTable:
             raise PlanError(f"admitted row {row} is held by another request")
         if not 0 <= row < _MAX_ROWS:
             raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
+        sampling = admission.sampling
+        _refuse_sampling(row, sampling)
         if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
-        sampling = admission.sampling
         self._held[row] = _Held()
         if not sampling.is_greedy:
             self._not_greedy.add(row)
@@ -257,6 +261,8 @@ class RequestTable:
 
     def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
         n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)
+        if n_after > self._max_blocks:
+            raise PlanError(f"row {row} has {n_after} blocks; the longest sequence needs fewer")
         self._grow_width(n_after)
         self._block_ids[row, n_before:n_after] = block_ids
         held.n_blocks = n_after
@@ -275,6 +281,17 @@ class RequestTable:
         if n_columns > width:
             n_more = max(n_columns, 2 * width) - width
             self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
+
+
+def _refuse_sampling(row: int, sampling: SamplingParams) -> None:
+    """Raises PlanError for options that no scheduler lets through; a token below 0 would be a place
+    before the logits of the row."""
+    try:
+        sampling.check()
+    except InvalidRequest as error:
+        raise PlanError(f"admitted row {row}: {error}") from error
+    if any(token_id < 0 for token_id in sampling.stop_token_ids):
+        raise PlanError(f"admitted row {row}: stop_token_ids are below 0")
 
 
 def _refuse_outside(name: str, ids: Sequence[int], limit: int) -> None:

@@ -7,7 +7,6 @@ would stay resident until the file is unmapped, so that is done again and again 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kernels.packed_linear import Quantization
+from services.common import bounded_file
 from services.worker.models.weights import (
     OnProgress,
     Part,
@@ -30,6 +30,7 @@ _ELEMENT_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAX_MAPPED_BYTES = 1 << 25  # of what was read, before files are unmapped
 _N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
 _SAMPLE_BYTES = 4096
+_MAX_INDEX_BYTES = 1 << 26  # that of a model with a trillion parameters has a third
 _MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
 
 
@@ -108,7 +109,10 @@ class _MappedFiles:
         if path not in self._files:
             self._files[path] = _open_file(path)
         self._n_bytes += n_bytes
-        return self._files[path].get_slice(name)
+        try:
+            return self._files[path].get_slice(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     def unmap(self) -> None:
         """Closes all files; views of their tensors keep them mapped."""
@@ -139,13 +143,34 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
     """Returns the file of each tensor: as the index says, or all in `model.safetensors`."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        try:
+            contents = bounded_file.read_json_object(index, max_bytes=_MAX_INDEX_BYTES)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
+        weight_map = contents.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map")
+        wrong = [repr(file)[:80] for file in weight_map.values() if not _is_file_name(file)]
+        if wrong:
+            raise CheckpointError(f"{index} names {_enumerate(wrong)}: no files beside it")
         return {name: directory / file for name, file in weight_map.items()}
     single = directory / "model.safetensors"
     if not single.exists():
         raise CheckpointError(f"{directory} has no model.safetensors and no index of several")
     with _open_file(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def _is_file_name(file: object) -> bool:
+    """Whether an index may name this file: it lies in the same folder.
+
+    The name counts and not where a link of that name leads, since the hub's cache is all links.
+    """
+    return (
+        isinstance(file, str)
+        and file.endswith(".safetensors")
+        and not {"/", "\\", "\0"} & set(file)
+    )
 
 
 def _places_of(

@@ -21,18 +21,30 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 
-class _Positive:
-    """Marks numbers that are above zero; pydantic asks it how to validate them."""
+class _Limits:
+    """Says which numbers a field may have; pydantic asks it how to validate them."""
+
+    def __init__(self, **limits: Any) -> None:
+        self._limits = limits  # in the words of pydantic's schemas
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        return {**handler(source), "gt": 0}
+        return {**handler(source), **self._limits}
 
 
-PositiveInt = Annotated[int, _Positive()]
-PositiveFloat = Annotated[float, _Positive()]
+MAX_SIZE = 2**31 - 1
+"""The largest size of a dimension, and the largest token: kernels count within a row in 32 bits."""
+
+PositiveInt = Annotated[int, _Limits(gt=0, le=MAX_SIZE)]
+Count = Annotated[int, _Limits(gt=0, le=1024)]
+"""A number of layers or experts, each of which is an object: far above those of any model."""
+TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
+PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
 JsonObject = Mapping[str, Any]
+
+# Tables of the angles of all positions: 10 million of them, and heads of 128, take a third.
+_MAX_ANGLES = 2**32
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -86,13 +98,13 @@ class ModelConfig:
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
-    n_layers: PositiveInt = field(metadata={"alias": "num_hidden_layers"})
+    n_layers: Count = field(metadata={"alias": "num_hidden_layers"})
     n_heads: PositiveInt = field(metadata={"alias": "num_attention_heads"})
     n_kv_heads: PositiveInt
     head_dim: PositiveInt
     max_position_embeddings: PositiveInt  # longest sequence, tokens
     tie_word_embeddings: bool = False
-    eos_token_ids: tuple[int, ...] = ()  # tokens that end an output
+    eos_token_ids: tuple[TokenId, ...] = ()  # tokens that end an output
     # Element type of the files.
     checkpoint_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
@@ -166,6 +178,12 @@ class RotaryConfig(ModelConfig):
     def check(self) -> None:
         super().check()
         self.rope.check()
+        n_angles = self.max_position_embeddings * self.head_dim
+        if n_angles > _MAX_ANGLES:
+            raise ValueError(
+                f"max_position_embeddings ({self.max_position_embeddings}) and head_dim "
+                f"({self.head_dim}) make {n_angles} angles; at most {_MAX_ANGLES} are kept"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
 

@@ -8,14 +8,15 @@ package that needs it, and only the loading of a checkpoint imports this file.
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from services.worker.models.config import JsonObject, ModelConfig, UnsupportedModel
+from services.common import bounded_file
+from services.worker.models.config import Count, JsonObject, ModelConfig, UnsupportedModel
 from services.worker.models.registry import FAMILIES
 
 # Without effect on what any model computes: training, other tasks, text, and defaults of generation
@@ -34,6 +35,12 @@ _HARMLESS_KEYS = frozenset((
     "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
     "unsloth_version", "use_bfloat16", "use_cache",
 ))  # fmt: skip
+
+_MAX_FILE_BYTES = 4 << 20  # the largest name thousands of classes, in a megabyte
+
+# Values in messages, which may be megabytes.
+_SHORT = reprlib.Repr()
+_SHORT.maxdict, _SHORT.maxstring = 16, 80
 
 # That are read here, of every family.
 _COMMON_KEYS = frozenset(("architectures", "eos_token_id", "torch_dtype", "dtype"))
@@ -56,10 +63,11 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     """
     architecture = _architecture_of(config)
     if architecture not in FAMILIES:
-        raise UnsupportedModel(f"architecture {architecture!r} is not one of {sorted(FAMILIES)}")
+        named = _SHORT.repr(architecture)
+        raise UnsupportedModel(f"architecture {named} is not one of {sorted(FAMILIES)}")
     config_type = FAMILIES[architecture].config_type
     derived = {
-        **config_type.read(config),
+        **_read_derived(config_type, config),
         "eos_token_ids": _eos_token_ids(config, generation),
         "checkpoint_dtype": _checkpoint_dtype(config),
     }
@@ -78,24 +86,42 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     return parsed
 
 
+def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
+    """Returns the fields that the family reads by itself, which it does before types are checked.
+
+    A value of another type than it expects surfaces as one of Python's errors. The number of
+    layers is checked first, since there may be a list as long as that.
+    """
+    key = config_type.keys()["n_layers"]
+    try:
+        TypeAdapter(Count | None).validate_python(config.get(key))
+        return config_type.read(config)
+    except ValidationError as error:
+        raise UnsupportedModel(f"config.json: {key}: {_summary(error)}") from error
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise UnsupportedModel(f"config.json: a value is of the wrong type: {error}") from error
+    except UnsupportedModel:
+        raise
+    except ValueError as error:
+        raise UnsupportedModel(f"config.json: {error}") from error
+
+
 def _architecture_of(config: JsonObject) -> str:
     """Returns the one class that the checkpoint says it is of; raises UnsupportedModel."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
-        raise UnsupportedModel(f"config.json: architectures {architectures!r} names no single one")
+        named = _SHORT.repr(architectures)
+        raise UnsupportedModel(f"config.json: architectures {named} names no single one")
     return str(architectures[0])
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        contents = json.loads(path.read_bytes())
+        return bounded_file.read_json_object(path, max_bytes=_MAX_FILE_BYTES)
     except FileNotFoundError as error:
         raise UnsupportedModel(f"{path} does not exist") from error
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not JSON: {error}") from error
-    if not isinstance(contents, dict):
-        raise UnsupportedModel(f"{path} holds no JSON object")
-    return contents
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
@@ -106,7 +132,9 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
         if value and key not in known and key not in _HARMLESS_KEYS and not key.startswith("_")
     }
     if unknown:
-        raise UnsupportedModel(f"config.json has options that are not supported: {unknown}")
+        raise UnsupportedModel(
+            f"config.json has options that are not supported: {_SHORT.repr(unknown)}"
+        )
 
 
 def _eos_token_ids(

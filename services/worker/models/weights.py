@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from kernels.packed_linear import LinearWeight, Quantization, TableWeight, pack, pack_table
+from services.worker.models.config import UnsupportedModel
 
 LoadFormat = Literal["safetensors", "random"]
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
 
+_MAX_ELEMENTS = 1 << 48  # of a tensor; no machine has as many, and their bytes can be counted
 _PIECE_BYTES = 1 << 24  # filled at once
 
 
@@ -121,6 +123,8 @@ class WantedTensors(TensorSource):
         self.parts: list[Part] = []
 
     def _allocate(self, shape: tuple[int, ...]) -> Tensor:
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise UnsupportedModel(f"config.json: a tensor of {list(shape)} elements")
         return torch.empty(shape, device="meta")
 
     def _read(self, part: Part, out: Tensor) -> None:

@@ -3,21 +3,28 @@
 import asyncio
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from orcinus.v1 import scheduler_pb2
 
 from services.frontend.generation.generation import EncodedPrompt
-from services.frontend.generation.generation_service import INLINE_CHARACTERS, GenerationService
+from services.frontend.generation.generation_service import GenerationService
 from services.frontend.request.generation_request import (
     ChatMessage,
     Conversation,
     GenerationOptions,
     GenerationRequest,
 )
+from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler
 from tests.frontend import checkpoints
 from tests.frontend.conftest import connected, soon
+
+LONG = scheduler_pb2.PipelineDescription(
+    model="test-model", vocab_size=512, max_model_len=1_000_000, eos_token_ids=[1]
+)
 
 
 class Watched(Tokenizer):
@@ -28,9 +35,9 @@ class Watched(Tokenizer):
         self.n_ticks = 0
         self.noted: list[tuple[int, int]] = []
 
-    def to_tokens(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def to_tokens(self, text: str, **options: Any) -> tuple[int, ...]:
         before = self.n_ticks
-        token_ids = super().to_tokens(text, add_special_tokens=add_special_tokens)
+        token_ids = super().to_tokens(text, **options)
         self.noted.append((before, self.n_ticks))
         return token_ids
 
@@ -52,7 +59,7 @@ def no_forced_switches() -> Iterator[None]:
 
 async def test_others_run_while_a_long_text_is_encoded(no_forced_switches: None) -> None:
     tokenizer = Watched()
-    async with connected(FakeScheduler()) as client:
+    async with connected(FakeScheduler(pipeline=LONG)) as client:
         service = GenerationService(tokenizer, client)
         ticking = asyncio.ensure_future(tokenizer.tick())
         await soon(service.tokenize("hello world " * INLINE_CHARACTERS))

@@ -1,7 +1,6 @@
 """The gRPC API over a real channel: answers, errors with details, deadlines, cancellation."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,19 +12,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
-from services.frontend.api_keys import ApiKeys
-from services.frontend.generation.generation_service import GenerationService
-from services.frontend.grpc.inference_servicer import InferenceServicer
 from tests.fake_scheduler import (
     PIPELINE,
-    FakeScheduler,
     keeps_quiet,
     loses_pipeline_after,
     rejects,
     says,
-    stalls_after,
 )
-from tests.frontend.conftest import TIMEOUT_S, Site, connected, soon
+from tests.frontend.conftest import TIMEOUT_S, Site
 from tests.generation_options import generation_options
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -235,38 +229,6 @@ async def test_client_that_cancels_ends_the_request(site: Site, is_stream: bool)
         (request,) = await site.scheduler.wait_requests()
         call.cancel()
         await request.cancelled.wait()
-
-
-class UnreadCall:
-    """A call whose client reads no more, as the servicer sees it."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[Any], None]] = []
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._callbacks.append(callback)
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    def end(self) -> None:
-        for callback in self._callbacks:
-            callback(self)
-
-
-async def test_call_that_ends_while_nobody_reads_ends_the_request(site: Site) -> None:
-    scheduler = FakeScheduler(stalls_after(*site.tokens("ab")))
-    call: Any = UnreadCall()
-    async with connected(scheduler) as client:
-        service = GenerationService(site.tokenizer, client)
-        servicer = InferenceServicer(service, max_body_bytes=1000, api_keys=ApiKeys(None))
-        answers: Any = servicer.GenerateStream(streamed(text("x")), call)
-        await soon(anext(answers))  # and here the servicer waits until it is asked for more
-        (request,) = await soon(scheduler.wait_requests())
-        assert not request.ended.is_set()
-        call.end()
-        await soon(request.cancelled.wait())
-        await answers.aclose()
 
 
 async def test_health_is_serving(site: Site) -> None:

@@ -373,7 +373,7 @@ async def large_chunks() -> AsyncIterator[bytes]:
 async def test_large_body_is_refused(site: Site, is_declared: bool) -> None:
     content = b" " * 50 * 2**20 if is_declared else large_chunks()
     response = await site.http.post("/v1/completions", content=content)
-    assert response.status_code == 400
+    assert response.status_code == 413
     assert error_of(response)["param"] == "body"
     assert (await site.http.get("/health")).status_code == 200
 

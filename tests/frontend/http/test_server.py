@@ -15,9 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from services.common import tls
+from services.frontend.http.gathering_transport import MAX_GATHERED_BYTES, GatheringTransport
 from services.frontend.http.server import (
-    MAX_GATHERED_BYTES,
-    GatheringTransport,
     HttpServer,
     address_of,
     listen,

@@ -16,7 +16,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common.sampling import SamplingParams
 from services.common.sampling_proto import to_proto
-from services.frontend.link.scheduler_client import Inbox, SchedulerClient
+from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Event, Failed, Tokens
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.scheduler.core.batch import Batch, Span
@@ -56,8 +56,12 @@ class HandStream(SchedulerStream):
     def __init__(self) -> None:
         super().__init__("nowhere", lambda *_: None)  # type: ignore[arg-type]
 
+    @property
+    def has_messages(self) -> bool:
+        return not self._outbox.empty()
+
     def take(self) -> scheduler_pb2.ConnectRequest:
-        return self._outbox.get_nowait()
+        return scheduler_pb2.ConnectRequest.FromString(self._outbox.get_nowait())
 
 
 @dataclass
@@ -120,7 +124,7 @@ class Client:
 
     submission: scheduler_pb2.Submission
     expected: list[int]
-    inbox: Inbox = field(default_factory=asyncio.Queue)
+    inbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
     ends: list[Event] = field(default_factory=list)
     is_cancelled: bool = False
@@ -189,7 +193,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @rule()
     def carry_up(self) -> None:
-        if self.stream.n_unsent:
+        if self.stream.has_messages:
             message = self.stream.take()
             leadership = self.leadership
             self.do(lambda: leadership.service._take(leadership.connection, message))

@@ -13,11 +13,9 @@ from services.common import errors, rpc
 from services.frontend.link.scheduler_client import (
     ATTEMPT_PAUSE_S,
     MAX_EXTENSIONS,
-    MAX_UNSENT,
     NO_PIPELINE,
     STOPPING,
     Backoff,
-    Inbox,
     SchedulerClient,
 )
 from services.frontend.link.scheduler_events import (
@@ -28,7 +26,9 @@ from services.frontend.link.scheduler_events import (
     Tokens,
     events_of,
 )
+from services.frontend.link.scheduler_stream import MAX_UNSENT
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.refusals import Refusal, Refusals
 from tests.fake_scheduler import (
     PIPELINE,
     Behaviour,
@@ -43,6 +43,8 @@ from tests.fake_scheduler import (
 from tests.frontend.conftest import TIMEOUT_S, client_of, connected, soon, start_all
 from tests.frontend.fake_dns import fake_dns
 from tests.frontend.scheduler_process import hurried, scheduler_process
+
+Inbox = asyncio.Queue[Event]
 
 
 def submission(request_id: str = "r") -> scheduler_pb2.Submission:
@@ -344,8 +346,10 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
             Tokens("r", (7,), 0),
             Finished("r", FinishReason.LENGTH),
         ]
-        first, second = scheduler.requests
-        assert first.submission == second.submission
+        first, second = (request.submission for request in scheduler.requests)
+        assert (first.is_resubmitted, second.is_resubmitted) == (False, True)
+        second.is_resubmitted = False
+        assert first == second
 
 
 async def goes_on_after(loss: Callable[[FakeScheduler], None]) -> FakeScheduler:
@@ -540,6 +544,31 @@ async def test_other_refusals_are_final(
         (last,) = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "refusal"),
+    [
+        (scheduler_pb2.REJECTION_REASON_KEY_RATE, Refusal.KEY_RATE),
+        (scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT, Refusal.KEY_IN_FLIGHT),
+    ],
+    ids=["rate", "in flight"],
+)
+async def test_refusals_for_a_keys_limits_say_when_to_come_back_and_are_counted(
+    reason: scheduler_pb2.RejectionReason, refusal: Refusal
+) -> None:
+    scheduler = FakeScheduler(rejects(reason, "too many tokens", retry_after_s=7))
+    refusals = Refusals()
+    async with client_of(await scheduler.start(), refusals=refusals) as client:
+        await soon(client.wait_open())
+        inbox: Inbox = asyncio.Queue()
+        submit(client, inbox, hold_s=TIMEOUT_S)
+        (last,) = await until_last(inbox)
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, errors.PoolFull)
+        assert (last.error.message, last.error.retry_after_s) == ("too many tokens", 7)
+    await scheduler.stop()
+    assert refusals[refusal] == refusals.total() == 1
 
 
 FULL = rejects(scheduler_pb2.REJECTION_REASON_POOL_FULL, "full", retry_after_s=0.3)

@@ -23,6 +23,7 @@ from tests.fake_scheduler import (
     stalls_after,
 )
 from tests.frontend.conftest import Site, running, soon
+from tests.frontend.test_public_access import ALICE, ALICE_METADATA, key_file
 from tests.recorded_spans import (
     PARENT_ID,
     TRACE_ID,
@@ -137,6 +138,20 @@ async def test_what_a_client_does_not_record_is_not_recorded(
     assert response.status_code == 200
     assert not spans.all()
     assert not site.scheduler.requests[0].submission.HasField("trace")
+
+
+async def test_strangers_do_not_choose_what_is_recorded(tmp_path: Path) -> None:
+    spans = RecordedSpans(ALWAYS_OFF)
+    keys = key_file(tmp_path)
+    async with running(tmp_path, traces=spans.tracing, api_keys_file=keys) as site:
+        for path in ("/v1/completions", "/nowhere"):
+            assert (await site.http.post(path, headers=HEADERS)).is_client_error
+        with pytest.raises(grpc.aio.AioRpcError):
+            await site.inference.generate(request_of(), metadata=tuple(HEADERS.items()))
+        assert not spans.all()
+        assert (await complete(site, headers={**HEADERS, **ALICE})).status_code == 200
+        await site.inference.generate(request_of(), metadata=(*HEADERS.items(), *ALICE_METADATA))
+        assert len(await until(spans, 4)) == 4
 
 
 async def test_the_sampler_decides_where_no_client_has(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Chat templates are rendered as the library they were made for renders them."""
 
 import json
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,18 @@ import pytest
 from services.common import errors
 from services.frontend.request.generation_request import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.template_sandbox import TooMuch
 
 HELLO = [ChatMessage("user", "hello <b> ü")]
 
 
+def rendered(template: ChatTemplate, messages: list[ChatMessage]) -> str:
+    return template.render(messages, limit_s=10.0, max_characters=10_000)
+
+
 def render(source: str, messages: list[ChatMessage] | None = None) -> str:
     template = ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
-    return template.render(HELLO if messages is None else messages)
+    return rendered(template, HELLO if messages is None else messages)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_template_and_tokens_come_from_the_configuration(tmp_path: Path, templat
     )
     found = ChatTemplate.from_directory(tmp_path)
     assert found is not None
-    assert found.render(HELLO) == "<s></s>"
+    assert rendered(found, HELLO) == "<s></s>"
 
 
 def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}new", encoding="utf-8")
     found = ChatTemplate.from_directory(tmp_path)
     assert found is not None
-    assert found.render(HELLO) == "<s>new"
+    assert rendered(found, HELLO) == "<s>new"
 
 
 @pytest.mark.parametrize(
@@ -118,9 +125,14 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
         ("tokenizer_config.json", b'{"chat_template": "{% if %}"}'),
         ("chat_template.jinja", b"a\n{% for %}\nb"),
         ("chat_template.jinja", b"{{ 'a' | unknown }}"),
+        ("chat_template.jinja", b" " * (1 << 20) + b" "),
+        ("chat_template.jinja", b"{% for a in b %}" * 30 + b"{% endfor %}" * 30),
+        ("chat_template.jinja", b"{{" + b"(" * 10_000),
+        ("tokenizer_config.json", b'{"a":' * 10_000),
     ],
-    ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter"],
-)
+    ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter", "long", "loops",
+         "parentheses", "nested"],
+)  # fmt: skip
 def test_broken_template_is_a_value_error_of_one_line(
     tmp_path: Path, file: str, content: bytes
 ) -> None:
@@ -140,3 +152,74 @@ def test_checkpoint_without_a_template_has_none(
     if config is not None:
         write_config(tmp_path, **config)
     assert ChatTemplate.from_directory(tmp_path) is None
+
+
+LIMIT_S, MAX_CHARACTERS = 0.2, 10_000
+
+BOMBS = {
+    "loops": "{% set r = range(100000) %}"
+    "{% for i in r %}{% for j in r %}{% for k in r %}{% endfor %}{% endfor %}{% endfor %}",
+    "loop-of-text": "{% for i in range(100000) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}",
+    "kept-text": "{% set x %}{% for i in range(100000) %}xxxxxxxxxxxxxxxxx{% endfor %}{% endset %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "wide-recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+    "{% endmacro %}{{ f(60) }}",
+    "recursive-loop": "{% set r = range(1000) %}"
+    "{% for i in r recursive %}{% if loop.depth < 50 %}{{ loop(r) }}{% endif %}{% endfor %}",
+    "times": "{{ 'x' * 10 ** 9 }}",
+    "times-text": "{{ 10 ** 9 * 'x' }}",
+    "list-times": "{{ ([1] * 10 ** 9) | length }}",
+    "power": "{{ (10 ** 100000000) % 7 }}",
+    "doubling": "{% set ns = namespace(x='x') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "joining": "{% set ns = namespace(x='x') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "nesting": "{% set ns = namespace(x=['x']) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "nesting-json": "{% set ns = namespace(x=['x']) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+    "json-indent": "{{ [1] | tojson(indent=10 ** 9) }}",
+    "center": "{{ 'x' | center(10 ** 9) }}",
+    "constant-center": "{{ 'x' | center(1000000000) }}",
+    "ljust": "{{ 'x'.ljust(10 ** 9) }}",
+    "zfill": "{{ 'x'.zfill(10 ** 9) }}",
+    "replace": "{% set x = 'x' * 9000 %}{{ x.replace('x', x) }}",
+    "replace-filter": "{% set x = 'x' * 9000 %}{{ x | replace('x', x) }}",
+    "join": "{% set x = 'x' * 9000 %}{{ ([x] * 9000) | join }}",
+    "join-method": "{% set x = 'x' * 9000 %}{{ x.join([x] * 9000) }}",
+    "format": "{{ '{:>1000000000}'.format(1) }}",
+    "nested-format": "{{ '{:>{}}'.format(1, '1000000000') }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "percent-star": "{{ '%*d' % (1000000000, 1) }}",
+    "format-filter": "{{ '%1000000000d' | format(1) }}",
+    "map": "{% set r = range(100000) %}{{ ([r] * 9000) | map('list') | map('length') | sum }}",
+    "capture": "{% for i in range(100000) %}{% set x %}{{ 'x' * 9000 }}{% endset %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS.keys())
+def test_template_that_takes_too_much_is_ended(source: str) -> None:
+    template = ChatTemplate(source)
+    tracemalloc.start()
+    began = time.thread_time()
+    try:
+        with pytest.raises((TooMuch, errors.InvalidRequest)):
+            template.render(HELLO, limit_s=LIMIT_S, max_characters=MAX_CHARACTERS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - began < 20 * LIMIT_S
+    assert peak < 50 * 2**20
+
+
+def test_conversation_that_is_written_too_often_is_ended() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ messages | tojson }}{% endfor %}")
+    messages = [ChatMessage("user", "x" * 90)] * 100
+    with pytest.raises(TooMuch):
+        template.render(messages, limit_s=10.0, max_characters=MAX_CHARACTERS)
+    assert template.render(messages[:2], limit_s=10.0, max_characters=MAX_CHARACTERS)
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(errors.InvalidRequest):
+        render("{{ '%c' % 55296 }}")

@@ -1,5 +1,6 @@
 """Text comes out of tokens as early as it is final, and all of it comes out."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -141,6 +142,23 @@ def test_broken_tokenizer_is_a_value_error(tmp_path: Path, content: str) -> None
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=f"{path} is broken"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_panic_of_the_library_is_a_value_error(tmp_path: Path) -> None:
+    # Found by `tests.fuzz.coverage`: a normalizer whose map is missing.
+    file = {"normalizer": {"type": "Precompiled"}, "model": {"type": "BPE", "vocab": {}}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is broken: .*precompiled_charsmap"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_tokenizer_that_never_ends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.frontend.text.tokenizer.MAX_FILE_BYTES", 1000)
+    (tmp_path / "tokenizer.json").write_text(" " * 1001)
+    with pytest.raises(ValueError, match=r"tokenizer\.json has more than 1000 bytes"):
         Tokenizer.from_directory(tmp_path)
 
 

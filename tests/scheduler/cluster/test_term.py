@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common.epochs import MAX_EPOCH, MAX_REACHED_EPOCH
 from services.scheduler.cluster.term import EPOCHS_PER_TERM, ElectedTerm, Term, Unopposed
 
 
@@ -83,3 +84,31 @@ async def test_a_term_whose_epochs_are_used_up_becomes_the_next(
         seen = await term.next_epoch(seen)
         assert seen == expected
     assert election.number == 4
+
+
+MAX_TRANSITIONS = 2**31 - 1  # of a Lease: an int32
+
+
+def test_the_last_epoch_is_that_of_the_last_term_that_a_lease_can_count() -> None:
+    assert MAX_EPOCH == (MAX_TRANSITIONS + 1) * EPOCHS_PER_TERM - 1
+
+
+@pytest.mark.parametrize("seen", [MAX_REACHED_EPOCH, MAX_REACHED_EPOCH + 1, MAX_EPOCH, 2**64 - 1])
+async def test_no_epoch_that_a_stage_says_it_has_seen_uses_up_the_terms(seen: int) -> None:
+    election = Election(3)
+    epoch = await ElectedTerm(3, election).next_epoch(seen)
+    assert election.number <= MAX_TRANSITIONS // 2 + 1
+    assert (epoch > seen) == (seen <= MAX_REACHED_EPOCH)
+    assert epoch > 4 * EPOCHS_PER_TERM
+
+
+async def test_a_deposed_leader_gets_no_epoch_from_one_that_nobody_can_have_reached() -> None:
+    election = Election(3)
+    election.is_over = True
+    with pytest.raises(ConnectionAbortedError):
+        await ElectedTerm(3, election).next_epoch(MAX_EPOCH)
+
+
+async def test_without_opponents_an_epoch_that_nobody_can_have_reached_is_passed_over() -> None:
+    term = Unopposed()
+    assert [await term.next_epoch(seen) for seen in (5, MAX_EPOCH, 2**64 - 1)] == [6, 7, 8]

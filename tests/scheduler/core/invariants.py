@@ -73,7 +73,7 @@ def check_ends(driver: Driver) -> None:
         assert [u.finish_reason for u in mine[:-1]] == [None] * (len(mine) - 1)
         assert mine[-1].finish_reason is not None
         tokens = [update.token_id for update in mine if update.token_id is not None]
-        assert tokens == request.generated_token_ids
+        assert tokens == list(request.generated_token_ids)
         places = [update.n_generated for update in mine if update.token_id is not None]
         assert places == list(range(1, len(tokens) + 1))
         if mine[-1].finish_reason is not FinishReason.CANCELLED:

@@ -1,6 +1,7 @@
 """Requests over epochs that are lost: each goes on where it was, and one that ends epochs ends
 itself and nobody else."""
 
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +15,7 @@ from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import (
     MAX_LOSSES,
     N_PROVING_TOKENS,
+    TOKEN_ID,
     FinishReason,
     Request,
     RequestId,
@@ -208,7 +210,7 @@ def test_who_was_never_run_does_not_ride_beside_a_suspect() -> None:
 def test_a_request_goes_on_after_the_tokens_that_it_came_with() -> None:
     scheduler = build(max_batch_size=4, n_blocks=8, block_size=4, pipeline_depth=1)
     request = request_for(0, Arrival(0, n_prompt=3, max_new_tokens=4, n_iterations=4))
-    request.generated_token_ids = [11, 12]
+    request.generated_token_ids = array(TOKEN_ID, [11, 12])
     scheduler.submit(request)
     batch = scheduler.select()
     assert batch is not None

@@ -1,11 +1,13 @@
 """The scheduling core against the paper's pseudocode, and its invariants under random arrivals."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.algorithm1 import PaperRequest, PaperScheduler
 from tests.scheduler.core.invariants import (
@@ -228,7 +230,7 @@ def test_what_a_request_brings_after_its_end_is_thrown_away_and_its_memory_free_
     assert scheduler.kv_manager.n_reserved_slots > 0, "a batch in flight still writes there"
     assert scheduler.apply(second.iteration, [PLAIN_TOKEN]) == []
     assert scheduler.kv_manager.n_reserved_slots == 0
-    assert request.generated_token_ids == [STOP_TOKEN]
+    assert list(request.generated_token_ids) == [STOP_TOKEN]
 
 
 def test_a_request_cancelled_while_two_batches_have_it_ends_with_the_first() -> None:
@@ -283,7 +285,7 @@ def test_results_out_of_order_are_refused() -> None:
 
 def test_a_span_may_cross_from_the_prompt_into_generated_tokens() -> None:
     request = Request(RequestId("r"), prompt_token_ids=[1, 2, 3], max_new_tokens=5)
-    request.generated_token_ids = [4, 5, 6]
+    request.generated_token_ids = array(TOKEN_ID, [4, 5, 6])
     sequence = [1, 2, 3, 4, 5, 6]
     for start in range(6):
         for n_tokens in range(1, 7 - start):

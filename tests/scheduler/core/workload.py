@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from services.scheduler.core.accounts import Account
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
@@ -89,6 +90,7 @@ class Driver:
     requests: dict[int, Request] = field(default_factory=dict)
     in_flight: list[Batch] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
+    account: Account | None = None
 
     @property
     def is_done(self) -> bool:
@@ -99,6 +101,7 @@ class Driver:
         for index, arrival in enumerate(self.arrivals):
             if arrival.turn == self.turn:
                 self.requests[index] = request_for(index, arrival)
+                self.requests[index].account = self.account
                 self.scheduler.submit(self.requests[index])
         for index, request in self.requests.items():
             arrival = self.arrivals[index]

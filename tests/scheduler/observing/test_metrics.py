@@ -8,6 +8,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, PoolFull, Unavailable
+from services.scheduler.core.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.observing.iteration_metrics import MAX_UNTIMED
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -115,6 +116,8 @@ def test_a_request_that_never_ran_has_no_queue_time_and_no_prompt() -> None:
     [
         (InvalidRequest("prompt", "is bad"), "invalid"),
         (PoolFull("full", retry_after_s=1), "pool_full"),
+        (KeyRate("slowly", retry_after_s=1), "key_limit"),
+        (KeyInFlight("too much", retry_after_s=1), "key_limit"),
         (Unavailable("gone"), "unavailable"),
     ],
     ids=lambda value: type(value).__name__,

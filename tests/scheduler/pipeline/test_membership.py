@@ -12,8 +12,14 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.scheduler.cluster.leader_elector import LeadershipLost
 from services.scheduler.cluster.term import Term, Unopposed
-from services.scheduler.pipeline.membership import Pipeline, RollCall, gather
-from tests.fakes import FakeStage, fake_stage, fake_worker
+from services.scheduler.pipeline.membership import (
+    Member,
+    Pipeline,
+    RollCall,
+    check_agreement,
+    gather,
+)
+from tests.fakes import FakeStage, describe_stage, fake_stage, fake_worker
 
 LIMIT_S = 10
 
@@ -171,3 +177,15 @@ async def test_stages_that_nobody_holds_are_named() -> None:
         missing = r"weights are loaded on stage 1; there is no worker for stage 0, 2"
         with pytest.raises(Unavailable, match=missing):
             await gather(workers(3, loading), term=Unopposed(), pipeline_id="p", timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "n_kv_blocks"), [(0, 8), (4, 0), (4, 2**32 - 1)], ids=["size", "none", "many"]
+)
+def test_a_stage_whose_memory_cannot_be_accounted_for_is_named(
+    block_size: int, n_kv_blocks: int
+) -> None:
+    stage = describe_stage()
+    stage.block_size, stage.n_kv_blocks = block_size, n_kv_blocks
+    with pytest.raises(Unavailable, match=f"stage:1 .* {n_kv_blocks} K/V blocks of {block_size}"):
+        check_agreement([Member("stage:1", stage)])

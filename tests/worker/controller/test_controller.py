@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -9,8 +10,10 @@ import pytest
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
+from services.common.epochs import MAX_EPOCH, MAX_REACHED_EPOCH
 from services.common.errors import Unavailable
 from services.common.protocol import PROTOCOL
+from services.scheduler.cluster.term import Unopposed
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.plan_relay import PlanRelay
@@ -22,22 +25,24 @@ def stub_of(channel: grpc.aio.Channel) -> worker_pb2_grpc.WorkerServiceStub:
     return worker_pb2_grpc.WorkerServiceStub(channel)
 
 
+def joining(epoch: int, index: int, members: list[str]) -> worker_pb2.JoinPipelineRequest:
+    return worker_pb2.JoinPipelineRequest(
+        pipeline_id="p",
+        epoch=epoch,
+        stage_index=index,
+        members=members,
+        tp_size=1,
+        n_kv_blocks=8,
+    )
+
+
 async def join(stages: list[FakeStage], epoch: int) -> None:
     """Puts all stages into an epoch."""
+    members = [stage.address for stage in stages]
 
     async def one(index: int) -> None:
         async with rpc.connect(stages[index].address) as channel:
-            await stub_of(channel).JoinPipeline(
-                worker_pb2.JoinPipelineRequest(
-                    pipeline_id="p",
-                    epoch=epoch,
-                    stage_index=index,
-                    members=[stage.address for stage in stages],
-                    tp_size=1,
-                    n_kv_blocks=8,
-                ),
-                timeout=5,
-            )
+            await stub_of(channel).JoinPipeline(joining(epoch, index, members), timeout=5)
 
     await asyncio.gather(*(one(index) for index in range(len(stages))))
 
@@ -112,7 +117,7 @@ async def test_a_worker_is_free_until_a_stage_is_assigned_to_it() -> None:
         assert (description.stage_index, description.n_stages) == (1, 2)
         assert description.state == worker_pb2.WORKER_STATE_READY
         assert (description.epoch, description.is_fixed) == (2, False)
-        await join([worker], epoch=3)
+        await stub_of(channel).JoinPipeline(joining(3, 1, [worker.address] * 2), timeout=5)
 
 
 async def test_an_assignment_of_an_older_term_is_aborted() -> None:
@@ -122,8 +127,90 @@ async def test_an_assignment_of_an_older_term_is_aborted() -> None:
             code = await refused_with(lambda: assign(channel, 1, epoch=stale))  # noqa: B023
             assert code is grpc.StatusCode.ABORTED
         assert not worker.controller.assignment.is_recalled.is_set()
-        code = await refused_with(lambda: join([worker], epoch=5))
+        late = joining(5, 0, [worker.address] * 2)
+        code = await refused_with(lambda: stub_of(channel).JoinPipeline(late))
         assert code is grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize("epoch", [MAX_EPOCH + 1, 2**64 - 1])
+async def test_an_epoch_that_no_term_has_is_refused_and_changes_nothing(epoch: int) -> None:
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        code = await refused_with(lambda: join(stages, epoch=epoch))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        code = await refused_with(lambda: assign(channel, 0, epoch=epoch, n_stages=1))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        await join(stages, epoch=1)
+
+
+async def test_a_stage_whose_epoch_no_leader_can_have_reached_ends_for_the_next_leader() -> None:
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        recalled = stages[0].controller.assignment.is_recalled
+        await join(stages, epoch=MAX_EPOCH)
+        assert not recalled.is_set()
+        code = await refused_with(lambda: join(stages, epoch=7))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert recalled.is_set()
+        recalled.clear()
+        code = await refused_with(lambda: assign(channel, 0, epoch=7, n_stages=1))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert recalled.is_set()
+
+
+async def test_a_leader_gets_a_stage_back_that_a_stranger_took_to_the_last_epoch() -> None:
+    stranger = MAX_EPOCH
+    for last in (MAX_REACHED_EPOCH, stranger):
+        async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+            await join(stages, epoch=last)
+            description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
+            epoch = await Unopposed().next_epoch(description.epoch)
+            if last == stranger:
+                await refused_with(lambda: join(stages, epoch=epoch))  # noqa: B023
+                assert stages[0].controller.assignment.is_recalled.is_set()
+            else:
+                await join(stages, epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"stage_index": 1}, "stage_index"),
+        ({"tp_size": 2**31}, "tp_size"),
+        ({"members": []}, "members"),
+        ({"members": ["a:1"] * 100_000}, "members"),
+        ({"members": ["a" * 10_000]}, "members"),
+        ({"rendezvous_address": "a" * 10_000}, "members"),
+        ({"pipeline_id": "a" * 10_000}, "members"),
+        ({"n_kv_blocks": 2**32 - 1}, "n_kv_blocks"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_place_that_is_not_this_stages_is_refused_and_the_epoch_goes_on(
+    change: dict[str, Any], field: str
+) -> None:
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        await join(stages, epoch=1)
+        place = {"pipeline_id": "p", "epoch": 2, "members": ["a:1"], "tp_size": 1}
+        request = worker_pb2.JoinPipelineRequest(**{**place, **change})
+        with pytest.raises(grpc.aio.AioRpcError, match=field) as error:
+            await stub_of(channel).JoinPipeline(request)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert stages[0].controller.epoch.number == 1
+
+
+async def test_an_epoch_of_too_many_digits_is_refused_in_metadata() -> None:
+    async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
+        metadata = ((rpc.EPOCH_METADATA, "9" * 5000),)  # int() refuses so many
+        watch = stub_of(channel).WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError, match="orcinus-epoch") as error:
+            await watch.read()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_pipeline_of_too_many_stages_is_refused() -> None:
+    async with fake_worker() as worker, rpc.connect(worker.address) as channel:
+        code = await refused_with(lambda: assign(channel, 0, epoch=1, n_stages=2**32 - 1))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert worker.controller.assignment.place is None
 
 
 async def test_a_worker_that_is_to_be_another_stage_is_recalled() -> None:
@@ -229,6 +316,8 @@ async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_a
     rank = RecordingRank()
     controller.attach([rank])
     controller.on_message(0, MessageKind.LOADED, describe_stage().SerializeToString())
-    request = worker_pb2.JoinPipelineRequest(pipeline_id="p", epoch=1, members=["nobody"])
+    request = worker_pb2.JoinPipelineRequest(
+        pipeline_id="p", epoch=1, members=["nobody"], tp_size=1
+    )
     with pytest.raises(Unavailable, match="rank 0 exited with status -9"):
         await asyncio.wait_for(controller.join(request), 5)

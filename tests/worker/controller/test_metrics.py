@@ -63,7 +63,7 @@ async def test_plans_are_counted_when_they_are_forwarded(n_plans: int) -> None:
 
 async def test_the_epoch_is_the_one_it_joined() -> None:
     async with fake_stage() as stage:
-        request = worker_pb2.JoinPipelineRequest(epoch=4, members=[stage.address])
+        request = worker_pb2.JoinPipelineRequest(epoch=4, members=[stage.address], tp_size=1)
         await stage.controller.join(request)
         registry = CollectorRegistry()
         registry.register(WorkerMetrics(stage.controller))

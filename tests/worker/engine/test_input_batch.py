@@ -404,6 +404,11 @@ class TestSampling:
         assert build(plan, table).counted is None
 
 
+# A scheduler lets neither through: a token below 0 would lie before the logits of its row.
+BELOW_ZERO = replace(GREEDY, temperature=1, min_tokens=2, stop_token_ids=(5, -1))
+NOT_A_NUMBER = replace(GREEDY, temperature=float("nan"))
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -418,6 +423,12 @@ class TestRefusals:
             ({"admissions": (admit(3),)}, "row 3 is held by another"),
             ({"admissions": (admit(-1),)}, "row -1"),
             ({"admissions": (admit(1 << 30),)}, "row 1073741824"),
+            ({"admissions": (admit(2, 1, BELOW_ZERO),)}, "row 2: stop_token_ids"),
+            ({"admissions": (admit(2, 1, NOT_A_NUMBER),)}, "row 2: temperature"),
+            (
+                {"n_new_blocks": (0, 16), "new_block_ids": range(16)},
+                "row 3 has 1[78] blocks; the longest",
+            ),
             ({"start_positions": (0, 6)}, "row 1 .* not continue .* starts 0, stored 1"),
             ({"start_positions": (1, 7)}, "row 3 .* not continue .* starts 7, stored 6"),
             ({"n_tokens": (0, 4)}, "row 1 .* without tokens"),

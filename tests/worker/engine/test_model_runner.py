@@ -162,6 +162,8 @@ class TestStages:
         first_batch, last_batch = (stage.prepare(prompt_plan()) for stage in stages)
         hidden = first.forward(first_batch, None)
         room = last.empty_hidden((3, 2))
+        with pytest.raises(PlanError, match="slots"):
+            last.empty_hidden((2**32 - 1, 2))
         assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
         room.copy_(hidden)
         logits = last.logits(last_batch, room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.models.config import PositiveInt, RotaryConfig
+from services.worker.models.config import Count, PositiveInt, RotaryConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.mixture import read_experts
@@ -24,7 +24,7 @@ class MixtralConfig(RotaryConfig):
     default_rope_theta = 1_000_000.0
 
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
-    n_experts: PositiveInt = field(metadata={"alias": "num_local_experts"})
+    n_experts: Count = field(metadata={"alias": "num_local_experts"})
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
 
     def check(self) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, UnsupportedModel
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    PositiveInt,
+    RotaryConfig,
+    UnsupportedModel,
+)
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.families.qwen3 import QwenHeadNormStage
 from services.worker.models.mixture import read_experts
@@ -26,7 +32,7 @@ class Qwen3MoeConfig(RotaryConfig):
 
     attention_bias: bool = False
     window: PositiveInt | None
-    n_experts: PositiveInt
+    n_experts: Count
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
     expert_size: PositiveInt = field(metadata={"alias": "moe_intermediate_size"})
     normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})

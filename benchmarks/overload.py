@@ -1,0 +1,237 @@
+"""Ten times the load that the system can bear: what is refused, how fast, and what is still done.
+
+    python -m benchmarks.overload                       both protocols, 60 s each
+    python -m benchmarks.overload --seconds 20 --protocols http
+
+Clients that ask one request after the other find the capacity, in complete answers a second, before
+and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
+whether or not those before them have ended. Goodput is the complete answers a second from when the
+queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
+counts from when it was sent.
+
+All share the processors with the client, which stamps answers and reads them afterwards; its own
+use of them is printed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+import numpy as np
+import psutil
+import uvloop
+
+from benchmarks import load, local_system
+from benchmarks.grpc_client import GrpcClient
+from benchmarks.local_system import System
+from benchmarks.openai_client import OpenAIClient
+from benchmarks.records import RequestRecord, Spread
+from benchmarks.workload import PlannedRequest
+
+N_PROMPT, N_OUTPUT = 64, 96
+"""Tokens of each request: of one length, so that answers a second are a measure."""
+N_CLIENTS = 64
+"""Clients that find the capacity: two batches, so that the engine never waits for one."""
+WARM_UP_S = 5.0
+MIN_GOODPUT = 0.95
+MAX_REFUSAL_S = 0.05
+MAX_GROWTH = 0.1
+"""Part of its memory that a process may take more, once the queue is full."""
+REFUSED = ("HTTP 429", "ConnectionError: RESOURCE_EXHAUSTED")
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """The figures of one protocol."""
+
+    protocol: str
+    capacity_per_s: float
+    offered_per_s: float
+    goodput_per_s: float
+    refusal_s: Spread | None
+    first_token_s: Spread | None
+    n_complete: int
+    n_refused: int
+    others: Counter[str]
+    """Requests that ended in another way, by their error."""
+    growth: float
+    """Most that a process's memory grew, as a part of it, from when the queue was full."""
+    client_cpus: float
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all that is asked of an overloaded system holds."""
+        return (
+            self.goodput_per_s >= MIN_GOODPUT * self.capacity_per_s
+            and self.refusal_s is not None
+            and self.refusal_s.p99 < MAX_REFUSAL_S
+            and self.growth < MAX_GROWTH
+            and not self.others
+        )
+
+    def lines(self) -> list[str]:
+        """Returns the figures for people."""
+        part = self.goodput_per_s / self.capacity_per_s
+        return [
+            f"{self.protocol}: capacity {self.capacity_per_s:.1f}/s, offered "
+            f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s ({part:.0%})",
+            f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}",
+            f"  {self.n_refused} refused after {_milliseconds(self.refusal_s)}",
+            f"  otherwise: {dict(self.others)}; memory grew by {self.growth:.1%} at most; "
+            f"the client took {self.client_cpus:.2f} cores",
+        ]
+
+
+async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
+    """Returns the complete answers a second that clients get who ask one after the other."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time() + WARM_UP_S
+    n_complete = 0
+
+    async def ask_all_the_time() -> None:
+        nonlocal n_complete
+        while loop.time() < start_s + for_s:
+            call = client.prepare(request)
+            await call.send()
+            if call.read().error is None:
+                n_complete += start_s <= loop.time() < start_s + for_s
+
+    await asyncio.gather(*(ask_all_the_time() for _ in range(N_CLIENTS)))
+    return n_complete / for_s
+
+
+def arrivals(rate: float, for_s: float, *, seed: int) -> list[PlannedRequest]:
+    """Returns requests that come as a Poisson process."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * for_s))
+    return [request_at(float(arrival_s)) for arrival_s in np.cumsum(gaps)]
+
+
+def request_at(arrival_s: float) -> PlannedRequest:
+    """Returns the one request of this workload."""
+    return PlannedRequest(arrival_s, tuple(range(7, 7 + N_PROMPT)), N_OUTPUT)
+
+
+async def overload(
+    protocol: str, client: load.Client, system: System, options: argparse.Namespace
+) -> Overloaded:
+    """Finds the capacity over a protocol, and offers a multiple of it."""
+    before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
+    requests = arrivals(options.times * before_per_s, options.seconds, seed=options.seed)
+    full_s = options.seconds / 4
+    root = psutil.Process(system.pid)
+    watching = asyncio.create_task(growth_of(root, full_s, options.seconds))
+    start_s, cpu_s = time.monotonic(), time.process_time()
+    records = await load.run(client, requests, timeout_s=options.timeout_s)
+    cpus = (time.process_time() - cpu_s) / (time.monotonic() - start_s)
+    after_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
+    return figures(
+        protocol,
+        records,
+        capacity_per_s=(before_per_s + after_per_s) / 2,
+        window_s=(full_s, options.seconds),
+        growth=await watching,
+        client_cpus=cpus,
+    )
+
+
+def figures(
+    protocol: str,
+    records: Sequence[RequestRecord],
+    *,
+    capacity_per_s: float,
+    window_s: tuple[float, float],
+    growth: float,
+    client_cpus: float,
+) -> Overloaded:
+    """Returns a run in figures; goodput counts what ended within the window."""
+    done = [record for record in records if record.is_complete]
+    refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
+    others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
+    begin_s, end_s = window_s
+    n_in_window = sum(begin_s <= record.end_s < end_s for record in done)
+    return Overloaded(
+        protocol=protocol,
+        capacity_per_s=capacity_per_s,
+        offered_per_s=len(records) / end_s,
+        goodput_per_s=n_in_window / (end_s - begin_s),
+        refusal_s=Spread.of(record.end_s - record.start_s for record in refused),
+        first_token_s=Spread.of(filter(None, (r.time_to_first_token_s for r in done))),
+        n_complete=len(done),
+        n_refused=len(refused),
+        others=Counter(others),
+        growth=growth,
+        client_cpus=client_cpus,
+    )
+
+
+async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:
+    """Returns the most by which a process of the system grows between two times, as a part."""
+    await asyncio.sleep(from_s)
+    before = memory_of(root)
+    await asyncio.sleep(to_s - from_s)
+    after = memory_of(root)
+    return max(after[process] / before[process] - 1 for process in before.keys() & after.keys())
+
+
+def memory_of(root: psutil.Process) -> dict[psutil.Process, int]:
+    """Returns the resident memory of a process's descendants, in bytes."""
+    memory = {}
+    for process in root.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory[process] = int(process.memory_info().rss)
+    return memory
+
+
+@contextlib.asynccontextmanager
+async def client_of(protocol: str, system: System) -> AsyncIterator[load.Client]:
+    """A client of one of the protocols."""
+    if protocol == "http":
+        yield OpenAIClient(system.http, model=system.model)
+    else:
+        async with grpc.aio.insecure_channel(system.grpc) as channel:
+            yield GrpcClient(channel)
+
+
+def _milliseconds(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{1e3 * spread.median:.1f} ms, p99 {1e3 * spread.p99:.1f} ms"
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Overloads a system over each protocol; the exit status says whether all held."""
+    results = []
+    for protocol in options.protocols:
+        arguments = ["--model=models/demo", "--threads=1", *options.system.split()]
+        async with (
+            local_system.running(arguments) as system,
+            client_of(protocol, system) as client,
+        ):
+            result = await overload(protocol, client, system, options)
+        print("\n".join(result.lines()), flush=True)
+        results.append(result)
+    return int(not all(result.is_held for result in results))
+
+
+def main() -> int:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--protocols", nargs="+", default=["http", "grpc"])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
+    parser.add_argument("--capacity-s", type=float, default=20.0, help="to find the capacity in")
+    parser.add_argument("--times", type=float, default=10.0, help="the capacity is offered")
+    parser.add_argument("--timeout-s", type=float, default=180.0, help="that a client waits")
+    parser.add_argument("--system", default="", help="more options of services.local")
+    parser.add_argument("--seed", type=int, default=0)
+    return uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

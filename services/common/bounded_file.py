@@ -1,0 +1,40 @@
+"""Reads the small files of a checkpoint, which may be anybody's: never more than expected of them.
+
+A checkpoint comes from wherever the operator has got it. A file that is far too large, or nested
+so deeply that no parser follows, is refused with its name and takes no memory.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_bytes(path: Path, *, max_bytes: int) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more than `max_bytes`.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} has more than {max_bytes} bytes")
+    return content
+
+
+def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more than `max_bytes`, or holds anything but a JSON object.
+    """
+    content = read_bytes(path, max_bytes=max_bytes)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value

@@ -1,0 +1,122 @@
+"""The standard gRPC health service, whose statuses never wait for a client.
+
+That of grpcio-health-checking holds a lock while a watcher is written to: one who does not read
+keeps the process from saying that it stops. Here each watch takes the latest status when its client
+has read the one before, and those in between are lost, as the protocol allows.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from services.common import errors
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+MAX_WATCHES = 1024
+"""Watches that a server has at once: one for each connection of clients that look at its health.
+Each takes about 12 KB, read or not."""
+
+MAX_NAME_LENGTH = 256
+
+RETRY_AFTER_S = 5.0
+
+Status = int
+"""A value of `HealthCheckResponse.ServingStatus`."""
+
+
+class HealthStatuses:
+    """The status of each name, and those who wait for the next change."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, Status] = {}
+        self._changed: asyncio.Future[None] | None = None
+
+    def get(self, name: str) -> Status | None:
+        """Returns the status of a name; None if nobody has set it."""
+        return self._statuses.get(name)
+
+    def all(self) -> dict[str, Status]:
+        """Returns the status of each name that has one."""
+        return dict(self._statuses)
+
+    def set(self, name: str, status: Status) -> None:
+        """Sets a status and wakes who waits; never waits itself."""
+        if self._statuses.get(name) == status:
+            return
+        self._statuses[name] = status
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    async def wait_change(self) -> None:
+        """Waits until a status changes."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+
+class HealthServicer:
+    """The methods of the health service on one server."""
+
+    def __init__(self, statuses: HealthStatuses, *, max_watches: int = MAX_WATCHES) -> None:
+        self._statuses = statuses
+        self._max_watches = max_watches
+        self.n_watches = 0
+        """Watches at present."""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """Answers with the status of a name; NOT_FOUND if nobody has set it."""
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def List(self, _: health_pb2.HealthListRequest, __: Any) -> health_pb2.HealthListResponse:
+        """Answers with the status of every name."""
+        return health_pb2.HealthListResponse(
+            statuses={
+                name: health_pb2.HealthCheckResponse(status=status)
+                for name, status in self._statuses.all().items()
+            }
+        )
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Answers with the status of a name, and each time it changes; SERVICE_UNKNOWN until
+        somebody sets it.
+
+        Raises:
+            InvalidRequest: the name is longer than any.
+            PoolFull: there are too many watches.
+        """
+        if len(request.service) > MAX_NAME_LENGTH:  # a watch holds it
+            raise errors.InvalidRequest(
+                "service", f"must not be longer than {MAX_NAME_LENGTH} characters"
+            )
+        if self.n_watches >= self._max_watches:
+            raise errors.PoolFull(
+                f"{self._max_watches} watches are open; check instead", retry_after_s=RETRY_AFTER_S
+            )
+        self.n_watches += 1
+        # Not when this generator ends: a watch that nobody reads is there until its client goes.
+        context.add_done_callback(self._forget_watch)
+        last = None
+        while True:
+            status = self._statuses.get(request.service)
+            if status is None:
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != last:
+                last = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            else:
+                await self._statuses.wait_change()
+
+    def _forget_watch(self, _: object) -> None:
+        self.n_watches -= 1

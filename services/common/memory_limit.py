@@ -1,0 +1,46 @@
+"""The memory that this process's container may use, and whether its settings fit into it.
+
+A service that could need more than its limit would run well until somebody makes it need that, and
+would then be killed with everybody's requests. So it does not even start.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.common.cpus import CGROUPS
+
+MIB = 2**20
+PROCESS = "the process itself"
+"""The part of the memory that no setting changes."""
+
+
+def memory_limit(cgroups: Path = CGROUPS) -> int | None:
+    """Returns the memory that the cgroup may use, in bytes; None without a limit.
+
+    `cgroups` is where cgroups are mounted: in a container, its own.
+    """
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+        path = cgroups / name
+        if path.is_file():
+            limit = path.read_text().strip()
+            return None if limit == "max" else int(limit)
+    return None
+
+
+def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
+    """Returns why a service may need more memory than it has, by setting, the largest first; empty
+    if it does not, or has no limit. `parts` are bytes by the setting that they follow from, and
+    those of `PROCESS`."""
+    needed = sum(parts.values())
+    if limit is None or needed <= limit:
+        return ""
+    by_size = sorted(set(parts) - {PROCESS}, key=lambda name: -parts[name])
+    settings = ", ".join(f"{name} ({_mib(parts[name])})" for name in by_size)
+    return (
+        f"with these settings it may need {_mib(needed)} of memory, and its limit is "
+        f"{_mib(limit)}: raise that, or lower {settings}; the rest is {PROCESS}"
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:.0f} MiB"

@@ -1,0 +1,132 @@
+"""The events of one call's answers, from when they arrive until they are read.
+
+A client that reads keeps this almost empty. Where one does not, the tokens of each answer are
+packed, so that they take little more than their numbers, and what they take is counted in the
+memory that clients' data may have. Too much of it ends the call.
+"""
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from services.common import errors
+from services.frontend.link.scheduler_events import Event, Tokens
+from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.refusals import Refusal, Refusals
+
+MAX_LOOSE = 128
+"""Events that are kept as they came, and not counted: those of a few iterations."""
+
+READ_AT_ONCE = 64
+"""Tokens that are read without a pause, in which others have their turn."""
+
+EVENT_BYTES = 256
+"""Bytes that an event takes."""
+
+TOKEN_BYTES = array("I").itemsize
+
+MAX_UNREAD_BYTES = 2**20
+"""Bytes that the unread events of one call may take: some 80,000 tokens."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client whose call was ended may try again."""
+
+
+class Inbox:
+    """A queue of events for one reader."""
+
+    def __init__(self, budget: MemoryBudget, *, refusals: Refusals) -> None:
+        self._events: deque[Event] = deque()
+        self._max_loose = MAX_LOOSE
+        self._n_read = 0  # tokens, without a pause
+        self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
+        self._error: errors.PoolFull | None = None
+        self._budget = budget
+        self._share = Share(budget)
+        self._refusals = refusals
+
+    @property
+    def error(self) -> errors.PoolFull | None:
+        """The error that `get` raises, if too much was unread."""
+        return self._error
+
+    def put_nowait(self, event: Event) -> None:
+        """Adds an event. If too much is unread then, all is dropped, and nothing more is taken."""
+        if self._error is not None:
+            return
+        self._events.append(event)
+        if len(self._events) > self._max_loose:
+            self._pack()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def get(self) -> Event:
+        """Returns the next event, once there is one; only one task may wait for it.
+
+        Raises:
+            PoolFull: too much was unread.
+        """
+        if self._n_read >= READ_AT_ONCE:
+            self._n_read = 0
+            await asyncio.sleep(0)
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._n_read = 0
+            self._arrival = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+        event = self._events.popleft()
+        self._n_read += len(event.token_ids) if isinstance(event, Tokens) else 1
+        if not self._events and self._share.n_bytes:
+            self._count(MAX_LOOSE)
+        return event
+
+    def close(self) -> None:
+        """Drops what is unread; does nothing the second time."""
+        self._events.clear()
+        self._count(MAX_LOOSE)
+
+    def _pack(self) -> None:
+        """Joins the tokens of each answer, and counts what is unread."""
+        self._events = deque(_packed(self._events))
+        max_loose = max(MAX_LOOSE, 2 * len(self._events))
+        n_tokens = sum(len(event.token_ids) for event in self._events if isinstance(event, Tokens))
+        if not self._count(max_loose, n_tokens):
+            self._refusals[Refusal.UNREAD] += 1
+            self._error = errors.PoolFull(
+                "too much of the answers was not read", retry_after_s=RETRY_AFTER_S
+            )
+            self.close()
+
+    def _count(self, max_loose: int, n_tokens: int = 0) -> bool:
+        """Counts so much as unread; returns whether so much may be."""
+        n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + TOKEN_BYTES * n_tokens
+        more = n_bytes - self._share.n_bytes
+        if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):
+            return False
+        if more > 0:
+            self._share.grow(more)
+        else:
+            self._share.shrink(-more)
+        self._max_loose = max_loose
+        return True
+
+
+def _packed(events: Iterable[Event]) -> Iterator[Event]:
+    """Yields the events with the tokens of each answer together, as many as are read at once.
+    Answers do not wait for each other: only the order of each one's own events matters."""
+    tokens: dict[str, array[int]] = {}
+    ends: list[Event] = []
+    for event in events:
+        if isinstance(event, Tokens):
+            tokens.setdefault(event.request_id, array("I")).extend(event.token_ids)
+        else:
+            ends.append(event)
+    for request_id, token_ids in tokens.items():
+        for start in range(0, len(token_ids), READ_AT_ONCE):
+            yield Tokens(request_id, token_ids[start : start + READ_AT_ONCE], start)
+    yield from ends

@@ -1,0 +1,70 @@
+"""gRPC's reflection, by which tools learn the API, within limits.
+
+The library's own servicer reads and answers for as long as a client likes.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from services.common import errors, rpc_handlers
+
+SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
+RAW_METHODS = frozenset({"ServerReflectionInfo"})
+
+MAX_STREAMS = 4
+"""Streams at once; a tool has one, for a moment."""
+
+MAX_QUESTION_BYTES = 4096
+"""Largest question: a name, which the answer repeats."""
+
+RETRY_AFTER_S = 5.0
+
+Question = reflection_pb2.ServerReflectionRequest
+
+
+class ReflectionServicer:
+    """The method of the reflection service."""
+
+    def __init__(
+        self, service_names: tuple[str, ...], make_exchange: rpc_handlers.MakeExchange
+    ) -> None:
+        self._library = reflection.aio.ReflectionServicer(service_names)
+        self._make_exchange = make_exchange
+        self._n_streams = 0
+
+    async def ServerReflectionInfo(self, context: Any) -> None:
+        """Answers each question of a stream.
+
+        Raises:
+            InvalidRequest: a question is none.
+            PoolFull: there are too many streams.
+            TimedOut: the client is silent, or does not read.
+        """
+        if self._n_streams >= MAX_STREAMS:
+            raise errors.PoolFull(
+                "too many clients ask for reflection; try again", retry_after_s=RETRY_AFTER_S
+            )
+        self._n_streams += 1
+        # Not when this method ends: a stream that nobody reads is there until its client goes.
+        context.add_done_callback(self._forget_stream)
+        exchange = self._make_exchange(context)
+        context.add_done_callback(exchange.close)
+        while (data := await exchange.receive(Question)) is not grpc.aio.EOF:
+            if len(data) > MAX_QUESTION_BYTES:
+                raise errors.TooLarge(
+                    "request", f"must not be larger than {MAX_QUESTION_BYTES} bytes"
+                )
+            question = rpc_handlers.parse(data, Question)
+            async for answer in self._library.ServerReflectionInfo(_only(question), context):
+                await exchange.write(answer.SerializeToString())
+
+    def _forget_stream(self, _: object) -> None:
+        self._n_streams -= 1
+
+
+async def _only(question: Any) -> AsyncIterator[Any]:
+    yield question

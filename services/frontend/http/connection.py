@@ -1,0 +1,438 @@
+"""A client's HTTP/1 connection: uvicorn's, with a guard in front of its parser.
+
+uvicorn takes heads of any size and any number of headers, at any pace, and as many requests ahead
+as a client sends. The guard bounds all of that before it costs anything: it feeds the parser small
+pieces, counts what these add to the head or body in the making, and feeds no more while a request
+waits for its answer. What breaks a limit is answered, if nothing else is being answered, and the
+connection ends.
+
+Two more things are put right. An `Upgrade` to anything is ignored, as HTTP allows: the parser is
+given the head again without it, since it would take the body for the other protocol's. And an
+HTTP/1.0 client gets no chunks: the end of the connection ends its answer.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.server import ServerState
+
+from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.gathering_transport import GatheringTransport
+from services.frontend.http.unread_output import UnreadOutput
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusal, Refusals
+
+PIECE_BYTES = 4096
+"""Bytes that the parser gets at once: no more than 150 requests are in them."""
+
+MAX_AHEAD_BYTES = 64 * 2**10
+"""Bytes that a client may send ahead of an answer; then it is no longer read from."""
+
+MAX_FRAMING_BYTES = 64 * 2**10
+"""Bytes by which a body's chunk sizes, extensions and trailers may exceed the body itself, and that
+may follow each other without a byte of the body."""
+
+GOODBYE_S = 1.0
+"""Seconds that a client has to take a refusal, or the goodbye of TLS; less than
+`server.FINISH_S`."""
+
+VERSIONS = frozenset({"1.0", "1.1"})
+
+UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+
+
+class Refused(Exception):
+    """What a client sends breaks a limit or a rule; its connection ends with this status."""
+
+    def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection, within limits."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        *,
+        limits: ConnectionLimits,
+        places: Places,
+        budget: MemoryBudget,
+        refusals: Refusals,
+        place: Place | None,
+    ) -> None:
+        super().__init__(config, server_state, {}, asyncio.get_running_loop())
+        self._limits = limits
+        self._places = places
+        self._budget = budget
+        self._refusals = refusals
+        self._place = place
+        self._unread: UnreadOutput | None = None
+        self._ahead = bytearray()  # what came and is not parsed yet
+        self._is_ahead_paused = False
+        self._is_over = False  # refused: nothing is parsed any more
+        self._is_in_body = False
+        self._n_messages = 0
+        self._n_head = 0  # bytes of the head in the making; 0 before its first
+        self._n_named = 0  # those of them that the parser has told
+        self._n_hosts = 0
+        self._n_body = 0  # bytes of the body in the making,
+        self._n_framing = 0  # of its chunks' sizes, extensions and trailers,
+        self._n_framing_run = 0  # and those of them since the last byte of the body
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: Callable[[], None] | None = None
+
+    # Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wraps the transport of a new connection, if there is a place for it."""
+        gathering = GatheringTransport(transport, self.loop, on_close=self._closing)
+        super().connection_made(gathering)
+        self._unread = UnreadOutput(
+            gathering,
+            self.loop,
+            limit_s=self._limits.send_limit_s,
+            budget=self._budget,
+            refusals=self._refusals,
+        )
+        if self._place is not None:
+            self._place.abort = self.transport.abort
+        else:
+            self._place = self._places.stand(self.transport.abort)
+            self._end(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
+        self._watch_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends what waits for the client."""
+        self._unset_keepalive_if_required()
+        self._is_over = True
+        self._ahead.clear()
+        self._await(None)
+        if self._unread is not None:
+            self._unread.close()
+        if self._place is not None:
+            self._place.leave()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Notes that the client does not keep up."""
+        super().pause_writing()
+        if self._unread is not None:
+            self._unread.begin()
+
+    def resume_writing(self) -> None:
+        """Notes that the client has caught up."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.end()
+
+    def shutdown(self) -> None:
+        """Closes the connection if it is idle, else closes it with its answer. Over TLS, an end
+        needs a goodbye from both sides, and a client that keeps an idle connection in a pool does
+        not look at it: such a connection is not waited for."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
+
+    def _closing(self) -> None:
+        if self._unread is not None:
+            self._unread.closing()
+
+    # What comes from the client
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what comes, as far as it is time for it."""
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        if not self._ahead and len(data) <= PIECE_BYTES and not self._is_answering:
+            self._parse(data)  # nearly always
+        else:
+            self._ahead += data
+            self._parse_ahead()
+        self._watch_client()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a whole request has come and its answer is not complete."""
+        return not self._is_in_body and self.cycle is not None and not self.cycle.response_complete
+
+    def _parse_ahead(self) -> None:
+        while self._ahead and not self._is_answering and not self._is_over:
+            piece = bytes(self._ahead[:PIECE_BYTES])
+            del self._ahead[:PIECE_BYTES]
+            self._parse(piece)
+        if len(self._ahead) > MAX_AHEAD_BYTES:
+            self._is_ahead_paused = True
+            self.transport.pause_reading()
+        elif self._is_ahead_paused:
+            self._is_ahead_paused = False
+            self.transport.resume_reading()
+
+    def _parse(self, piece: bytes) -> None:
+        try:
+            while piece:
+                piece = self._feed(piece)
+        except Refused as refused:
+            self._refuse(refused)
+
+    def _feed(self, piece: bytes) -> bytes:
+        """Feeds the parser, and returns what is to be fed to it next.
+
+        Raises:
+            Refused: it breaks a limit or a rule.
+        """
+        was_in_body, n_messages, n_body = self._is_in_body, self._n_messages, self._n_body
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade() + piece[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, Refused):
+                raise error.__context__ from None
+            raise _malformed("this is not HTTP/1.1") from None
+        if n_messages == self._n_messages and was_in_body == self._is_in_body:
+            if was_in_body:
+                self._count_body(len(piece), self._n_body - n_body)
+            else:
+                self._n_head += len(piece)
+                self._check_head(self._n_head)
+        return b""
+
+    def _without_upgrade(self) -> bytes:
+        """Returns the head that has just been parsed, without its upgrade, for a new parser."""
+        version = self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version.encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if _is_kept(token.lower()))
+            if name not in UPGRADE_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._n_head = 1
+        self._n_named = self._n_hosts = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._n_named += len(url)
+        if self._n_named > self._limits.max_head_bytes:
+            raise _head_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, self._limits.max_head_bytes)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_body:  # a trailer; nobody asks for one
+            return
+        super().on_header(name, value)
+        self._n_named += len(name) + len(value) + 4
+        self._check_head(self._n_named)
+        if len(self.headers) > self._limits.max_headers:
+            raise Refused(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"a request may have at most {self._limits.max_headers} headers",
+                Refusal.HEAD_TOO_LARGE,
+            )
+        if len(name) == 4 and name.lower() == b"host":
+            self._n_hosts += 1
+
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            raise _malformed(f"HTTP/{version} is not spoken here")
+        if self._n_hosts > 1 or (not self._n_hosts and version != "1.0"):
+            raise _malformed("a request must have one Host")
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _malformed("this is no proxy")
+            return  # it comes again
+        super().on_headers_complete()
+        self._is_in_body = True
+        self._n_body = self._n_framing = self._n_framing_run = 0
+        if self._place is not None:
+            self._place.set_busy()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._n_body += len(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        self._is_in_body = False
+        self._n_messages += 1
+        self._n_head = 0
+
+    def on_response_complete(self) -> None:
+        """Goes on with what the client has sent ahead."""
+        super().on_response_complete()
+        if self.pipeline or not self.cycle.response_complete or self.transport.is_closing():
+            return
+        if self._place is not None:
+            self._place.set_waiting()
+        if self._ahead:
+            self.loop.call_soon(self._go_on)
+        self._watch_client()
+
+    def _go_on(self) -> None:
+        if self._ahead and not self._is_over:
+            self._unset_keepalive_if_required()
+            self._parse_ahead()
+            self._watch_client()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    # Limits
+
+    def _check_head(self, n_bytes: int) -> None:
+        if n_bytes > self._limits.max_head_bytes:
+            raise _head_too_large(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._limits.max_head_bytes
+            )
+
+    def _count_body(self, n_bytes: int, n_body: int) -> None:
+        """Counts bytes that came inside a body, and those of them that are the body itself, which
+        its reader bounds."""
+        self._n_framing += n_bytes - n_body
+        self._n_framing_run = 0 if n_body else self._n_framing_run + n_bytes
+        if max(self._n_framing - self._n_body, self._n_framing_run) > MAX_FRAMING_BYTES:
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                "the chunks of the body are too small, or have too much besides",
+                Refusal.BODY_TOO_LARGE,
+            )
+
+    def _watch_client(self) -> None:
+        """Sets the timer for what the client has to send next, if anything: a request on a new
+        connection, the rest of a head, or of a body that has been answered already."""
+        if self._is_over:
+            return
+        if self._is_in_body:
+            self._await(self._miss_body if self.cycle.response_complete else None)
+        elif not self._is_answering and (self._n_head or self.cycle is None):
+            self._await(self._miss_head)
+        else:
+            self._await(None)
+
+    def _await(self, then: Callable[[], None] | None) -> None:
+        if then == self._awaited:
+            return
+        self._awaited = then
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if then is not None:
+            is_head = then == self._miss_head
+            limit_s = self._limits.head_limit_s if is_head else self._limits.body_limit_s
+            self._timer = self.loop.call_later(limit_s, then)
+
+    def _miss_head(self) -> None:
+        self._refuse(
+            Refused(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the request line and headers did not come in {self._limits.head_limit_s:g} s",
+                Refusal.HEAD_TIMEOUT,
+            )
+        )
+
+    def _miss_body(self) -> None:
+        self._refusals[Refusal.BODY_TIMEOUT] += 1
+        self.transport.abort()
+
+    def _refuse(self, refused: Refused) -> None:
+        """Ends the connection: with an answer, if none is being given, else after that."""
+        self._refusals[refused.reason] += 1
+        cycle = self.cycle
+        is_answering = cycle is not None and not cycle.response_complete
+        if not self._is_in_body and not is_answering:
+            self._end(refused.status, refused.message)
+        elif not self._is_in_body:  # the client has sent it ahead
+            self._is_over = True
+            cycle.keep_alive = False
+        elif not is_answering or self.pipeline or cycle.response_started:
+            self.transport.abort()
+        else:
+            self._end(refused.status, refused.message)
+            cycle.disconnected = True  # for its reader: the rest of the body will never come
+            cycle.message_event.set()
+
+    def _end(self, status: HTTPStatus, message: str) -> None:
+        """Answers and closes. A client that is still sending would lose the answer if its
+        connection were closed at once: it is read from a little longer."""
+        self._is_over = True
+        self._ahead.clear()
+        self._await(None)
+        self.transport.write(_answer(status, message))
+        if self.transport.can_write_eof() and self._place is not None:
+            self._place.set_waiting()
+            self.transport.write_eof()
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
+        else:
+            self.transport.close()
+
+
+def _is_kept(connection_token: bytes) -> bool:
+    return connection_token != b"upgrade" and connection_token not in UPGRADE_HEADERS
+
+
+def _malformed(message: str) -> Refused:
+    return Refused(HTTPStatus.BAD_REQUEST, message, Refusal.MALFORMED)
+
+
+def _head_too_large(status: HTTPStatus, max_bytes: int) -> Refused:
+    return Refused(
+        status,
+        f"the request line and headers may have {max_bytes} bytes together",
+        Refusal.HEAD_TOO_LARGE,
+    )
+
+
+def _answer(status: HTTPStatus, message: str) -> bytes:
+    """Returns a whole answer in the API's shape of errors."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    body = json.dumps({"error": error}).encode()
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+    retry = b"retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+    return head % (STATUS_LINE[status], len(body)) + retry + b"\r\n" + body
+
+
+def _without_chunks(app: Any, cycle: RequestResponseCycle) -> ASGIApp:
+    """Returns the app with answers that nothing frames unless they have a length."""
+
+    async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                cycle.chunked_encoding = None if b"content-length" in names else False
+            elif cycle.chunked_encoding is False and cycle.expected_content_length == 0:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return unframed

@@ -1,0 +1,86 @@
+"""A transport that writes once per round of the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+MAX_GATHERED_BYTES = 2**16
+"""Bytes that may be gathered for a connection within one round of the event loop; more are passed
+on at once."""
+
+
+class GatheringTransport(asyncio.Transport):
+    """A transport that writes once per round of the event loop, everything that was written to it
+    meanwhile.
+
+    An iteration brings a token for each of many clients in one round. Their system calls then
+    follow each other at the end of it instead of one after each token's work: who reads is woken
+    once and not for every token, and what belongs together, such as an answer's last token and its
+    end, goes out as one packet.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Wraps a transport; `on_close` is called when the last has been written and the transport
+        begins to close."""
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._on_close = on_close
+        self._gathered: list[bytes] = []
+        self._n_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(bytes(data))
+        self._n_bytes += len(data)
+        if self._n_bytes > MAX_GATHERED_BYTES:
+            self._flush()  # so that the transport can say that the client does not keep up
+
+    def write_eof(self) -> None:
+        self._flush()
+        self._transport.write_eof()
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
+    def get_write_buffer_size(self) -> int:
+        return self._n_bytes + self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._flush()
+        self._transport.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    def abort(self) -> None:
+        self._gathered, self._n_bytes = [], 0
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def _flush(self) -> None:
+        data, self._gathered, self._n_bytes = b"".join(self._gathered), [], 0
+        if data and not self._transport.is_closing():
+            self._transport.write(data)

@@ -1,0 +1,403 @@
+"""The OpenAPI document of the HTTP API, made once at start.
+
+Handlers read raw bodies, so FastAPI knows nothing of them. Bodies are described by the models that
+read them, options of sampling by their ranges, answers by types of this module, which tests hold
+against what a server says. A document cannot say what depends on the model: its vocabulary, its
+length, its chat template.
+"""
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from typing_extensions import TypedDict
+
+from services.common.sampling import OPTIONS, Numbers, TokenLists, WholeNumbers
+from services.frontend.http import event_id
+from services.frontend.http.openai_request import ChatBody, CompletionBody
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.generation_request import (
+    MAX_ANSWERS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    MAX_TOKENS,
+)
+
+PATH = "/openapi.json"
+OPENAPI_VERSION = "3.1.0"
+API_VERSION = "1"
+"""Version of the HTTP API, as in its paths."""
+
+JSON, EVENTS = "application/json", "text/event-stream"
+
+_EXACT = ConfigDict(extra="forbid")
+
+
+class Usage(TypedDict):
+    """Tokens read and written."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionChoice(TypedDict):
+    """An answer to a text or to tokens, or a piece of one; the tokens come with
+    `return_token_ids`, those of the prompt in the first piece only."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    """The answers to POST /v1/completions; or a chunk of a stream: its first one has the seed,
+    and with `include_usage` the last one has the usage and no choice."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+    seed: NotRequired[int]
+
+
+class AssistantMessage(TypedDict):
+    """What the model says."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """An answer to a conversation; its tokens come with `return_token_ids`."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    index: int
+    message: AssistantMessage
+    logprobs: None
+    finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """The answers to POST /v1/chat/completions."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class Delta(TypedDict):
+    """What a chunk adds to a message: first the role, then text; nothing in a chunk whose tokens
+    make no text yet."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    refusal: NotRequired[None]
+
+
+class ChatChunkChoice(TypedDict):
+    """A piece of an answer to a conversation."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    index: int
+    delta: Delta
+    logprobs: None
+    finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+
+
+class ChatChunk(TypedDict):
+    """A chunk of a stream: its first one has the seed, and with `include_usage` the last one has
+    the usage and no choice."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+    seed: NotRequired[int]
+
+
+class Model(TypedDict):
+    """The model that is served."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The models that are served, which is one."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ErrorObject(TypedDict):
+    """An error: `param` is the field that is wrong, if it is one."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """The body of every answer that refuses a request, and the last event of a stream that
+    fails."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    error: ErrorObject
+
+
+class Status(TypedDict):
+    """The answer to a probe."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    status: str
+    reason: NotRequired[str]
+
+
+_TYPES: dict[str, Any] = {
+    "CompletionBody": CompletionBody,
+    "ChatBody": ChatBody,
+    "Completion": Completion,
+    "ChatCompletion": ChatCompletion,
+    "ChatChunk": ChatChunk,
+    "Model": Model,
+    "ModelList": ModelList,
+    "Error": Error,
+    "Status": Status,
+}
+"""Bodies and answers by the names of their schemas."""
+
+_ERRORS = {
+    400: "A field or header is wrong; `param` names it.",
+    401: "There is no API key, or nobody has it.",
+    404: "There is no such model.",
+    408: "The request did not come in time.",
+    413: "The body is too large.",
+    429: "Too much is in the making, or asked for by this API key, at the moment.",
+    431: "The request line and its headers are too large.",
+    500: "The request failed, or there is a bug; it must not be tried again.",
+    503: "There is no pipeline at the moment, or too many clients are connected.",
+}
+
+_ANY = (400, 408, 431, 500, 503)
+"""Statuses of errors that every request may meet: the server refuses some before they get to an
+operation."""
+
+
+def document(*, needs_key: bool) -> dict[str, Any]:
+    """Returns the document; `needs_key` says whether clients must show an API key."""
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {
+            "title": "Orcinus",
+            "version": API_VERSION,
+            "description": "The OpenAI API of a served language model.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": _paths(needs_key=needs_key),
+        "components": {
+            "schemas": _schemas(),
+            "responses": {_error_name(status): _error(status) for status in _ERRORS},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _paths(*, needs_key: bool) -> dict[str, Any]:
+    security: list[dict[str, list[str]]] = [{"key": []}] if needs_key else []
+    errors = (*_ANY, 429, *([401] if needs_key else ()))
+    models = _operation("listModels", "Lists the one model.", "ModelList", errors)
+    model = _operation("retrieveModel", "Describes the one model.", "Model", (*errors, 404))
+    model["parameters"] = [
+        {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    ]
+    secured = {
+        "/v1/models": {"get": models},
+        "/v1/models/{model}": {"get": model},
+        "/v1/completions": {"post": _generation("createCompletion", "CompletionBody", errors)},
+        "/v1/chat/completions": {"post": _generation("createChatCompletion", "ChatBody", errors)},
+    }
+    for operations in secured.values():
+        for operation in operations.values():
+            operation["security"] = security
+    document = _operation("openapi", "Returns this document; needs no key.", None, _ANY)
+    return {
+        **secured,
+        "/health": {"get": _probe("health", "Says that the process is up.")},
+        "/ready": {"get": _probe("ready", "Says whether requests would be taken.")},
+        "/serving": {"get": _probe("serving", "Says whether requests get tokens, or why not.")},
+        PATH: {"get": document},
+    }
+
+
+def _operation(
+    name: str, summary: str, answer: str | None, errors: tuple[int, ...]
+) -> dict[str, Any]:
+    schema = {"type": "object"} if answer is None else _reference("schemas", answer)
+    return {
+        "operationId": name,
+        "summary": summary,
+        "security": [],
+        "responses": {
+            "200": {"description": summary, "content": {JSON: {"schema": schema}}},
+            **{str(status): _reference("responses", _error_name(status)) for status in errors},
+        },
+    }
+
+
+def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]:
+    answer, chunk = {
+        "CompletionBody": ("Completion", "Completion"),
+        "ChatBody": ("ChatCompletion", "ChatChunk"),
+    }[body]
+    operation = _operation(name, "Continues what it is given.", answer, (*errors, 413))
+    operation["parameters"] = [
+        {
+            "name": event_id.HEADER,
+            "in": "header",
+            "description": "Id of the last event of a stream that broke; only with `resumption`.",
+            "schema": {"type": "string"},
+        }
+    ]
+    operation["requestBody"] = {
+        "required": True,
+        "content": {JSON: {"schema": _reference("schemas", body)}},
+    }
+    operation["responses"]["200"]["content"][EVENTS] = {
+        "schema": {
+            "type": "string",
+            "description": (
+                f"With `stream`. The data of each event is a `{chunk}`, or an `Error` that ends "
+                "the stream; the last one of a stream that ends well is `[DONE]`."
+            ),
+        }
+    }
+    return operation
+
+
+def _probe(name: str, summary: str) -> dict[str, Any]:
+    operation = _operation(name, summary, "Status", _ANY)
+    either = [_reference("schemas", "Status"), _reference("schemas", "Error")]
+    operation["responses"]["503"] = {
+        "description": "It would, or does, not.",
+        "content": {JSON: {"schema": {"anyOf": either}}},
+    }
+    return operation
+
+
+def _error_name(status: int) -> str:
+    return f"Error{status}"
+
+
+def _error(status: int) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": _ERRORS[status],
+        "content": {JSON: {"schema": _reference("schemas", "Error")}},
+    }
+    if status == 429:
+        response["headers"] = {
+            "Retry-After": {
+                "required": True,
+                "description": "Seconds until it may be tried again.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        }
+    if status == 401:
+        response["headers"] = {
+            "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}
+        }
+    return response
+
+
+def _reference(section: str, name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/{section}/{name}"}
+
+
+def _schemas() -> dict[str, JsonSchemaValue]:
+    schemas: dict[str, JsonSchemaValue] = {}
+    for name, kind in _TYPES.items():
+        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= {**schema.pop("$defs", {}), name: schema}
+    for body in ("CompletionBody", "ChatBody"):
+        _add_ranges(schemas[body]["properties"])
+    schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
+    schemas["TokenIds"]["items"]["minimum"] = 0
+    schemas["ResumptionBody"]["properties"]["seed"] |= _range(OPTIONS["seed"].allowed)
+    return schemas
+
+
+def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
+    """Adds the ranges that are checked for all protocols in one place, and not by the models."""
+    ranges = {name: _range(option.allowed) for name, option in OPTIONS.items()}
+    ranges["n"] = {"minimum": 1, "maximum": MAX_N}
+    ranges |= dict.fromkeys(("max_tokens", "max_completion_tokens"), _range(MAX_TOKENS))
+    for name, bounds in ranges.items():
+        if name in properties:
+            properties[name]["anyOf"][0] |= bounds
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+    texts = {"type": "array", "items": text, "maxItems": MAX_STOPS}
+    properties["stop"]["anyOf"] = [text, texts, {"type": "null"}]
+
+
+def _range(allowed: Numbers | WholeNumbers | TokenLists) -> JsonSchemaValue:
+    match allowed:
+        case Numbers(low, high, excludes_low=True):
+            return {"exclusiveMinimum": low, "maximum": high}
+        case TokenLists(max_length):
+            return {"maxItems": max_length}
+        case _:
+            return {"minimum": allowed.low, "maximum": allowed.high}
+
+
+def _prompt() -> JsonSchemaValue:
+    tokens = {**_reference("schemas", "TokenIds"), "minItems": 1}
+    several = {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS}
+    text = {"type": "string"}
+    return {
+        "title": "Prompt",
+        "anyOf": [text, {**several, "items": text}, tokens, {**several, "items": tokens}],
+    }

@@ -1,0 +1,93 @@
+"""How much of a text one token can stand for, read from the tokenizer's own description.
+
+From it follows a number of tokens that a text has at least, before it is made into tokens. Much can
+make a text shorter on its way: normalisers that strip, pre-tokenizers that drop spaces, a token
+that stands for anything unknown. So only parts that are known not to do so are trusted. For all
+others there is no such number, and nothing follows.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+
+COMPOSED_CHARACTERS = 4
+"""Characters that Unicode's composed forms (NFC, NFKC) make into one, at most."""
+
+N_BYTES = 256
+
+Part = Mapping[str, Any]
+
+
+def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """Returns the characters of a client's text that one token stands for at most; None where
+    nothing can be said."""
+    parts: Part = json.loads(tokenizer.to_str())
+    shrinking = _shrinking(parts["normalizer"])
+    spans = [token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]]
+    if shrinking is None or any(spans) or not _keeps_all(parts["pre_tokenizer"]):
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary or not _spells_all(parts, vocabulary):
+        return None
+    return shrinking * max(map(len, vocabulary))
+
+
+def _shrinking(normalizer: Part | None) -> int | None:
+    """Returns the characters that become one, at most; None if that is not known."""
+    factor = 1
+    for part in _flat(normalizer, "normalizers"):
+        match part:
+            case {"type": "NFC" | "NFKC"}:
+                factor *= COMPOSED_CHARACTERS
+            case {"type": "NFD" | "NFKD" | "Lowercase" | "ByteLevel" | "Prepend"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+                if len(content) < len(pattern):
+                    return None
+            case _:
+                return None
+    return factor
+
+
+def _keeps_all(pre_tokenizer: Part | None) -> bool:
+    """Returns whether every character of a text comes through."""
+    for part in _flat(pre_tokenizer, "pretokenizers"):
+        match part:
+            case {"type": "ByteLevel" | "Metaspace" | "Digits"}:
+                pass
+            case {"type": "Split", "behavior": str(behavior)} if behavior != "Removed":
+                pass
+            case _:
+                return False
+    return True
+
+
+def _spells_all(parts: Part, vocabulary: Mapping[str, int]) -> bool:
+    """Returns whether no character is dropped, and none joins another, for being unknown."""
+    model = parts["model"]
+    if model["type"] != "BPE":
+        return False
+    if model["unk_token"] is not None and not model["fuse_unk"]:
+        return True
+    if model["byte_fallback"]:
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(N_BYTES))
+    is_byte_level = _has_byte_level(parts["normalizer"], "normalizers") or _has_byte_level(
+        parts["pre_tokenizer"], "pretokenizers"
+    )
+    alphabet: Callable[[], list[str]] = tokenizers.pre_tokenizers.ByteLevel.alphabet
+    return is_byte_level and all(character in vocabulary for character in alphabet())
+
+
+def _has_byte_level(part: Part | None, key: str) -> bool:
+    return any(one["type"] == "ByteLevel" for one in _flat(part, key))
+
+
+def _flat(part: Part | None, key: str) -> list[Part]:
+    """Returns the parts of a sequence of parts, or of sequences of them."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        return [one for inner in part[key] for one in _flat(inner, key)]
+    return [part]

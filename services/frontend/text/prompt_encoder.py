@@ -1,0 +1,175 @@
+"""A prompt, as a client gives it, in tokens.
+
+What is too long is refused as early as it can be known: by its characters, by the tokens that a
+text of so many characters has at least, and at last by its tokens, before numbers are made of them.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from services.common import errors
+from services.frontend.request.generation_request import (
+    Conversation,
+    Prompt,
+    n_characters,
+    prompt_field,
+)
+from services.frontend.request.limits import Limits
+from services.frontend.request.memory_budget import Share
+from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.template_sandbox import TooMuch, TooSlow
+from services.frontend.text.text_threads import (
+    INLINE_CHARACTERS,
+    SHORT_CHARACTERS,
+    TextThreads,
+    encode_bytes,
+)
+from services.frontend.text.tokenizer import Tokenizer, TooManyTokens
+
+INLINE_TURNS = 32
+"""Turns of the longest conversation that is written down in the event loop."""
+
+INLINE_RENDER_S = 0.02
+"""Seconds of that; a template that needs more is never run there again."""
+
+TURN_BYTES = 512
+"""Bytes of memory that a turn takes while a conversation is written down. What is written is a few
+times `max_characters` at most, for one conversation in each lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimits:
+    """What the texts of one call may take."""
+
+    max_characters: int = 256 * 2**10
+    """Characters of all texts of a call together, and of a conversation that is written down."""
+    render_limit_s: float = 1.0
+    """Seconds of a processor in which a conversation is written down."""
+
+
+class PromptEncoder:
+    """Makes tokens of prompts."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        limits: TextLimits,
+        *,
+        refusals: Refusals,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._limits = limits
+        self._refusals = refusals
+        self._threads = TextThreads(refusals)
+        self._is_template_slow = False
+
+    def check_length(self, prompts: Sequence[Prompt], limits: Limits | None) -> None:
+        """Checks what can be known of the length of a call's prompts without any work, by the
+        model's limits too if they are known.
+
+        Raises:
+            InvalidRequest: they are too long.
+        """
+        n_left = self._limits.max_characters
+        for prompt in prompts:
+            field = prompt_field(prompt)
+            n_left -= n_characters(prompt)
+            if n_left < 0:
+                raise self._too_long(
+                    field, f"has more than {self._limits.max_characters} characters"
+                )
+            if limits is not None and not isinstance(prompt, Conversation):
+                self._check_model_length(field, prompt, limits)
+
+    async def to_tokens(self, prompt: Prompt, limits: Limits, share: Share) -> Sequence[int]:
+        """Returns the tokens of a prompt, which the model can read, and one more after them. What
+        it takes to make them is added to the call's share meanwhile.
+
+        Raises:
+            InvalidRequest: it is too long, its tokens are not in the vocabulary, or a conversation
+            can't be written down.
+            PoolFull: there are too many texts at once.
+        """
+        field = prompt_field(prompt)
+        if isinstance(prompt, tuple):
+            limits.check_prompt(field, prompt)
+            return prompt
+        is_text = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else await self._render(prompt, share)
+        self._check_model_length(field, text, limits)
+        max_tokens = limits.pipeline.max_model_len - 1
+        work = partial(self._encode, text, add_special_tokens=is_text, max_tokens=max_tokens)
+        try:
+            if len(text) <= INLINE_CHARACTERS:
+                token_ids = work()
+            else:
+                token_ids = await self._threads.run(
+                    work,
+                    share,
+                    n_characters=len(text),
+                    n_bytes=encode_bytes(text),
+                    is_short=len(text) <= SHORT_CHARACTERS,
+                )
+        except TooManyTokens as error:
+            limits.check_length(field, error.n_tokens)
+            raise
+        limits.check_prompt(field, token_ids)
+        return token_ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
+        return array(
+            "I",
+            self._tokenizer.to_tokens(
+                text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            ),
+        )
+
+    def _check_model_length(
+        self, field: str, prompt: str | tuple[int, ...], limits: Limits
+    ) -> None:
+        is_text = isinstance(prompt, str)
+        n_tokens = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        if limits.is_too_long(n_tokens):
+            self._refusals[Refusal.PROMPT_TOO_LONG] += 1
+            limits.check_length(field, n_tokens, is_least=is_text)
+
+    async def _render(self, conversation: Conversation, share: Share) -> str:
+        template, n_turns = self._chat_template, len(conversation.messages)
+        if not n_turns:
+            raise errors.InvalidRequest("messages", "must not be empty")
+        if template is None:
+            raise errors.InvalidRequest(
+                "messages", "the model has no chat template; send a prompt instead"
+            )
+        render = partial(
+            template.render, conversation.messages, max_characters=self._limits.max_characters
+        )
+        length = n_characters(conversation)
+        is_small = length <= INLINE_CHARACTERS and n_turns <= INLINE_TURNS
+        limit_s = self._limits.render_limit_s
+        try:
+            if is_small and not self._is_template_slow:
+                try:
+                    return render(limit_s=min(limit_s, INLINE_RENDER_S))
+                except TooSlow:
+                    self._is_template_slow = True
+            return await self._threads.run(
+                partial(render, limit_s=limit_s),
+                share,
+                n_characters=length,
+                n_bytes=TURN_BYTES * n_turns,
+                is_short=is_small and not self._is_template_slow,
+            )
+        except TooMuch as error:
+            raise self._too_long(
+                "messages", f"are too much for the model's chat template: {error}"
+            ) from error
+
+    def _too_long(self, field: str, message: str) -> errors.InvalidRequest:
+        self._refusals[Refusal.PROMPT_TOO_LONG] += 1
+        return errors.InvalidRequest(field, message)

@@ -1,0 +1,254 @@
+"""Jinja with a limit on what one rendering takes: processor time, and characters.
+
+Jinja's sandbox keeps a template from reaching into Python. It does not keep it from looping for
+ever, or from writing a billion spaces. A template is the checkpoint's, but its input is anybody's.
+
+Wherever a template can repeat something, in loops, calls and filters, the time is looked at.
+Wherever it can make a long text out of short ones, the length is looked at first. One step between
+two looks handles texts of a bounded length, but how long it takes is not bounded by a clock: a
+template may spend some hundredths of a second in one search or sort.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from types import BuiltinMethodType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+COPIES = 4
+"""Characters that a template may handle for each that it may write: it builds its text from parts,
+which are counted each time."""
+
+MAX_PRODUCT = 2**26
+"""Characters that a function may write, if it writes one argument for each part of the others."""
+
+MAX_NUMBER_BITS = 1024
+"""Bits of the largest number."""
+
+LAZY_FILTERS = {
+    *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
+    *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse"),
+    *("select", "selectattr", "slice", "sort", "unique"),
+}
+"""Filters that do not write their values down; of others it matters how long those are."""
+
+_WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
+"""Formats of great width, or whose width comes from elsewhere."""
+
+
+class TooMuch(jinja2.TemplateRuntimeError):
+    """A template would write too much."""
+
+
+class TooSlow(TooMuch):
+    """A template has taken too long."""
+
+
+class Meter:
+    """What one rendering has taken, and what it may take."""
+
+    def __init__(self, *, limit_s: float, max_characters: int) -> None:
+        self.max_characters = max_characters
+        self._n_left = COPIES * max_characters
+        self._limit_s = limit_s
+        self._ends_at = time.thread_time() + limit_s
+
+    def look(self) -> None:
+        """Raises TooSlow if the time is up: that of this thread, whatever others do."""
+        if time.thread_time() > self._ends_at:
+            raise TooSlow(f"it takes longer than {self._limit_s:g} s")
+
+    def write(self, n_characters: int) -> None:
+        """Counts characters that are handled; raises TooMuch if they are too many."""
+        self._n_left -= n_characters
+        if self._n_left < 0 or n_characters > self.max_characters:
+            raise self.too_much()
+
+    def size(self, value: object) -> int:
+        """Returns about how many characters a value has when it is written down; stops counting
+        where it is too large."""
+        size, rest = 0, [value]
+        while rest and size <= self.max_characters:
+            size += 1
+            match rest.pop():
+                case str(text):
+                    size += len(text)
+                case Mapping() as mapping:
+                    rest.extend(mapping.keys())
+                    rest.extend(mapping.values())
+                case list() | tuple() | set() | frozenset() | range() as values:
+                    size += len(values)
+                    if size <= self.max_characters:
+                        rest.extend(values)
+        return size
+
+    def check(self, *arguments: object) -> None:
+        """Raises TooMuch if a function of these may write too much: some write one argument as
+        often as another one says, or for each part of another."""
+        most = 1
+        for argument in arguments:
+            size = abs(argument) if isinstance(argument, int) else self.size(argument)
+            most *= max(1, size)
+            if size > self.max_characters or most > MAX_PRODUCT:
+                raise self.too_much()
+
+    def too_much(self) -> TooMuch:
+        """Returns the error of a text that is too long."""
+        return TooMuch(f"it writes more than {self.max_characters} characters")
+
+
+_meter: ContextVar[Meter] = ContextVar("meter")
+
+
+@contextmanager
+def metered(meter: Meter) -> Iterator[None]:
+    """Counts what templates take inside the `with` block, in this thread."""
+    token = _meter.set(meter)
+    try:
+        yield
+    finally:
+        _meter.reset(token)
+
+
+class MeteredEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's environment for templates that are not trusted, whose renderings are counted."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_count_output, **options)
+        for name, function in self.filters.items():
+            self.filters[name] = _counted(function, is_lazy=name in LAZY_FILTERS)
+        self.filters["_each"] = _each
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Adds a filter, or replaces one."""
+        self.filters[name] = _counted(function, is_lazy=False)
+
+    def read(self, source: str, variables: dict[str, Any]) -> jinja2.Template:
+        """Returns a template.
+
+        Raises:
+            TemplateError: it is broken.
+        """
+        tree = self.parse(source)
+        for loop in list(tree.find_all(nodes.For)):
+            n_written = sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
+            loop.iter = _filtered(loop.iter, "_each", nodes.Const(n_written))
+        for parent in list(tree.find_all(nodes.Node)):
+            _replace_concatenations(parent)
+        return self.from_string(tree, globals=variables)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = _meter.get()
+        meter.look()
+        _check_operation(meter, operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter.get()
+        meter.look()
+        method = getattr(__obj, "__wrapped__", __obj)  # a text's `format` is wrapped
+        if isinstance(method, BuiltinMethodType) and isinstance(method.__self__, str):
+            values = (method.__self__, *args, *kwargs.values())
+            if method.__name__ in ("format", "format_map"):
+                _check_format(meter, *values)
+            else:
+                meter.check(*values)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno)
+
+
+def _replace_concatenations(parent: nodes.Node) -> None:
+    """Makes `a ~ b` a filter, since it is the one operator that the sandbox does not show."""
+    for field, value in parent.iter_fields():
+        if isinstance(value, nodes.Concat):
+            setattr(parent, field, _joined(value))
+        elif isinstance(value, list):
+            value[:] = [_joined(one) if isinstance(one, nodes.Concat) else one for one in value]
+
+
+def _joined(node: nodes.Concat) -> nodes.Expr:
+    return _filtered(nodes.List(node.nodes, lineno=node.lineno), "join")
+
+
+def _each(values: Iterable[Any], n_written: int) -> Iterator[Any]:
+    """Yields the values of a loop whose body writes so many characters itself."""
+    meter = _meter.get()
+    for value in values:
+        meter.look()
+        meter.write(n_written)
+        yield value
+
+
+def _count_output(value: Any) -> Any:
+    meter = _meter.get(None)
+    if meter is not None:  # else it is a constant, while the template is read
+        meter.write(len(value) if isinstance(value, str) else meter.size(value))
+    return value
+
+
+def _counted(function: Callable[..., Any], *, is_lazy: bool) -> Callable[..., Any]:
+    """Returns a filter that is looked at before it runs; it runs only while something counts, and
+    not for constants while a template is read."""
+
+    @wraps(function)  # how Jinja calls it is among its attributes
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        meter = _meter.get()
+        meter.look()
+        if not is_lazy:
+            values = [value for value in args if not _is_jinjas(value)] + list(kwargs.values())
+            if function is FILTERS["format"]:
+                _check_format(meter, *values)
+            else:
+                meter.check(*values)
+        return function(*args, **kwargs)
+
+    return counted
+
+
+def _is_jinjas(value: object) -> bool:
+    return isinstance(value, Context | jinja2.Environment | nodes.EvalContext)
+
+
+def _check_operation(meter: Meter, operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if operator == "**":
+            n_bits = left.bit_length() * abs(right)
+        else:
+            n_bits = left.bit_length() + right.bit_length()
+        if n_bits > MAX_NUMBER_BITS:
+            raise TooMuch("a number is too large")
+    elif operator == "*":
+        meter.check(left, right)
+        meter.write(_length(left) * max(1, _length(right)))
+    elif operator == "%":
+        _check_format(meter, left, right)
+    else:
+        meter.write(_length(left) + _length(right))
+
+
+def _length(value: object) -> int:
+    """Returns a length, or a number of times."""
+    if isinstance(value, int):
+        return max(0, value)
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _check_format(meter: Meter, text: object, *values: object) -> None:
+    """Raises TooMuch for a format that may write much for a short value."""
+    if isinstance(text, str) and _WIDE.search(text):
+        raise meter.too_much()
+    meter.write(meter.size([text, *values]))

@@ -1,0 +1,45 @@
+"""The figures of an overload are of what ended while requests came."""
+
+from benchmarks.overload import Overloaded, arrivals, figures
+from benchmarks.records import RequestRecord
+
+REFUSED = "HTTP 429: {}"
+
+
+def record(end_s: float, error: str | None = None, *, start_s: float = 0.0) -> RequestRecord:
+    first_s = None if error else end_s
+    n_output = 0 if error else 1
+    return RequestRecord(start_s, start_s, first_s, end_s, 1, n_output, error=error)
+
+
+def of(*records: RequestRecord) -> Overloaded:
+    return figures(
+        "http", records, capacity_per_s=1.0, window_s=(2.0, 6.0), growth=0.0, client_cpus=0.0
+    )
+
+
+def test_goodput_counts_what_was_complete_within_the_window() -> None:
+    result = of(*map(record, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)))
+    assert result.goodput_per_s == 1.0
+    assert result.n_complete == 7
+
+
+def test_a_slow_refusal_is_not_held() -> None:
+    answers = [record(end_s) for end_s in (2.0, 3.0, 4.0, 5.0)]
+    quick = of(*answers, record(3.01, REFUSED, start_s=3.0))
+    slow = of(*answers, record(3.5, REFUSED, start_s=3.0))
+    assert quick.is_held
+    assert not slow.is_held
+
+
+def test_any_other_end_than_an_answer_or_a_refusal_is_not_held() -> None:
+    answers = [record(end_s) for end_s in (2.0, 3.0, 4.0, 5.0)]
+    refusal = record(3.01, "ConnectionError: RESOURCE_EXHAUSTED: full", start_s=3.0)
+    assert of(*answers, refusal).is_held
+    assert not of(*answers, refusal, record(3.0, "HTTP 500: {}")).is_held
+
+
+def test_requests_come_as_often_as_they_should() -> None:
+    requests = arrivals(100.0, 50.0, seed=1)
+    assert len(requests) == 5000
+    assert 45.0 < requests[-1].arrival_s < 55.0

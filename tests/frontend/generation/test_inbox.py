@@ -1,0 +1,96 @@
+"""What is unread takes little memory, and not too much of it."""
+
+import asyncio
+
+import pytest
+
+from services.common import errors
+from services.frontend.generation.inbox import MAX_LOOSE, MAX_UNREAD_BYTES, READ_AT_ONCE, Inbox
+from services.frontend.link.scheduler_events import Event, Finished, Tokens
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusal, Refusals
+from tests.frontend.conftest import soon
+
+N_TOKENS = 10 * MAX_LOOSE
+
+
+def inbox_in(budget: MemoryBudget) -> tuple[Inbox, Refusals]:
+    refusals = Refusals()
+    return Inbox(budget, refusals=refusals), refusals
+
+
+async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
+    budget = MemoryBudget(2**20)
+    inbox, refusals = inbox_in(budget)
+    for token_id in range(N_TOKENS):
+        for name in ("a", "b"):
+            inbox.put_nowait(Tokens(name, (token_id,), token_id))
+    inbox.put_nowait(Finished("a", FinishReason.STOP))
+    inbox.put_nowait(Finished("b", FinishReason.LENGTH))
+    for token_id in range(2 * MAX_LOOSE):
+        inbox.put_nowait(Tokens("c", (token_id,), token_id))
+    assert 4 * 2 * N_TOKENS < budget.n_bytes < 40 * 2 * N_TOKENS
+    read: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    ended: list[Event] = []
+    while len(ended) < 2 or len(read["c"]) < 2 * MAX_LOOSE:
+        event = await soon(inbox.get())
+        if isinstance(event, Tokens):
+            assert not any(end.request_id == event.request_id for end in ended)
+            assert len(event.token_ids) <= READ_AT_ONCE
+            read[event.request_id] += event.token_ids
+        else:
+            ended.append(event)
+    assert read["a"] == read["b"] == list(range(N_TOKENS))
+    assert budget.n_bytes == 0
+    assert refusals[Refusal.UNREAD] == 0
+
+
+@pytest.mark.parametrize("max_bytes", [20_000, 2**30], ids=["budget", "call"])
+async def test_too_much_unread_ends_the_call(max_bytes: int) -> None:
+    budget = MemoryBudget(max_bytes)
+    inbox, refusals = inbox_in(budget)
+    n_put = 0
+    while inbox.error is None:
+        inbox.put_nowait(Tokens("a", (1,), n_put))
+        n_put += 1
+        assert n_put <= MAX_UNREAD_BYTES
+        assert budget.n_bytes <= min(max_bytes, MAX_UNREAD_BYTES)
+    assert n_put > (max_bytes if max_bytes < 2**20 else MAX_UNREAD_BYTES) / 40
+    assert budget.n_bytes == 0
+    assert refusals[Refusal.UNREAD] == 1
+    with pytest.raises(errors.PoolFull, match="not read"):
+        await soon(inbox.get())
+
+
+async def test_reader_that_has_much_to_read_lets_others_in() -> None:
+    inbox, _ = inbox_in(MemoryBudget(2**30))
+    for token_id in range(N_TOKENS):
+        inbox.put_nowait(Tokens("a", (token_id,), token_id))
+    n_turns, n_read = 0, 0
+
+    async def tick() -> None:
+        nonlocal n_turns
+        while True:
+            n_turns += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.ensure_future(tick())
+    while n_read < N_TOKENS:
+        event = await soon(inbox.get())
+        assert isinstance(event, Tokens)
+        n_read += len(event.token_ids)
+    ticking.cancel()
+    assert n_turns >= N_TOKENS // READ_AT_ONCE - 3
+
+
+async def test_reader_that_is_cancelled_loses_nothing() -> None:
+    inbox, _ = inbox_in(MemoryBudget(2**20))
+    waiting = asyncio.ensure_future(inbox.get())
+    await asyncio.sleep(0)
+    inbox.put_nowait(Tokens("a", (1,), 0))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    event = await soon(inbox.get())
+    assert isinstance(event, Tokens)
+    assert event.token_ids == (1,)

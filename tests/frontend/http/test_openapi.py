@@ -1,0 +1,243 @@
+"""The OpenAPI document: valid, and true of the bodies that are read and the answers that are
+given."""
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.openapi.models import OpenAPI
+from jsonschema_rs import Draft202012Validator, meta
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors
+from services.frontend.http import event_id, openapi
+from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
+from services.frontend.request.limits import Limits
+from services.frontend.request.pipeline import Pipeline
+from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects
+from tests.frontend.conftest import Site
+
+on_site = pytest.mark.asyncio(loop_scope="module")
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DOCUMENT = openapi.document(needs_key=True)
+SCHEMAS = DOCUMENT["components"]["schemas"]
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+LEAST: dict[str, dict[str, Any]] = {"CompletionBody": {"prompt": "x"}, "ChatBody": HELLO}
+KINDS: dict[str, Any] = {"CompletionBody": CompletionBody, "ChatBody": ChatBody}
+
+LIMITS = Limits(
+    Pipeline(
+        model="m", vocab_size=2**63, max_model_len=2**63, eos_token_ids=(), n_stages=1, tp_size=1
+    )
+)
+
+
+def validator(reference: dict[str, str]) -> Draft202012Validator:
+    """Returns the validator of a schema of the document."""
+    return Draft202012Validator({**reference, "components": DOCUMENT["components"]})
+
+
+BODIES = {kind: validator({"$ref": f"#/components/schemas/{kind}"}) for kind in KINDS}
+
+
+def is_documented(kind: str, body: dict[str, Any]) -> bool:
+    """Whether the document allows a body."""
+    return BODIES[kind].is_valid(body)
+
+
+def is_taken(kind: str, body: dict[str, Any]) -> bool:
+    """Whether the server takes a body, with a model whose vocabulary and length are no limit."""
+    try:
+        request = parse_body(KINDS[kind], json.dumps(body).encode()).to_request()
+        request.check()
+        LIMITS.stop_token_ids(request.options)
+        for prompt in request.prompts:
+            if isinstance(prompt, tuple):
+                LIMITS.check_prompt("prompt", prompt)
+    except errors.InvalidRequest:
+        return False
+    return True
+
+
+def references(value: object) -> Iterator[str]:
+    """All references in the document."""
+    if isinstance(value, dict):
+        yield from ([value["$ref"]] if isinstance(value.get("$ref"), str) else [])
+        yield from itertools.chain.from_iterable(map(references, value.values()))
+    elif isinstance(value, list):
+        yield from itertools.chain.from_iterable(map(references, value))
+
+
+def test_it_is_an_openapi_document_whose_schemas_are_all_in_use_or_said() -> None:
+    OpenAPI.model_validate(DOCUMENT)
+    for schema in SCHEMAS.values():
+        meta.validate({"$schema": DIALECT, **schema})
+    in_use = {reference.rpartition("/")[2] for reference in references(DOCUMENT)}
+    known = {name for section in DOCUMENT["components"].values() for name in section}
+    assert in_use <= known
+    assert known - in_use == {"ChatChunk", "key"}  # events have no schema of their own
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bodies_have_the_fields_of_the_document_and_no_others(kind: str) -> None:
+    assert SCHEMAS[kind]["properties"].keys() == KINDS[kind].model_fields.keys()
+    assert SCHEMAS[kind]["required"] == list(LEAST[kind])
+    assert not SCHEMAS[kind]["additionalProperties"]
+
+
+def beside(number: float, *, is_whole: bool) -> list[float]:
+    """A number and its neighbours."""
+    if is_whole:
+        return [number - 1, number, number + 1]
+    return [math.nextafter(number, -9), number, math.nextafter(number, 9)]
+
+
+def candidates(kind: str) -> Iterator[dict[str, Any]]:
+    """Bodies at both sides of everything that the document forbids, one field at a time."""
+    bounds = {"minimum", "maximum", "exclusiveMinimum"}
+    for name, schema in SCHEMAS[kind]["properties"].items():
+        values: list[Any] = [
+            None,
+            True,
+            False,
+            0,
+            1,
+            -1,
+            0.5,
+            "",
+            "x",
+            [],
+            {},
+            ["x"],
+            [1],
+            [[1]],
+            {"a": 1},
+        ]
+        values += [["text"], [""], {"type": "text"}, "none", "auto", [[]], ["x", 1], [-1], [True]]
+        for branch in schema.get("anyOf", ()):
+            for limit in bounds & branch.keys():
+                values += beside(branch[limit], is_whole=branch["type"] == "integer")
+            for n_items in filter(None, (branch.get("maxItems"), branch.get("maxLength"))):
+                for item in ("x", 1, [1], "x" * 1025):
+                    values += [[item] * n_items, [item] * (n_items + 1)]
+                values += ["x" * n_items, "x" * (n_items + 1)]
+        yield from ({**LEAST[kind], name: value} for value in values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_document_allows_of_a_field_is_taken_and_nothing_else_is(kind: str) -> None:
+    wrong, n_taken = [], 0
+    for body in candidates(kind):
+        documented, taken = is_documented(kind, body), is_taken(kind, body)
+        # What fields say to each other is in words only.
+        if documented and "resumption" in body | (body.get("stream_options") or {}):
+            continue
+        if body.get("stream_options") is not None:
+            taken = is_taken(kind, {**body, "stream": True})
+        n_taken += taken
+        if documented != taken:
+            wrong.append((documented, str(body)[:200]))
+    assert not wrong
+    assert n_taken > 50
+
+
+def check_answer(response: httpx.Response, path: str) -> None:
+    """Asserts that the document has this answer of an operation."""
+    [operation] = DOCUMENT["paths"][path].values()
+    documented = operation["responses"][str(response.status_code)]
+    if "$ref" in documented:
+        documented = DOCUMENT["components"]["responses"][documented["$ref"].rpartition("/")[2]]
+    for name, header in documented.get("headers", {}).items():
+        assert not header["required"] or name in response.headers
+    media_type = response.headers["content-type"].partition(";")[0]
+    schema = documented["content"][media_type]["schema"]
+    value = response.text if media_type == openapi.EVENTS else response.json()
+    validator(schema).validate(value)
+
+
+@on_site
+async def test_anybody_gets_the_document_that_is_true_of_this_server(site: Site) -> None:
+    response = await site.http.get(openapi.PATH)
+    assert response.headers["content-type"] == openapi.JSON
+    assert response.json() == json.loads(json.dumps(openapi.document(needs_key=False)))
+    check_answer(response, openapi.PATH)
+    routes = {
+        (route.path.replace(":path", ""), method.lower())
+        for route in site.frontend._http._app._app.routes  # type: ignore[attr-defined]
+        for method in route.methods - {"HEAD"}
+    }
+    assert routes == {(p, m) for p, methods in DOCUMENT["paths"].items() for m in methods}
+
+
+@on_site
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"return_token_ids": True, "n": 2}, {"ignore_eos": True, "max_tokens": 3}],
+    ids=["plain", "tokens", "length"],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "hello"}), ("/v1/chat/completions", HELLO)],
+    ids=["text", "chat"],
+)
+async def test_answers_and_chunks_have_the_documented_shapes(
+    site: Site, path: str, body: dict[str, Any], options: dict[str, Any]
+) -> None:
+    body = {**body, "max_tokens": 4, **options}
+    check_answer(await site.http.post(path, json=body), path)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    response = await site.http.post(path, json=body)
+    check_answer(response, path)
+    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "data: [DONE]"
+    chunk = "ChatChunk" if "messages" in body else "Completion"
+    for line in lines:
+        validator({"$ref": f"#/components/schemas/{chunk}"}).validate(json.loads(line[6:]))
+    assert len(lines) >= 3
+
+
+@on_site
+async def test_errors_have_the_documented_shapes(site: Site) -> None:
+    path, body = "/v1/completions", {"prompt": "hello"}
+    for response, status in [
+        (await site.http.post(path, json={}), 400),
+        (await site.http.post(path, json=body, headers={event_id.HEADER: "x"}), 400),
+    ]:
+        assert response.status_code == status
+        check_answer(response, path)
+    check_answer(await site.http.get("/v1/models"), "/v1/models")
+    for model, status in [(PIPELINE.model, 200), ("other", 404)]:
+        response = await site.http.get(f"/v1/models/{model}")
+        assert response.status_code == status
+        check_answer(response, "/v1/models/{model}")
+    for reason, status in [
+        (scheduler_pb2.REJECTION_REASON_POOL_FULL, 429),
+        (scheduler_pb2.REJECTION_REASON_UNAVAILABLE, 503),
+    ]:
+        site.scheduler.behaviour = rejects(reason, "no")
+        response = await site.http.post(path, json=body)
+        assert response.status_code == status
+        check_answer(response, path)
+
+
+@on_site
+async def test_probes_have_the_documented_shapes(site: Site) -> None:
+    for path in ("/health", "/ready", "/serving"):
+        check_answer(await site.http.get(path), path)
+    site.scheduler.behaviour = keeps_quiet
+    site.scheduler.close()
+    try:
+        async with asyncio.timeout(5):
+            while (ready := await site.http.get("/ready")).status_code != 503:
+                await asyncio.sleep(0.01)
+        check_answer(ready, "/ready")
+        check_answer(await site.http.get("/serving"), "/serving")
+    finally:
+        site.scheduler.open()
+        await site.frontend.wait_ready()

@@ -1,0 +1,135 @@
+"""Prompts that are too long are refused as early as it can be known."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from services.common import errors
+from services.frontend.request.generation_request import ChatMessage, Conversation, Prompt
+from services.frontend.request.limits import Limits
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
+from services.frontend.text.tokenizer import Tokenizer
+from tests.frontend import checkpoints
+from tests.frontend.conftest import soon
+
+LIMITS = Limits(Pipeline(model="m", vocab_size=512, max_model_len=128))
+LONG = Limits(Pipeline(model="m", vocab_size=512, max_model_len=100_000))
+
+
+class Watched(Tokenizer):
+    """Notes which texts are made into tokens, and where."""
+
+    def __init__(self) -> None:
+        super().__init__(checkpoints.byte_level())
+        self.texts: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def to_tokens(self, text: str, **options: Any) -> tuple[int, ...]:
+        self.texts.append(text)
+        self.threads.append(threading.current_thread())
+        return super().to_tokens(text, **options)
+
+
+class Encoder:
+    """A prompt encoder, and what it counts."""
+
+    def __init__(self, template: str = checkpoints.CHAT_TEMPLATE, **limits: Any) -> None:
+        self.tokenizer = Watched()
+        self.refusals = Refusals()
+        self.budget = MemoryBudget(2**20, refusals=self.refusals)
+        self.encoder = PromptEncoder(
+            self.tokenizer, ChatTemplate(template), TextLimits(**limits), refusals=self.refusals
+        )
+
+    async def encode(self, prompt: Prompt, limits: Limits = LIMITS) -> list[int]:
+        with self.budget.share() as share:
+            return list(await soon(self.encoder.to_tokens(prompt, limits, share)))
+
+
+def conversation(content: str, n_turns: int = 1) -> Conversation:
+    return Conversation((ChatMessage("user", content),) * n_turns)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "field"),
+    [
+        (("x" * 101,), "prompt"),
+        (("x" * 60, "x" * 60), "prompt"),
+        ((conversation("x" * 100),), "messages"),
+        ((conversation("", n_turns=50),), "messages"),
+    ],
+    ids=["one", "together", "conversation", "turns"],
+)
+def test_characters_are_limited_without_any_work(prompts: tuple[Prompt, ...], field: str) -> None:
+    encoder = Encoder(max_characters=100)
+    with pytest.raises(errors.InvalidRequest, match="more than 100 characters") as caught:
+        encoder.encoder.check_length(prompts, None)
+    assert caught.value.field == field
+    assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 1
+    encoder.encoder.check_length(("x" * 50, "x" * 50), None)
+
+
+async def test_text_that_must_have_too_many_tokens_is_not_made_into_tokens() -> None:
+    encoder = Encoder()
+    text = "x" * 20_000
+    prompts: tuple[Prompt, ...] = (text, (5,) * 128)
+    for prompt in prompts:
+        with pytest.raises(errors.InvalidRequest, match="leaves no room"):
+            encoder.encoder.check_length((prompt,), LIMITS)
+    with pytest.raises(errors.InvalidRequest, match="at least"):
+        await encoder.encode(text)
+    with pytest.raises(errors.InvalidRequest, match="at least"):
+        await encoder.encode(conversation(text))
+    assert encoder.tokenizer.texts == []
+    assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 4
+
+
+async def test_tokens_are_counted_before_numbers_are_made_of_them() -> None:
+    encoder = Encoder()
+    with pytest.raises(errors.InvalidRequest, match="has 151 tokens"):
+        await encoder.encode("x" * 150)
+    assert len(await encoder.encode("x" * 126)) == 127
+
+
+async def test_long_text_is_counted_while_it_is_made_into_tokens() -> None:
+    encoder = Encoder()
+    text = "hello " * 3_000
+    with encoder.budget.share(2**20), pytest.raises(errors.PoolFull):
+        await encoder.encode(text, LONG)
+    assert encoder.tokenizer.texts == []
+    assert len(await encoder.encode(text, LONG)) > 3_000
+    assert encoder.budget.n_bytes == 0
+
+
+async def test_template_that_was_slow_is_not_run_in_the_event_loop_again() -> None:
+    slow = "{% for i in range(100000) %}{{ messages | length }}{% endfor %}"
+    encoder = Encoder(slow, render_limit_s=0.1, max_characters=10**6)
+    rendered_in: list[threading.Thread] = []
+    template = encoder.encoder._chat_template
+    assert template is not None
+    render = template.render
+
+    def watched(*args: Any, **options: Any) -> str:
+        rendered_in.append(threading.current_thread())
+        return render(*args, **options)
+
+    template.render = watched  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(errors.InvalidRequest, match="takes longer") as caught:
+            await encoder.encode(conversation("x"))
+        assert caught.value.field == "messages"
+    loop = threading.main_thread()
+    assert [thread is loop for thread in rendered_in] == [True, False, False]
+    assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 2
+
+
+async def test_long_conversation_is_not_written_down_in_the_event_loop() -> None:
+    encoder = Encoder()
+    with encoder.budget.share(2**20), pytest.raises(errors.PoolFull):
+        await encoder.encode(conversation("", n_turns=INLINE_TURNS + 1), LONG)
+    assert await encoder.encode(conversation("", n_turns=INLINE_TURNS + 1), LONG)

@@ -1,0 +1,65 @@
+"""Bodies of the HTTP API, up to the requests that they stand for."""
+
+import json
+
+from services.common import errors
+from services.frontend.http.event_id import StreamPosition
+from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
+from tests.fuzz.coverage.target import Choices, Target, any_bytes
+
+COMPLETION = {
+    "model": "demo",
+    "prompt": ["a", "b"],
+    "max_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["x"],
+    "stop_token_ids": [1, 2],
+    "n": 2,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "logit_bias": None,
+    "return_token_ids": True,
+    "resumption": {"seed": 7, "token_ids": [[1], []]},
+}
+CHAT = {
+    "model": "demo",
+    "messages": [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "u"}], "name": "n"},
+    ],
+    "max_completion_tokens": 5,
+    "tools": None,
+}
+POSITION = StreamPosition.parse("0123456789abcdef" * 2 + ":1,-")
+
+
+def run(data: bytes) -> None:
+    """Takes bytes as a body, or changes a body by them."""
+    choices = Choices(data)
+    kind, body = choices.one_of([(CompletionBody, COMPLETION), (ChatBody, CHAT)])
+    position = choices.one_of([None, POSITION])
+    content = data[2:]
+    if choices.number(2):
+        content = json.dumps(choices.changed(body, tuple(kind.model_fields))).encode()
+    try:
+        parsed = parse_body(kind, content)
+        parsed.check_resumption(position)
+        parsed.to_request(position).check()
+    except errors.InvalidRequest as error:
+        str(error).encode()  # which a client is to get
+
+
+TARGET = Target(
+    run=run,
+    seeds=[
+        *any_bytes(b"\0\0\1"),
+        *any_bytes(b"\1\1\1"),
+        b"\0\0\0" + json.dumps(COMPLETION).encode(),
+        b"\1\0\0" + json.dumps(CHAT).encode(),
+    ],
+    words=[f'"{name}":' for name in (*COMPLETION, *CHAT)] + ["[[", "{}", "1e999", "NaN", "\\ud800"],
+)

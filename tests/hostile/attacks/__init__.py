@@ -1,0 +1,28 @@
+"""Everything that attackers do, by the name under which it is ordered."""
+
+from tests.hostile.attack import Attack
+from tests.hostile.attacks import (
+    bodies,
+    connections,
+    heads,
+    http2,
+    http_rules,
+    internals,
+    monopoly,
+    readers,
+    texts,
+)
+
+MODULES = (
+    texts,
+    heads,
+    connections,
+    readers,
+    bodies,
+    monopoly,
+    http_rules,
+    http2,
+    internals,
+)
+
+ATTACKS: dict[str, Attack] = {attack.name: attack for part in MODULES for attack in part.ATTACKS}

@@ -1,0 +1,189 @@
+"""A client of gRPC servers that decides itself what it sends, and what it reads, frame by frame."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from h2.settings import SettingCodes, Settings
+
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class Answer:
+    """What has come of a call."""
+
+    data: bytes = b""
+    metadata: dict[str, str] = field(default_factory=dict)
+    is_over: bool = False
+
+    @property
+    def status(self) -> int | None:
+        """The call's gRPC status, if it has come."""
+        code = self.metadata.get("grpc-status")
+        return None if code is None else int(code)
+
+    @property
+    def messages(self) -> list[bytes]:
+        """The messages that have come whole."""
+        messages, position = [], 0
+        while position + 5 <= len(self.data):
+            (length,) = struct.unpack_from(">I", self.data, position + 1)
+            messages.append(self.data[position + 5 : position + 5 + length])
+            position += 5 + length
+        return messages
+
+
+def framed(message: bytes) -> bytes:
+    """A message as gRPC sends it."""
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+class Http2Client:
+    """One connection. With a window of 0 it reads nothing of what answers carry."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, window: int
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        configuration = H2Configuration(
+            client_side=True, validate_outbound_headers=False, normalize_outbound_headers=False
+        )
+        self.h2 = H2Connection(configuration)
+        self.h2.local_settings = Settings(
+            client=True,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: window,
+                SettingCodes.MAX_HEADER_LIST_SIZE: 2**16,
+            },
+        )
+        self.answers: dict[int, Answer] = {}
+        self.error_code: int | None = None
+        """Reason by which the server has closed the connection."""
+        self._changed = asyncio.Condition()
+        self._is_closed = False
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, address: str, *, window: int = 65535) -> AsyncIterator[Self]:
+        """A client that is connected, and has the server's settings."""
+        host, _, port = address.rpartition(":")
+        client = cls(*await asyncio.open_connection(host, int(port)), window=window)
+        client.h2.initiate_connection()
+        client.flush()
+        reading = asyncio.ensure_future(client._read())
+        try:
+            yield client
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            client._writer.close()
+
+    def begin(self, path: str, *, metadata: Sequence[tuple[str, str]] = ()) -> int:
+        """Opens a stream and sends only its headers; its number."""
+        stream = self.h2.get_next_available_stream_id()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            (":authority", "test"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+        ]
+        self.h2.send_headers(stream, [*headers, *metadata])
+        self.answers[stream] = Answer()
+        self.flush()
+        return stream
+
+    def call(
+        self, path: str, message: bytes = b"", *, metadata: Sequence[tuple[str, str]] = ()
+    ) -> int:
+        """Begins a call with a whole message."""
+        stream = self.begin(path, metadata=metadata)
+        self.h2.send_data(stream, framed(message), end_stream=True)
+        self.flush()
+        return stream
+
+    def send(self, stream: int, data: bytes) -> None:
+        """Sends bytes of a call's message, which go on."""
+        self.h2.send_data(stream, data)
+        self.flush()
+
+    def open_window(self, stream: int, n_bytes: int) -> None:
+        """Reads so many bytes of an answer."""
+        self.h2.increment_flow_control_window(n_bytes, stream)
+        self.flush()
+
+    def reset(self, stream: int) -> None:
+        """Ends a call."""
+        self.h2.reset_stream(stream, error_code=8)
+        self.flush()
+
+    def send_raw(self, frames: bytes) -> None:
+        """Sends frames that no client would."""
+        self._writer.write(frames)
+
+    def flush(self) -> None:
+        """Sends what there is to send."""
+        self._writer.write(self.h2.data_to_send())
+
+    async def wait_over(self, stream: int) -> Answer:
+        """The answer of a call that has ended, or whose connection has."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(lambda: self.answers[stream].is_over or self._is_closed)
+        return self.answers[stream]
+
+    async def wait_messages(self, stream: int, n: int) -> list[bytes]:
+        """The messages of a call, when there are so many."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.answers[stream].messages) >= n)
+        return self.answers[stream].messages
+
+    async def wait_closed(self) -> None:
+        """Waits until the server has closed the connection."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(lambda: self._is_closed)
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._reader.read(2**16):
+                for event in self.h2.receive_data(data):
+                    self._note(event)
+                self.flush()
+                async with self._changed:
+                    self._changed.notify_all()
+        except ConnectionError:
+            pass
+        finally:
+            self._is_closed = True
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, ConnectionTerminated):
+            self.error_code = int(event.error_code or 0)
+        stream = getattr(event, "stream_id", None)
+        if stream not in self.answers:
+            return
+        answer = self.answers[stream]
+        if isinstance(event, DataReceived):
+            answer.data += event.data
+        elif isinstance(event, ResponseReceived | TrailersReceived):
+            answer.metadata |= {name.decode(): value.decode() for name, value in event.headers}
+        elif isinstance(event, StreamEnded | StreamReset):
+            answer.is_over = True

@@ -1,0 +1,214 @@
+"""`k8s/compose.sh`: what `make deploy` and `make undeploy` apply and delete, without a cluster."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.k8s.manifests import K8S, Manifests, render_directory
+
+TIMEOUT_S = 60
+STAND_IN = """#!/bin/sh
+case "$*" in
+  *'get endpoints kubernetes'*) echo '172.18.0.2 172.18.0.3|6443' ;;
+  *'get service kubernetes'*) echo '10.96.0.1:443' ;;
+  *) exec {kubectl} "$@" ;;
+esac
+"""
+"""A kubectl whose cluster has two API servers."""
+
+REFUSING = """#!/bin/sh
+case "$*" in *' get '*) echo Forbidden >&2; exit 1 ;; *) exec {kubectl} "$@" ;; esac
+"""
+
+
+class Composer:
+    """The script in a copy of the manifests, and a kubectl that it may be given."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copytree(K8S, root / "k8s")
+
+    def run(
+        self, verb: str, overlay: str, *, kubectl: str = STAND_IN, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs the script."""
+        real = shutil.which("kubectl")
+        assert real
+        stand_in = self.root / "bin" / "kubectl"
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(kubectl.format(kubectl=real))
+        stand_in.chmod(0o755)
+        return subprocess.run(
+            [str(self.root / "k8s" / "compose.sh"), verb, overlay],
+            env={"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **variables},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def composed(self, verb: str, overlay: str, **variables: str) -> Manifests:
+        """Returns what kubectl would apply or delete."""
+        done = self.run(verb, overlay, **variables)
+        assert done.returncode == 0, done.stderr
+        text = render_directory(self.root / "build" / verb)
+        return Manifests(list(yaml.load_all(text, yaml.CSafeLoader)))
+
+
+@pytest.fixture
+def composer(tmp_path: Path) -> Composer:
+    """The script, with nothing composed yet."""
+    return Composer(tmp_path)
+
+
+def images(manifests: Manifests) -> set[str]:
+    return {
+        container["image"]
+        for workload in manifests.services()
+        for container in workload.all_containers
+    }
+
+
+def api_rules(manifests: Manifests) -> list[dict[str, Any]]:
+    """The ways of the scheduler to the API server."""
+    rules: list[dict[str, Any]] = manifests.get("NetworkPolicy", "orcinus-scheduler-api")["spec"][
+        "egress"
+    ]
+    return rules
+
+
+def test_the_prefix_and_the_tag_that_are_given_reach_every_image(composer: Composer) -> None:
+    demo = composer.composed("deploy", "demo", IMAGE_PREFIX="registry.test:5000/a", TAG="7")
+    names = ["frontend", "scheduler", "worker", "demo-model"]
+    assert images(demo) == {f"registry.test:5000/a/{name}:7" for name in names}
+
+
+def test_a_worker_for_gpus_keeps_the_end_of_its_tag(composer: Composer) -> None:
+    gpu = composer.composed("deploy", "gpu", IMAGE_PREFIX="registry.test/a", TAG="7")
+    assert images(gpu) == {
+        f"registry.test/a/{name}" for name in ("frontend:7", "scheduler:7", "worker:7-cuda")
+    }
+
+
+def test_images_are_those_of_the_overlay_unless_others_are_given(composer: Composer) -> None:
+    names = ["frontend", "scheduler", "worker", "demo-model"]
+    assert images(composer.composed("deploy", "demo")) == {
+        f"localhost/orcinus/{name}:dev" for name in names
+    }
+
+
+def test_an_overlay_that_nobody_has_edited_is_refused(composer: Composer) -> None:
+    done = composer.run("deploy", "gpu")
+    assert done.returncode == 1
+    assert "registry.invalid" in done.stderr
+    assert "IMAGE_PREFIX" in done.stderr
+
+
+@pytest.mark.parametrize("overlay", ["nobody", "", "../base", "gpu/x"])
+def test_an_overlay_that_is_not_there_is_named(composer: Composer, overlay: str) -> None:
+    for verb in ("deploy", "undeploy"):
+        done = composer.run(verb, overlay)
+        assert done.returncode == 1
+        assert f"OVERLAY={overlay}:" in done.stderr
+
+
+def test_the_scheduler_reaches_the_api_server_that_the_cluster_names_and_nothing_else(
+    composer: Composer,
+) -> None:
+    rules = api_rules(composer.composed("deploy", "demo", API_SERVER="auto"))
+    assert {
+        (peer["ipBlock"]["cidr"], item["port"])
+        for rule in rules
+        for peer in rule["to"]
+        for item in rule["ports"]
+    } == {("10.96.0.1/32", 443), ("172.18.0.2/32", 6443), ("172.18.0.3/32", 6443)}
+
+
+def test_addresses_may_be_given_and_may_be_of_version_6(composer: Composer) -> None:
+    rules = api_rules(composer.composed("deploy", "demo", API_SERVER="fd00::1:6443"))
+    assert rules == [
+        {
+            "to": [{"ipBlock": {"cidr": "fd00::1/128"}}],
+            "ports": [{"protocol": "TCP", "port": 6443}],
+        }
+    ]
+
+
+def test_a_cluster_that_does_not_tell_is_no_reason_to_leave_the_way_open(
+    composer: Composer,
+) -> None:
+    done = composer.run("deploy", "demo", kubectl=REFUSING, API_SERVER="auto")
+    assert done.returncode == 1
+    assert "API_SERVER" in done.stderr
+
+
+def test_undeploying_keeps_what_is_somebodys(composer: Composer) -> None:
+    kept = {"Namespace", "PersistentVolumeClaim"}
+    everything = composer.composed("undeploy", "gpu", ALL="1")
+    kinds = [item["kind"] for item in everything.objects]
+    assert kept <= set(kinds)
+    left = [item["kind"] for item in composer.composed("undeploy", "gpu").objects]
+    assert left == [kind for kind in kinds if kind not in kept]
+
+
+def test_undeploying_keeps_a_class_that_other_pipelines_have(composer: Composer) -> None:
+    overlay = composer.root / "k8s" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        "resources: [../demo]\ncomponents: [../../components/priority]\n"
+    )
+    assert composer.composed("undeploy", "mine", ALL="1").of("PriorityClass")
+    assert not composer.composed("undeploy", "mine").of("PriorityClass")
+
+
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs make in the repository, where nothing is built or pushed: ENGINE only says so."""
+    environment = {key: value for key, value in os.environ.items() if key not in GIVEN}
+    return subprocess.run(
+        ["make", "ENGINE=echo", *arguments],
+        cwd=K8S.parent,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+GIVEN = {"IMAGE_PREFIX", "TAG", "DEVICE", "OVERLAY", "API_SERVER", "MAKEFLAGS"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "given"),
+    [
+        ((), {}, "IMAGE_PREFIX= TAG= "),
+        (("TAG=3",), {}, "IMAGE_PREFIX='localhost/orcinus' TAG='3' "),
+        ((), {"IMAGE_PREFIX": "r.test/a"}, "IMAGE_PREFIX='r.test/a' TAG='dev' "),
+    ],
+    ids=["nothing", "an argument", "the environment"],
+)
+def test_make_deploy_names_images_only_if_somebody_does(
+    arguments: tuple[str, ...], variables: dict[str, str], given: str
+) -> None:
+    done = make("--dry-run", "deploy", *arguments, **variables)
+    assert done.stdout.startswith(f"{given}API_SERVER='auto' k8s/compose.sh deploy 'demo'\n")
+
+
+def test_make_push_pushes_what_make_images_builds() -> None:
+    choice = ("IMAGE_PREFIX=r.test/a", "TAG=3", "DEVICE=cuda")
+    built = make("--dry-run", "images", "IMAGE_BUILD=build", *choice).stdout
+    names = [line.split()[1] for line in built.splitlines() if line.startswith("build ")]
+    tagged = ["frontend:3", "scheduler:3", "worker:3-cuda", "demo-model:3"]
+    assert names == [f"r.test/a/{name}" for name in tagged]
+    assert make("push", *choice).stdout.splitlines() == [f"push {name}" for name in names]
+
+
+def test_make_push_wants_a_registry() -> None:
+    done = make("push")
+    assert done.returncode != 0
+    assert "names no registry" in done.stdout

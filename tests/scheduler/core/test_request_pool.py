@@ -1,0 +1,71 @@
+"""The pool's limits, in requests and in tokens."""
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+
+from services.common.errors import InvalidRequest, PoolFull
+from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.settings import SchedulerSettings
+from tests.scheduler.core.workload import Arrival, Driver, arrivals, build
+
+
+def request_of(n_prompt: int, max_new_tokens: int, account: Account | None = None) -> Request:
+    return Request(RequestId("r"), [1] * n_prompt, max_new_tokens, account=account)
+
+
+def test_a_pool_is_full_when_its_requests_may_come_to_too_many_tokens() -> None:
+    pool = RequestPool(max_requests=100, max_tokens=20)
+    first = request_of(8, 4)
+    pool.add(first)
+    with pytest.raises(PoolFull, match="limit of 20") as refusal:
+        pool.add(request_of(5, 4))
+    assert refusal.value.retry_after_s > 0
+    pool.add(request_of(4, 4))
+    assert pool.n_tokens == 20
+    pool.remove(first)
+    pool.add(request_of(5, 4))
+
+
+def test_a_request_that_could_not_even_be_there_alone_is_invalid() -> None:
+    scheduler = build(max_batch_size=1, n_blocks=100, block_size=4, pipeline_depth=1)
+    scheduler.pool.max_tokens = 20
+    with pytest.raises(InvalidRequest, match="the 20 that all requests may have"):
+        scheduler.submit(request_of(17, 4))
+    scheduler.submit(request_of(16, 4))
+
+
+@settings(max_examples=30)
+@given(arrivals(with_cancellations=True))
+def test_the_pool_and_its_accounts_count_the_tokens_of_the_requests_in_it(
+    to_come: list[Arrival],
+) -> None:
+    account = Account(AccountLimits())
+    scheduler = build(max_batch_size=3, n_blocks=16, block_size=4, pipeline_depth=2)
+    driver = Driver(scheduler, to_come, account=account)
+    while not driver.is_done:
+        driver.arrive()
+        driver.select()
+        if driver.in_flight:
+            driver.return_oldest()
+        n_tokens = sum(request.max_sequence_len for request in scheduler.pool)
+        assert (scheduler.pool.n_tokens, account.n_tokens) == (n_tokens, n_tokens)
+    assert account.n_tokens == 0
+
+
+def test_a_flood_of_the_longest_prompts_stops_at_the_memory_that_it_may_have() -> None:
+    limits = SchedulerSettings(n_stages=1)
+    pool = RequestPool(max_requests=limits.max_requests, max_tokens=limits.max_pool_tokens)
+    prompt = array(TOKEN_ID, [1]) * 131_071
+    n_taken = 0
+    for _ in range(32 * 128):
+        try:
+            pool.add(Request(RequestId("r"), prompt, 1))
+        except PoolFull:
+            continue
+        n_taken += 1
+    assert 0 < n_taken * len(prompt) * prompt.itemsize <= 4 * limits.max_pool_tokens
+    assert n_taken == limits.max_pool_tokens // 131_072
