@@ -26,7 +26,7 @@ MAX_STOP_TOKENS = 256
 """Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
 
 
-MAX_GRAMMAR_LENGTH = 2**18
+MAX_GRAMMAR_LENGTH = 2**16
 """Characters of a grammar at most."""
 
 MAX_BIASES = 1024

@@ -414,6 +414,8 @@ def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDe
         stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
         clients = replace(sampling, stop_token_ids=stops)
     clients.check()
+    if sampling.grammar and not pipeline.can_follow_grammars:
+        raise InvalidRequest("grammar", "the model can follow none")
     if min(sampling.stop_token_ids, default=0) < 0:
         raise InvalidRequest("stop_token_ids", "tokens must not be negative")
     sampling.check_vocabulary(pipeline.vocab_size, own_stop_token_ids=own)

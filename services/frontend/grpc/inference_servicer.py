@@ -225,6 +225,8 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
         if sampling.grammar:
             raise errors.InvalidRequest("format", "not together with grammar")
         sampling = replace(sampling, grammar=_grammar_of(options.format))
+    else:
+        given["format_field"] = "grammar"
     given |= {"sampling": sampling, "stop": tuple(options.stop)}
     return GenerationOptions(**given)
 
@@ -234,13 +236,13 @@ def _grammar_of(message: inference_pb2.OutputFormat) -> str:
         case "json_object" if message.json_object:
             return output_format.json_object()
         case "json_schema":
-            return output_format.json_schema(message.json_schema)
+            return output_format.json_schema(message.json_schema, field="format")
         case "regex":
             return output_format.regex(message.regex)
         case "choice":
-            return output_format.choice(message.choice.texts)
+            return output_format.choice(message.choice.texts, field="format")
         case "grammar":
-            return output_format.grammar(message.grammar)
+            return output_format.grammar(message.grammar, field="format")
     raise errors.InvalidRequest("format", "must be one that is known")
 
 

@@ -7,6 +7,7 @@ spelled as other servers of the field spell them.
 """
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,12 +48,16 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
+    "format_field",
     "sampling",
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
 MAX_NAME_LENGTH = 64
 """Characters of a client's field name that are repeated in an error."""
+
+TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
+"""Names in `logit_bias`: numbers of tokens."""
 
 MAX_TURNS = 2048
 """Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
@@ -147,7 +152,7 @@ def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
     if len(value) > MAX_BIASES:
         raise ValueError(f"has {len(value)} tokens, {MAX_BIASES} at most")
     for name, bias in value.items():
-        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+        if re.fullmatch(TOKEN_NAME, name) is None:
             raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not a token's number")
         if type(bias) not in (int, float):
             raise ValueError(f"the bias of {name} must be a number")
@@ -277,8 +282,9 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
         )
 
     def _options(self) -> GenerationOptions:
-        sampling = SamplingParams(**_given(self, SAMPLING), grammar=self.grammar)
-        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling)
+        field, grammar = self.output_format() or ("response_format", "")
+        sampling = SamplingParams(**_given(self, SAMPLING), grammar=grammar)
+        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling, format_field=field)
 
 
 class CompletionBody(GenerationBody):

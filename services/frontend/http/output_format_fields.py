@@ -94,9 +94,8 @@ class OutputFormatFields(BaseModel):
     regex: str | None = None
     ebnf: str | None = None
 
-    @property
-    def grammar(self) -> str:
-        """The grammar that is asked for, or an empty one.
+    def output_format(self) -> tuple[str, str] | None:
+        """Returns the field that asks for a format and the format's grammar, or None.
 
         Raises:
             InvalidRequest: two formats are asked for, or one that cannot be.
@@ -105,7 +104,7 @@ class OutputFormatFields(BaseModel):
         if len(given) > 1:
             (first, _), (second, _), *_ = given
             raise errors.InvalidRequest(second, f"not together with {first}")
-        return given[0][1] if given else ""
+        return given[0] if given else None
 
     def _grammars(self) -> Iterator[tuple[str, str]]:
         """Yields the name of each field that asks for a format, and the format's grammar."""
@@ -123,13 +122,15 @@ class OutputFormatFields(BaseModel):
             "guided_json": self.guided_json,
             "json_schema": self.json_schema,
         }
-        texts = {
-            "structured_outputs.regex": (group.regex, output_format.regex),
-            "guided_regex": (self.guided_regex, output_format.regex),
-            "regex": (self.regex, output_format.regex),
-            "structured_outputs.grammar": (group.grammar, output_format.grammar),
-            "guided_grammar": (self.guided_grammar, output_format.grammar),
-            "ebnf": (self.ebnf, output_format.grammar),
+        patterns = {
+            "structured_outputs.regex": group.regex,
+            "guided_regex": self.guided_regex,
+            "regex": self.regex,
+        }
+        grammars = {
+            "structured_outputs.grammar": group.grammar,
+            "guided_grammar": self.guided_grammar,
+            "ebnf": self.ebnf,
         }
         choices = {
             "structured_outputs.choice": group.choice,
@@ -138,9 +139,12 @@ class OutputFormatFields(BaseModel):
         for name, schema_or_text in schemas.items():
             if schema_or_text is not None:
                 yield name, output_format.json_schema(schema_or_text, field=name)
-        for name, (text, to_grammar) in texts.items():
+        for name, pattern in patterns.items():
+            if pattern is not None:
+                yield name, output_format.regex(pattern)
+        for name, text in grammars.items():
             if text is not None:
-                yield name, to_grammar(text)
+                yield name, output_format.grammar(text, field=name)
         for name, choice in choices.items():
             if choice is not None:
-                yield name, output_format.choice(choice)
+                yield name, output_format.choice(choice, field=name)

@@ -49,37 +49,37 @@ def regex(pattern: str) -> str:
     return LLMatcher.grammar_from_regex(pattern)
 
 
-def choice(texts: Sequence[str]) -> str:
+def choice(texts: Sequence[str], *, field: str = "choice") -> str:
     """Returns the grammar of a few texts.
 
     Raises:
         InvalidRequest: there are none, too many, or an empty one.
     """
     if not 1 <= len(texts) <= MAX_CHOICES or not all(texts):
-        raise errors.InvalidRequest(
-            "choice", f"must be 1 to {MAX_CHOICES} texts, none of them empty"
-        )
+        raise errors.InvalidRequest(field, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-def grammar(text: str) -> str:
+def grammar(text: str, *, field: str = "grammar") -> str:
     """Returns a grammar that a client wrote itself.
 
     Raises:
-        InvalidRequest: it is GBNF, and wrong, or too long to be translated.
+        InvalidRequest: it is empty, or GBNF that is wrong or too long to be translated.
     """
+    if not text:
+        raise errors.InvalidRequest(field, "must not be empty")
     if "::=" not in text:
         return text
     if len(text) > MAX_GBNF_LENGTH:
         raise errors.InvalidRequest(
-            "grammar", f"of GBNF has {len(text)} characters, {MAX_GBNF_LENGTH} at most"
+            field, f"of GBNF has {len(text)} characters, {MAX_GBNF_LENGTH} at most"
         )
     try:
         return any_to_lark(text)
     except RecursionError:  # the translator calls itself for each bracket
-        raise errors.InvalidRequest("grammar", "is nested too deeply") from None
+        raise errors.InvalidRequest(field, "is nested too deeply") from None
     except Exception as error:  # which it raises as it is, where a rule is missing
-        raise errors.InvalidRequest("grammar", str(error)) from error
+        raise errors.InvalidRequest(field, str(error)) from error
 
 
 def _read(schema: str, field: str) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class RequestTable:
         if not 0 <= row < _MAX_ROWS:
             raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
         sampling = admission.sampling
-        _refuse_sampling(row, sampling)
+        _refuse_sampling(row, sampling, vocab_size=self._vocab_size)
         if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
         self._held[row] = _Held()
@@ -283,11 +283,12 @@ class RequestTable:
             self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
 
 
-def _refuse_sampling(row: int, sampling: SamplingParams) -> None:
+def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:
     """Raises PlanError for options that no scheduler lets through; a token below 0 would be a place
     before the logits of the row."""
     try:
         sampling.check()
+        sampling.check_vocabulary(vocab_size, own_stop_token_ids=sampling.stop_token_ids)
     except InvalidRequest as error:
         raise PlanError(f"admitted row {row}: {error}") from error
     if any(token_id < 0 for token_id in sampling.stop_token_ids):

@@ -127,6 +127,7 @@ class StageShard:
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
             eos_token_ids=model.config.eos_token_ids,
+            can_follow_grammars=self._grammars is not None,
             block_size=settings.block_size,
             n_kv_blocks=self._n_kv_blocks(),
             rendezvous_address=rendezvous_address,
@@ -230,16 +231,18 @@ class StageShard:
 
 def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
     """Returns the grammars that outputs can follow; None on a rank that samples nothing, and where
-    the checkpoint has no tokenizer or no token to end an output with.
-
-    Raises:
-        ValueError: the tokenizer is broken.
-    """
+    the checkpoint has no token to end an output with, or no tokenizer that llguidance can read."""
     tokenizer_file = Path(settings.model) / "tokenizer.json"
     eos_token_ids = model.config.eos_token_ids
     if not (model.is_last and eos_token_ids and tokenizer_file.is_file()):
         return None
-    return Grammars(tokenizer_file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids)
+    try:
+        return Grammars(
+            tokenizer_file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids
+        )
+    except ValueError as error:
+        log.warning("outputs can follow no formats: %s: %s", tokenizer_file, error)
+        return None
 
 
 def device_of(settings: RankSettings) -> torch.device:

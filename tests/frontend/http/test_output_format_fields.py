@@ -42,10 +42,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"bogus": 1}}, "structured_outputs.bogus"),
     ({"json_schema": "[]"}, "json_schema"),
-    ({"guided_choice": []}, "choice"),
+    ({"guided_choice": []}, "guided_choice"),
     ({"regex": 5}, "regex"),
-    ({"regex": "a" * 300_000}, "grammar"),
+    ({"regex": "a" * 70_000}, "regex"),
     ({"regex": "a", "min_tokens": 3}, "min_tokens"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ({"ebnf": ""}, "ebnf"),
 ]
 
 

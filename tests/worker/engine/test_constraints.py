@@ -1,6 +1,7 @@
 """Outputs follow their grammars, whatever batches they ride in and wherever they go on."""
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 import tokenizers
 from orcinus.v1 import sampling_pb2
 
-from services.common.grammar import Grammars, InvalidGrammar
+from services.common.grammar import MAX_CACHED, Grammars, InvalidGrammar
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.engine.test_scheduled_runs import Rank, make_scheduler, serve
 
@@ -67,7 +68,7 @@ def request(index: int, grammar: str = GRAMMAR, *, generated: tuple[int, ...] = 
         prompt_token_ids=[index] * (index + 1),
         max_new_tokens=60,
         stop_token_ids=frozenset([EOS]),
-        generated_token_ids=list(generated),
+        generated_token_ids=array(TOKEN_ID, generated),
         sampling=sampling_pb2.SamplingParams(
             temperature=index % 2, seed=index, grammar=grammar, stop_token_ids=[EOS]
         ).SerializeToString(),
@@ -86,7 +87,7 @@ def make_alone(checkpoint: Path, grammars: Grammars) -> list[list[int]]:
         one = request(index)
         scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1, token_hand_off=False)
         serve(Rank(checkpoint, grammars=grammars), scheduler, [one])
-        outputs.append(one.generated_token_ids)
+        outputs.append(one.generated_token_ids.tolist())
     return outputs
 
 
@@ -108,7 +109,7 @@ def test_tokens_do_not_depend_on_the_batch_or_the_depth(
     requests = [request(index) for index in range(N_REQUESTS)]
     policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
     serve(rank, make_scheduler(policy, depth=depth), [plain, *requests])
-    assert [one.generated_token_ids for one in requests] == alone
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
 
 
 def test_recorded_graphs_change_no_token(
@@ -118,7 +119,7 @@ def test_recorded_graphs_change_no_token(
     policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
     rank = Rank(checkpoint, grammars=grammars, has_graphs=True)
     serve(rank, make_scheduler(policy, depth=2), requests)
-    assert [one.generated_token_ids for one in requests] == alone
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
 
 
 @pytest.mark.parametrize("n_there", [1, 9, 25])
@@ -129,7 +130,7 @@ def test_an_output_goes_on_where_it_was(rank: Rank, alone: list[list[int]], n_th
     ]
     policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
     serve(rank, make_scheduler(policy, depth=2), requests)
-    assert [one.generated_token_ids for one in requests] == alone
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
 
 
 @pytest.mark.parametrize(
@@ -168,4 +169,4 @@ def test_where_nothing_can_follow_the_output_ends(grammars: Grammars) -> None:
 def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
     for number in range(100):
         grammars.matcher(f'start: "{number}"')
-    assert len(grammars._compiled) == 64
+    assert len(grammars._compiled) == MAX_CACHED
