@@ -108,12 +108,8 @@ class OutputFormatFields(BaseModel):
 
     def _grammars(self) -> Iterator[tuple[str, str]]:
         """Yields the name of each field that asks for a format, and the format's grammar."""
-        match self.response_format:
-            case JsonObjectFormat():
-                yield "response_format", output_format.json_object()
-            case JsonSchemaFormat(json_schema=named):
-                schema = {"type": "object"} if named.schema_ is None else named.schema_
-                yield "response_format", output_format.json_schema(schema)
+        if (grammar := _grammar_of(self.response_format)) is not None:
+            yield "response_format", grammar
         group = self.structured_outputs or StructuredOutputs()
         if group.json_object:
             yield "structured_outputs.json_object", output_format.json_object()
@@ -148,3 +144,13 @@ class OutputFormatFields(BaseModel):
         for name, choice in choices.items():
             if choice is not None:
                 yield name, output_format.choice(choice, field=name)
+
+
+def _grammar_of(response_format: ResponseFormat | None) -> str | None:
+    match response_format:
+        case JsonObjectFormat():
+            return output_format.json_object()
+        case JsonSchemaFormat(json_schema=named):
+            schema = {"type": "object"} if named.schema_ is None else named.schema_
+            return output_format.json_schema(schema)
+    return None

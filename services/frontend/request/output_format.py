@@ -22,6 +22,9 @@ from services.common import errors
 MAX_CHOICES = 1024
 """Texts of which an output may be one."""
 
+MAX_MESSAGE_LENGTH = 500
+"""Characters of an explanation that a client gets."""
+
 MAX_GBNF_LENGTH = 2**14
 """Characters of a grammar in GBNF at most, which takes a millisecond for each thousand."""
 
@@ -79,7 +82,7 @@ def grammar(text: str, *, field: str = "grammar") -> str:
     except RecursionError:  # the translator calls itself for each bracket
         raise errors.InvalidRequest(field, "is nested too deeply") from None
     except Exception as error:  # which it raises as it is, where a rule is missing
-        raise errors.InvalidRequest(field, str(error)) from error
+        raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from error
 
 
 def _read(schema: str, field: str) -> dict[str, Any]:

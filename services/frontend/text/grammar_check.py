@@ -12,11 +12,9 @@ from pathlib import Path
 from services.common import errors
 from services.common.grammar import Grammars, InvalidGrammar
 from services.frontend.request.memory_budget import Share
+from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.text.text_threads import SHORT_CHARACTERS, TextThreads
-
-MAX_MESSAGE_LENGTH = 500
-"""Characters of an explanation that a client gets."""
 
 MAX_VERDICTS = 1024
 """Grammars whose verdicts are kept."""
