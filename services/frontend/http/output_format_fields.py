@@ -8,7 +8,7 @@
 A request has one of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
@@ -113,37 +113,38 @@ class OutputFormatFields(BaseModel):
         group = self.structured_outputs or StructuredOutputs()
         if group.json_object:
             yield "structured_outputs.json_object", output_format.json_object()
-        schemas = {
-            "structured_outputs.json": group.json_,
-            "guided_json": self.guided_json,
-            "json_schema": self.json_schema,
-        }
-        patterns = {
-            "structured_outputs.regex": group.regex,
-            "guided_regex": self.guided_regex,
-            "regex": self.regex,
-        }
-        grammars = {
-            "structured_outputs.grammar": group.grammar,
-            "guided_grammar": self.guided_grammar,
-            "ebnf": self.ebnf,
-        }
-        choices = {
-            "structured_outputs.choice": group.choice,
-            "guided_choice": self.guided_choice,
-        }
-        for name, schema_or_text in schemas.items():
-            if schema_or_text is not None:
-                yield name, output_format.json_schema(schema_or_text, field=name)
-        for name, pattern in patterns.items():
-            if pattern is not None:
-                yield name, output_format.regex(pattern)
-        for name, text in grammars.items():
-            if text is not None:
-                yield name, output_format.grammar(text, field=name)
-        for name, choice in choices.items():
-            if choice is not None:
-                yield name, output_format.choice(choice, field=name)
+        asked: tuple[tuple[str, Any, Callable[[str, Any], str]], ...] = (
+            ("structured_outputs.json", group.json_, _of_schema),
+            ("structured_outputs.regex", group.regex, _of_regex),
+            ("structured_outputs.choice", group.choice, _of_choice),
+            ("structured_outputs.grammar", group.grammar, _of_grammar),
+            ("guided_json", self.guided_json, _of_schema),
+            ("guided_regex", self.guided_regex, _of_regex),
+            ("guided_choice", self.guided_choice, _of_choice),
+            ("guided_grammar", self.guided_grammar, _of_grammar),
+            ("json_schema", self.json_schema, _of_schema),
+            ("regex", self.regex, _of_regex),
+            ("ebnf", self.ebnf, _of_grammar),
+        )
+        for name, value, to_grammar in asked:
+            if value is not None:
+                yield name, to_grammar(name, value)
+
+
+def _of_schema(name: str, schema: Schema) -> str:
+    return output_format.json_schema(schema, field=name)
+
+
+def _of_regex(_: str, pattern: str) -> str:
+    return output_format.regex(pattern)
+
+
+def _of_choice(name: str, texts: list[str]) -> str:
+    return output_format.choice(texts, field=name)
+
+
+def _of_grammar(name: str, text: str) -> str:
+    return output_format.grammar(text, field=name)
 
 
 def _grammar_of(response_format: ResponseFormat | None) -> str | None:
