@@ -3,16 +3,20 @@
 import json
 from array import array
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import tokenizers
+from llguidance import LLMatcher
 from orcinus.v1 import sampling_pb2
 
 from services.common.grammar import MAX_CACHED, Grammars, InvalidGrammar
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.worker.engine.constraints import Constraints
+from services.worker.engine.plan import PlanError
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.engine.test_scheduled_runs import Rank, make_scheduler, serve
 
@@ -151,6 +155,48 @@ def test_an_output_goes_on_where_it_was(rank: Rank, alone: list[list[int]], n_th
 def test_wrong_grammars_are_refused(grammars: Grammars, grammar: str) -> None:
     with pytest.raises(InvalidGrammar):
         grammars.matcher(grammar)
+
+
+def test_a_wrong_grammar_ends_its_output_and_no_rank(
+    rank: Rank, alone: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frontends refuse it; if one did not, the others' requests are none the worse."""
+    wrong, right = request(0, "start: nothing"), request(1)
+    serve(
+        rank,
+        make_scheduler(ChunkedPolicy(max_batch_size=4, max_batch_tokens=7), depth=2),
+        [wrong, right],
+    )
+    assert wrong.generated_token_ids.tolist() == [EOS]
+    assert right.generated_token_ids.tolist() == alone[1]
+    assert "nothing can follow its grammar" in caplog.text
+
+
+def test_a_rank_that_can_follow_no_grammar_refuses_the_plan() -> None:
+    with pytest.raises(PlanError, match="can follow none"):
+        Constraints(None).admit(0, GRAMMAR, n_prompt_tokens=1)
+
+
+def test_a_lexer_at_its_limit_is_not_used_again(grammars: Grammars) -> None:
+    grammar = LLMatcher.grammar_from_regex("([a-z]{1,400}[0-9]{1,400}|.{9,3000}x)*")
+    first, chance = grammars.matcher(grammar), Random(1)
+    for _ in range(30_000):
+        bits = int.from_bytes(first.mask(), "little")
+        if first._matcher.is_error():
+            break
+        first.take(chance.choice([i for i in range(EOS) if bits >> i & 1]))
+    assert first._matcher.is_error()
+    assert first.mask() == grammars.ended().mask()
+    second = grammars.matcher(grammar)
+    for token_id in [ord("a") - 32] * 20:
+        assert int.from_bytes(second.mask(), "little") >> token_id & 1
+        second.take(token_id)
+
+
+def test_a_grammar_whose_second_step_is_too_much_is_refused(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}
+    with pytest.raises(InvalidGrammar, match="items"):
+        grammars.check(json.dumps({"grammars": [{"json_schema": schema}]}))
 
 
 def test_where_nothing_can_follow_the_output_ends(grammars: Grammars) -> None:
