@@ -192,7 +192,7 @@ class SamplingParams:
     """Tokens that end the output. A client's come besides the model's own."""
 
     grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
-    """Grammar that the output follows, as `grammar.py` describes; the empty one allows all."""
+    """Grammar that the output follows, see `services.grammar`; the empty one allows all."""
 
     logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
     """Pairs of a token and the number that is added to its logit, after penalties."""

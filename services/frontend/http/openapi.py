@@ -384,7 +384,7 @@ def _schemas() -> dict[str, JsonSchemaValue]:
     schemas.pop("StopTexts", None)  # `stop` has branches of its own
     schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
     schemas["TokenIds"]["items"]["minimum"] = 0
-    schemas["ResumptionBody"]["properties"]["seed"] |= _range(OPTIONS["seed"].allowed)
+    schemas["ResumptionBody"]["properties"]["seed"] |= _bounds(OPTIONS["seed"])
     return schemas
 
 

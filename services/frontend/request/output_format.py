@@ -6,7 +6,7 @@
     one of some texts
     a text of a grammar, in llguidance's dialect of Lark or in GBNF
 
-Whether a grammar can be followed, only its compilation tells (`services.common.grammar`).
+Whether a grammar can be followed, only its compilation tells (`services.grammar.grammars`).
 """
 
 import json

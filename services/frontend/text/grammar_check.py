@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from services.common import errors
-from services.common.grammar import Grammars, InvalidGrammar
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.text.text_threads import SHORT_CHARACTERS, TextThreads
+from services.grammar.grammars import Grammars, InvalidGrammar
 
 MAX_VERDICTS = 1024
 """Grammars whose verdicts are kept."""

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class Matcher(Protocol):
-    """The place of one output in its grammar: `services.common.grammar.Matcher`, whose library the
-    engine core does not need."""
+    """The place of one output in its grammar: that of `services.grammar`, whose library the engine
+    core does not need."""
 
     def take(self, token_id: int) -> None:
         """Moves on by a token."""
@@ -35,7 +35,7 @@ class Matcher(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of a model: `services.common.grammar.Grammars`."""
+    """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher at the beginning of an output; raises ValueError if nothing can follow

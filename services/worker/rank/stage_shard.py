@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
-from services.common.grammar import Grammars
+from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder

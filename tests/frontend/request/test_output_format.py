@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from services.common.errors import InvalidRequest
-from services.common.grammar import Grammars
 from services.frontend.request import output_format
 from services.frontend.text.tokenizer import Tokenizer
+from services.grammar.grammars import Grammars
 
 DEMO = Path("models/demo")
 EOS, VOCAB_SIZE = 0, 4096

@@ -11,7 +11,7 @@ import tokenizers
 from llguidance import LLMatcher
 from orcinus.v1 import sampling_pb2
 
-from services.common.grammar import MAX_CACHED, Grammars, InvalidGrammar
+from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
