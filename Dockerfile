@@ -36,6 +36,7 @@ COPY services/__init__.py /app/services/
 COPY services/common /app/services/common
 
 FROM code AS frontend-code
+COPY services/grammar /app/services/grammar
 COPY services/frontend /app/services/frontend
 RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
 
@@ -53,6 +54,7 @@ RUN python kernels/build.py
 FROM code AS worker-code
 COPY kernels /app/kernels
 COPY --from=native-kernels /build/kernels/native/lib /app/kernels/native/lib
+COPY services/grammar /app/services/grammar
 COPY services/worker /app/services/worker
 RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
 

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.sampling_columns import IN_PROMPT, Penalties, SamplingColumns
+from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
@@ -151,17 +151,30 @@ def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
     return penalized
 
 
+def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) -> set[int]:
+    """The tokens that a row's mask, if it has one, leaves out."""
+    if allowed is None or row not in allowed.rows.tolist():
+        return set()
+    words = allowed.masks[allowed.rows.tolist().index(row)].tolist()
+    return {token for token in range(vocab_size) if not words[token // 32] >> token % 32 & 1}
+
+
 def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
     """Every row by itself, in float64, with all its tokens in order."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
+    logits = logits.double()
+    if (biases := columns.biases) is not None:
+        for row, token, value in zip(biases.rows, biases.ids, biases.values, strict=True):
+            logits[row, token] += value.item()
     pairs = list(zip(columns.banned_rows.tolist(), columns.banned_ids.tolist(), strict=True))
     tokens = []
-    for row, values in enumerate(logits.double()):
+    for row, values in enumerate(logits):
         if not values.isfinite().all():
             tokens.append(-1)
             continue
         banned = {token for of_row, token in pairs if of_row == row}
+        banned |= _not_allowed(columns.allowed, row, vocab_size=len(values))
         logit = dict(enumerate(values.tolist()))
         order = sorted(logit.keys() - banned, key=lambda token: (-logit[token], token))
         temperature = columns.temperature[row].item()

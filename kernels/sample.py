@@ -1,6 +1,6 @@
 """Chooses tokens from logits, a whole batch at once.
 
-Logits are penalised first (`kernels.penalize`). Then the filters apply in this order: banned tokens
+Logits are adjusted first (`kernels.adjust`). Then the filters apply in this order: banned tokens
 are taken out, the logits are divided by the temperature, `top_k` keeps the most likely tokens,
 `top_p` keeps the smallest set of the rest whose renormalised probabilities add up to it, and
 `min_p` drops tokens less likely than this fraction of the most likely one. Of equally likely tokens
@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.adjust import MAX_TEMPERATURE, adjust
 from kernels.greedy import greedy
 from kernels.penalize import penalize
 from kernels.sampling_columns import SamplingColumns
@@ -40,8 +41,7 @@ def sample(
     A row with a NaN or an infinity gets -1. `greedy` is the operation of that name for the device
     of the logits; only rows that it does not settle are read again.
     """
-    if columns.penalties is not None:
-        logits = penalize(logits, columns.penalties)
+    logits = adjust(logits, columns, penalize=penalize)
     tokens = greedy(logits)
     if columns.is_greedy:
         return tokens
@@ -65,7 +65,7 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns the weights with which tokens are sampled from unpenalised logits.
+    """Returns the weights with which tokens are sampled from logits that are not adjusted.
 
     They are [n_rows, vocab_size], relative to each row's most likely token, and 0 for tokens that
     the filters drop. Every row's temperature must be above 0.
@@ -98,7 +98,7 @@ def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
     weights = padded[:, :vocab_size]
     # Subtracting first keeps a small temperature from making infinities.
     torch.sub(logits, logits.amax(-1, keepdim=True), out=weights)
-    weights.div_(columns.temperature[rows, None]).exp_()
+    weights.div_(columns.temperature[rows, None].clamp(max=MAX_TEMPERATURE)).exp_()
     if columns.any_limited:
         top_k, top_p = columns.top_k[rows], columns.top_p[rows]
         _keep_most_likely(logits, weights, top_k=top_k, top_p=top_p)

@@ -27,6 +27,23 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Biases:
+    """Numbers that are added to single logits; columns are [n_biases], on the logits' device."""
+
+    rows: Tensor  # int64
+    ids: Tensor  # int64, within the vocabulary; each once in a row
+    values: Tensor  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """The rows of a batch of logits in which only some tokens may be sampled, at least one."""
+
+    rows: Tensor  # [n_masked] int64, in order
+    masks: Tensor  # [n_masked, vocab_size / 32, rounded up] int32: bit b of word w is id 32 w + b
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """How each row is sampled, as `kernels.sample` describes.
 
@@ -45,10 +62,12 @@ class SamplingColumns:
     any_limited: bool  # some sampled row has a top_k or a top_p below 1
     any_min_p: bool  # some sampled row has a min_p above 0
     penalties: Penalties | None = None  # if there is a row that has any
+    biases: Biases | None = None  # likewise
+    allowed: AllowedTokens | None = None  # likewise
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row's token is the argmax of its logits, penalised or not."""
+        """Whether every row's token is the argmax of its logits, once they are adjusted."""
         return not self.any_sampled and not len(self.banned_ids)
 
 

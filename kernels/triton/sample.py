@@ -17,7 +17,7 @@ exact; of the logits that equal it, the first few stay.
 So a greedy row is read once and every other one twice: 2 * vocab_size elements, the second time
 mostly from the cache. If the gathered logits do not suffice, each step of the bisection reads the
 whole row: for a `top_k` above half of the lanes, for a `top_p` that keeps thousands of tokens, and
-where most logits are equal. A batch with penalised rows or banned tokens is copied first, in
+where most logits are equal. A batch with adjusted rows or banned tokens is copied first, in
 float32.
 
 Weights are whole numbers of 2^-44 of the largest, in 64 bits, so sums are exact in any order, and a
@@ -34,9 +34,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.adjust import BANNED, MAX_TEMPERATURE, adjust
 from kernels.sampling_columns import SamplingColumns
 from kernels.triton.greedy import greedy
 from kernels.triton.penalize import penalize
+
+_MAX_TEMPERATURE = tl.constexpr(MAX_TEMPERATURE)
 
 # Logits that a program looks at together.
 _N_LANES = 4096
@@ -360,8 +363,8 @@ def _sample(
     peaks, largest, token = _look(row, N, LANES, STAGES)
     temperature = tl.load(temperatures + program)
     if (token >= 0) & (temperature > 0.0):
-        # Its inverse must be a number, and what is banned, at -3.4e38, must weigh nothing.
-        temperature = tl.minimum(tl.maximum(temperature, 1e-37), 1e30)
+        # Its inverse must be a number, and what is BANNED must weigh nothing.
+        temperature = tl.minimum(tl.maximum(temperature, 1e-37), _MAX_TEMPERATURE)
         scale = 1.4426950408889634 / temperature
         top_k, top_p = tl.load(top_ks + program), tl.load(top_ps + program)
         min_p, uniform = tl.load(min_ps + program), tl.load(uniforms + program)
@@ -425,8 +428,7 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 
     `n_lanes`, a power of two, are the logits that a program looks at together.
     """
-    if columns.penalties is not None:
-        logits = penalize(logits, columns.penalties)
+    logits = adjust(logits, columns, penalize=penalize)
     if columns.is_greedy:
         return greedy(logits)
     if len(columns.banned_ids):
@@ -460,12 +462,11 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 
 
 def _without_banned(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns a float32 copy in which the logits of banned tokens are the lowest finite number.
+    """Returns a float32 copy in which the logits of banned tokens are BANNED.
 
     NaNs and infinities stay, since they mark a row that cannot be sampled.
     """
     logits = logits.float()
     places = columns.banned_rows, columns.banned_ids
     banned = logits[places]
-    lowest = torch.finfo(torch.float32).min
-    return logits.index_put(places, banned.masked_fill(banned.isfinite(), lowest))
+    return logits.index_put(places, banned.masked_fill(banned.isfinite(), BANNED))

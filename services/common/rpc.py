@@ -50,9 +50,9 @@ CLOSED_WINDOWS: list[tuple[str, int]] = [
 ]
 """Options of a server whose clients may send much that it does not read."""
 
-MAX_STREAMS = 100
-"""Calls of one connection at once, as most servers have it. gRPC's clients make no second
-connection by themselves: their further calls wait."""
+MAX_STREAMS = 256
+"""Calls of one connection at once. gRPC's clients make no second connection by themselves: their
+further calls wait."""
 
 MAX_PENDING_CALLS = 8 * 2**10
 """Calls that may wait to begin, 9 KiB each. By default gRPC cancels calls by chance when there are

@@ -11,7 +11,7 @@ asks for besides (its length, stop strings, the number of answers) is the fronte
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,19 @@ SEED_BITS = 53
 
 MAX_STOP_TOKENS = 256
 """Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
+
+
+MAX_GRAMMAR_LENGTH = 2**16
+"""Characters of a grammar at most."""
+
+MAX_BIASES = 1024
+"""Tokens with a bias at most."""
+
+MAX_ALLOWED_TOKENS = 16_384
+"""Tokens that a client may name as the only ones at most: they travel once with every answer."""
+
+MAX_BAD_TOKENS = 1024
+"""Tokens that a client may rule out at most; ranks mask each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +81,41 @@ class TokenLists:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenBiases:
+    """Biases of at most `max_length` tokens, each with a number from `low` to `high`."""
+
+    max_length: int
+    low: float
+    high: float
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if there are more, a token comes twice, or a
+        number lies outside."""
+        if len(value) > self.max_length:
+            raise InvalidRequest(field, f"has {len(value)} tokens, {self.max_length} at most")
+        if len({token_id for token_id, _ in value}) < len(value):
+            raise InvalidRequest(field, "names a token twice")
+        for token_id, bias in value:
+            Numbers(self.low, self.high).check(f"{field}.{token_id}", bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of at most `max_length` characters."""
+
+    max_length: int
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if `value` is longer."""
+        if len(value) > self.max_length:
+            raise InvalidRequest(field, f"has {len(value)} characters, {self.max_length} at most")
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """The values that an option may have, and the NumPy type of its column on a rank, if any."""
 
-    allowed: Numbers | WholeNumbers | TokenLists
+    allowed: Numbers | WholeNumbers | TokenLists | TokenBiases | Texts
     column: str | None
 
 
@@ -94,6 +138,17 @@ def whole_number(default: int | Callable[[], int], *, low: int, high: int, colum
 def tokens(*, max_length: int) -> tuple[int, ...]:
     """Declares an option that is a list of tokens, empty by default."""
     return dataclasses.field(default=(), metadata={Option: Option(TokenLists(max_length), None)})
+
+
+def biases(*, max_length: int, low: float, high: float) -> tuple[tuple[int, float], ...]:
+    """Declares an option that is a number for each of some tokens, none by default."""
+    option = Option(TokenBiases(max_length, low, high), None)
+    return dataclasses.field(default=(), metadata={Option: option})
+
+
+def text(*, max_length: int) -> str:
+    """Declares an option that is a text, empty by default."""
+    return dataclasses.field(default="", metadata={Option: Option(Texts(max_length), None)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +191,18 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
     """Tokens that end the output. A client's come besides the model's own."""
 
+    grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
+    """Grammar that the output follows, see `services.grammar`; the empty one allows all."""
+
+    logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
+    """Pairs of a token and the number that is added to its logit, after penalties."""
+
+    allowed_token_ids: tuple[int, ...] = tokens(max_length=MAX_ALLOWED_TOKENS)
+    """Tokens that alone may be sampled; all may if there are none."""
+
+    bad_token_ids: tuple[int, ...] = tokens(max_length=MAX_BAD_TOKENS)
+    """Tokens that are never sampled."""
+
     @property
     def has_penalty(self) -> bool:
         """Whether tokens that have occurred become more or less likely."""
@@ -145,7 +212,42 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether every token is the argmax of the logits as the model made them."""
-        return self.temperature == 0 and not self.min_tokens and not self.has_penalty
+        return (
+            self.temperature == 0
+            and not self.min_tokens
+            and not self.has_penalty
+            and not self.logit_bias
+            and not self.allowed_token_ids
+            and not self.bad_token_ids
+            and not self.grammar
+        )
+
+    def check_vocabulary(
+        self, vocab_size: int, *, own_stop_token_ids: Collection[int] = ()
+    ) -> None:
+        """Checks that tokens are in the vocabulary, and that one can always be sampled.
+
+        `own_stop_token_ids` are those of the model among `stop_token_ids`: they may lie outside.
+
+        Raises:
+            InvalidRequest: the error names the option.
+        """
+        biased = tuple(token_id for token_id, _ in self.logit_bias)
+        stops = frozenset(self.stop_token_ids)
+        for name, token_ids in (
+            ("stop_token_ids", stops.difference(own_stop_token_ids)),
+            ("logit_bias", biased),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("bad_token_ids", self.bad_token_ids),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                raise InvalidRequest(name, f"tokens must be from 0 to {vocab_size - 1}")
+        banned = stops.union(self.bad_token_ids) if self.min_tokens else set(self.bad_token_ids)
+        if banned.issuperset(self.allowed_token_ids or range(vocab_size)):
+            name = "allowed_token_ids" if self.allowed_token_ids else "bad_token_ids"
+            if not self.allowed_token_ids and self.min_tokens and stops:
+                name = "stop_token_ids"
+            raise InvalidRequest(name, "leave no token that may be sampled")
 
     def check(self) -> None:
         """Checks every option that a client has given, as far as it needs no vocabulary.
@@ -155,6 +257,10 @@ class SamplingParams:
         """
         for name, option in OPTIONS.items():
             option.allowed.check(name, getattr(self, name))
+        if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
+            for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
+                if getattr(self, name):
+                    raise InvalidRequest(name, "not together with a grammar")
 
 
 OPTIONS: dict[str, Option] = {

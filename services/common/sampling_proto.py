@@ -5,15 +5,17 @@ Apart from the definition, because the engine core knows no protobuf.
 
 from orcinus.v1 import sampling_pb2
 
-from services.common.sampling import OPTIONS, SamplingParams, TokenLists
+from services.common.sampling import OPTIONS, SamplingParams, TokenBiases, TokenLists
 
 _LISTS = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenLists))
-_NUMBERS = tuple(name for name in OPTIONS if name not in _LISTS)
+_BIASES = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenBiases))
+_NUMBERS = tuple(name for name in OPTIONS if name not in (*_LISTS, *_BIASES))
 
 
 def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
     """Returns a message in which every field is set."""
-    return sampling_pb2.SamplingParams(**{name: getattr(params, name) for name in OPTIONS})
+    fields = {name: getattr(params, name) for name in OPTIONS}
+    return sampling_pb2.SamplingParams(**fields | {name: dict(fields[name]) for name in _BIASES})
 
 
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
@@ -23,4 +25,5 @@ def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """
     given = {name: getattr(message, name) for name in _NUMBERS if message.HasField(name)}
     given |= {name: tuple(getattr(message, name)) for name in _LISTS}
+    given |= {name: tuple(sorted(getattr(message, name).items())) for name in _BIASES}
     return SamplingParams(**given)

@@ -86,6 +86,7 @@ class Frontend:
             Tokenizer.from_directory(settings.model),
             self._scheduler,
             chat_template=ChatTemplate.from_directory(settings.model),
+            tokenizer_file=settings.model / "tokenizer.json",
             max_in_flight=settings.max_in_flight,
             max_prompt_characters=settings.max_prompt_characters,
             max_answers_at_once=settings.max_answers_at_once,

@@ -292,6 +292,7 @@ def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.Pipeline
             first.max_model_len, scheduler.kv_manager.n_slots, scheduler.pool.max_tokens
         ),
         eos_token_ids=first.eos_token_ids,
+        can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,
         n_stages=pipeline.n_stages,
         tp_size=first.tp_size,
     )

@@ -428,18 +428,17 @@ async def _write(connection: Connection, context: Any) -> None:
 
 def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
     # A rank would end itself, and with it everybody's requests, over what is refused here.
+    own = frozenset(pipeline.eos_token_ids)
     clients = sampling
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:  # the model's own come besides a client's
-        own = frozenset(pipeline.eos_token_ids)
         stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
         clients = replace(sampling, stop_token_ids=stops)
     clients.check()
-
+    if sampling.grammar and not pipeline.can_follow_grammars:
+        raise InvalidRequest("grammar", "the model can follow none")
     if min(sampling.stop_token_ids, default=0) < 0:
         raise InvalidRequest("stop_token_ids", "tokens must not be negative")
-    banned = {stop for stop in sampling.stop_token_ids if stop < pipeline.vocab_size}
-    if sampling.min_tokens and len(banned) == pipeline.vocab_size:
-        raise InvalidRequest("stop_token_ids", "forbid every token before min_tokens")
+    sampling.check_vocabulary(pipeline.vocab_size, own_stop_token_ids=own)
 
 
 def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:

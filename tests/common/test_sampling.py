@@ -15,6 +15,8 @@ from services.common.sampling import (
     OPTIONS,
     Numbers,
     SamplingParams,
+    Texts,
+    TokenBiases,
     TokenLists,
     WholeNumbers,
 )
@@ -37,6 +39,12 @@ def ends_and_beyond(name: str) -> tuple[list[Any], list[Any]]:
             return [low, high], [low - 1, high + 1, math.nan, True]
         case TokenLists(max_length):
             return [(), (5,) * max_length], [(5,) * (max_length + 1)]
+        case Texts(max_length):
+            return ["", "x" * max_length], ["x" * (max_length + 1)]
+        case TokenBiases(max_length, low, high):
+            most = tuple((token_id, low) for token_id in range(max_length))
+            beyond = [((5, math.nextafter(high, math.inf)),), ((5, math.nan),), ((5, 1), (5, 2))]
+            return [(), most, ((5, high),)], [(*most, (max_length, low)), *beyond]
 
 
 ALLOWED = [(name, value) for name in OPTIONS for value in ends_and_beyond(name)[0]]
@@ -56,6 +64,13 @@ def values(name: str) -> st.SearchStrategy[Any]:
             return st.integers(low, high)
         case TokenLists():
             return st.lists(st.integers(-(2**31), 2**31 - 1)).map(tuple)
+        case Texts():
+            return st.text()
+        case TokenBiases():
+            pairs = st.dictionaries(
+                st.integers(-(2**31), 2**31 - 1), st.floats(width=32, allow_nan=False)
+            )
+            return pairs.map(lambda given: tuple(sorted(given.items())))
 
 
 PARAMS = st.builds(SamplingParams, **{name: values(name) for name in OPTIONS})
@@ -70,7 +85,7 @@ def test_both_ends_of_a_range_are_allowed(name: str, value: Any) -> None:
 def test_whatever_lies_beyond_a_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{name: value}).check()
-    assert caught.value.field == name
+    assert caught.value.field.partition(".")[0] == name
 
 
 @pytest.mark.parametrize(
@@ -107,7 +122,10 @@ def test_the_wire_changes_nothing(params: SamplingParams) -> None:
 @given(params=PARAMS)
 def test_the_wire_has_every_option_that_is_set(params: SamplingParams) -> None:
     sent = {field.name for field, _ in to_proto(params).ListFields()}
-    assert sent >= OPTIONS.keys() - {"stop_token_ids"}
+    lists = (TokenLists, TokenBiases)  # which are not there when they are empty
+    assert sent >= {
+        name for name, option in OPTIONS.items() if not isinstance(option.allowed, lists)
+    }
 
 
 def test_what_the_wire_does_not_have_is_the_default() -> None:
@@ -120,10 +138,12 @@ def test_what_the_wire_does_not_have_is_the_default() -> None:
 
 def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     assert {field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields} == OPTIONS.keys()
-    assert CompletionBody.model_fields.keys() >= OPTIONS.keys()
+    assert CompletionBody.model_fields.keys() >= OPTIONS.keys() - {"grammar"}
     over_grpc = {field.name for field in inference_pb2.GenerationOptions.DESCRIPTOR.fields}
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
-    assert over_grpc == named - {"max_tokens_field"}
+    assert over_grpc == named - {"max_tokens_field", "format_field"} | {
+        "format"
+    }  # which becomes a grammar
 
 
 @pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.column])
@@ -144,6 +164,10 @@ def test_columns_hold_whatever_is_allowed(name: str) -> None:
         ({"temperature": 0, "presence_penalty": 0.5}, False, True),
         ({"temperature": 0, "frequency_penalty": -0.5}, False, True),
         ({"temperature": 0, "repetition_penalty": 1.5}, False, True),
+        ({"temperature": 0, "logit_bias": ((5, 1.0),)}, False, False),
+        ({"temperature": 0, "allowed_token_ids": (5,)}, False, False),
+        ({"temperature": 0, "bad_token_ids": (5,)}, False, False),
+        ({"temperature": 0, "grammar": "start: /a/"}, False, False),
     ],
     ids=str,
 )
@@ -152,3 +176,40 @@ def test_greedy_is_the_argmax_alone(
 ) -> None:
     params = SamplingParams(**given)
     assert (params.is_greedy, params.has_penalty) == (is_greedy, has_penalty)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"stop_token_ids": (10,)}, "stop_token_ids"),
+        ({"logit_bias": ((3, 1.0), (10, 1.0))}, "logit_bias"),
+        ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),
+        ({"allowed_token_ids": (3, 10)}, "allowed_token_ids"),
+        ({"bad_token_ids": (-1,)}, "bad_token_ids"),
+        ({"allowed_token_ids": (3, 4), "bad_token_ids": (4, 3, 5)}, "allowed_token_ids"),
+        (
+            {"allowed_token_ids": (3,), "stop_token_ids": (3,), "min_tokens": 1},
+            "allowed_token_ids",
+        ),
+        ({"bad_token_ids": tuple(range(10))}, "bad_token_ids"),
+        (
+            {"bad_token_ids": (1,), "stop_token_ids": (0, *range(2, 10)), "min_tokens": 1},
+            "stop_token_ids",
+        ),
+    ],
+    ids=str,
+)
+def test_a_token_of_the_vocabulary_can_always_be_sampled(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**given).check_vocabulary(10)
+    assert caught.value.field == field
+
+
+def test_rules_for_tokens_of_the_vocabulary_are_allowed() -> None:
+    SamplingParams(
+        stop_token_ids=(3, 99),
+        logit_bias=((9, 1.0),),
+        allowed_token_ids=(0, 3),
+        bad_token_ids=(3,),
+        min_tokens=1,
+    ).check_vocabulary(10, own_stop_token_ids=(99,))

@@ -1,5 +1,6 @@
 """Parity of the protocols: one request means the same over both."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,10 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any], dict[str, Any]]] = {
     "wrong-frequency": (echo, HELLO, {"frequency_penalty": -2.5}),
     "wrong-repetition": (echo, HELLO, {"repetition_penalty": 0.0}),
     "wrong-stop-token": (echo, HELLO, {"stop_token_ids": [-1]}),
+    "wrong-bias": (echo, HELLO, {"logit_bias": {"5": 101}}),
+    "bias-of-no-token": (echo, HELLO, {"logit_bias": {"512": 1}}),
+    "wrong-allowed-token": (echo, HELLO, {"allowed_token_ids": [512]}),
+    "nothing-allowed": (echo, HELLO, {"allowed_token_ids": [5], "bad_token_ids": [5]}),
     "wrong-stop": (echo, HELLO, {"stop": ["x"] * 17}),
     "full": (FULL, HELLO, {}),
     "lost": (loses_pipeline_after(20, 21), HELLO, {}),
@@ -160,14 +165,78 @@ async def test_outcome_is_the_same(site: Site, case: str) -> None:
     assert await over_grpc_stream(site, prompt, options) == http
 
 
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+OutputFormat = inference_pb2.OutputFormat
+CHOICES = OutputFormat.Choices(texts=["a", "b c"])
+
+FORMATS: dict[str, tuple[dict[str, Any], inference_pb2.OutputFormat]] = {
+    "object": ({"response_format": {"type": "json_object"}}, OutputFormat(json_object=True)),
+    "schema": (
+        {
+            "response_format": {
+                "type": "json_schema", "json_schema": {"name": "a", "schema": json.loads(SCHEMA)}
+            }
+        },
+        OutputFormat(json_schema=SCHEMA),
+    ),
+    "regex": ({"regex": "[ab]+"}, OutputFormat(regex="[ab]+")),
+    "choice": (
+        {"structured_outputs": {"choice": list(CHOICES.texts)}}, OutputFormat(choice=CHOICES)
+    ),
+    "lark": ({"guided_grammar": "start: /a+/"}, OutputFormat(grammar="start: /a+/")),
+    "gbnf": ({"ebnf": 'root ::= "a"'}, OutputFormat(grammar='root ::= "a"')),
+}  # fmt: skip
+
+WRONG_FORMATS: dict[str, tuple[dict[str, Any], inference_pb2.OutputFormat]] = {
+    "schema-type": (
+        {"guided_json": {"type": "objekt"}}, OutputFormat(json_schema='{"type": "objekt"}')
+    ),
+    "schema-text": ({"json_schema": "[]"}, OutputFormat(json_schema="[]")),
+    "regex": ({"regex": "("}, OutputFormat(regex="(")),
+    "long": ({"regex": "a" * 70_000}, OutputFormat(regex="a" * 70_000)),
+    "no-choice": ({"guided_choice": []}, OutputFormat(choice=OutputFormat.Choices())),
+    "lark": ({"guided_grammar": "x: y"}, OutputFormat(grammar="x: y")),
+    "gbnf": ({"ebnf": "root ::= b"}, OutputFormat(grammar="root ::= b")),
+    "no-grammar": ({"ebnf": ""}, OutputFormat(grammar="")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORMATS)
+async def test_formats_are_the_same(site: Site, case: str) -> None:
+    site.scheduler.behaviour = says(*SPELLED)
+    fields, message = FORMATS[case]
+    options = {"return_token_ids": True, "seed": 5}
+    http = await over_http(site, HELLO, options | fields)
+    assert http.status == 200
+    assert await over_grpc(site, HELLO, {**options, "format": message}) == http
+    assert await over_grpc_stream(site, HELLO, {**options, "format": message}) == http
+    first, *others = (request.submission.sampling for request in site.scheduler.requests)
+    assert first.grammar
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("case", WRONG_FORMATS)
+async def test_wrong_formats_are_refused_alike(site: Site, case: str) -> None:
+    fields, message = WRONG_FORMATS[case]
+    (spelled,) = fields
+    assert await over_http(site, HELLO, fields) == Outcome(status=400, field=spelled)
+    for over in (over_grpc, over_grpc_stream):
+        outcome = await over(site, HELLO, {"format": message})
+        assert outcome == Outcome(status=400, field="format")
+    assert not site.scheduler.requests
+
+
 async def test_submission_is_the_same(site: Site) -> None:
     options = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3}
     limits = {"max_tokens": 9, "min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True}
     penalties = {
         "presence_penalty": 0.1, "frequency_penalty": -0.2, "repetition_penalty": 1.1
     }  # fmt: skip
-    given = options | limits | penalties
-    assert given.keys() >= OPTIONS.keys()
+    rules = {
+        "logit_bias": {"7": 1.5, "5": -100}, "allowed_token_ids": [5, 6, 7], "bad_token_ids": [6]
+    }  # fmt: skip
+    given = options | limits | penalties | rules
+    assert given.keys() >= OPTIONS.keys() - {"grammar"}
     await over_http(site, HELLO, given | {"return_token_ids": True})
     await over_grpc(site, HELLO, given)
     first, second = (request.submission for request in site.scheduler.requests)

@@ -72,7 +72,7 @@ class Draws:
                 counts=self._counts,
             )
             columns = SamplingColumns(
-                **{name: column[rows] for name, column in self._columns.items()},
+                **{name: column[rows] for name, column in self._columns.items()},  # type: ignore[arg-type]
                 banned_rows=torch.zeros(0, dtype=torch.int64),
                 banned_ids=torch.zeros(0, dtype=torch.int64),
                 any_sampled=True,

@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import TORCH, reference, triton_ops
-from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
+from kernels.adjust import BANNED
+from kernels.sampling_columns import (
+    ALL_GREEDY,
+    AllowedTokens,
+    Biases,
+    Penalties,
+    SamplingColumns,
+)
 from tests.kernels.implementations import (
     CPU,
     CUDA,
@@ -46,17 +53,13 @@ class Sampler:
     device: torch.device
 
     def __call__(self, logits: Tensor, columns: SamplingColumns) -> list[int]:
-        there = on_device(columns, self.device)
-        if columns.penalties is not None:
-            penalties = on_device(columns.penalties, self.device)
-            there = dataclasses.replace(there, penalties=penalties)
-        tokens = self.sample(moved(logits, self.device), there)
+        tokens = self.sample(moved(logits, self.device), on_device(columns, self.device))
         assert tokens.dtype == torch.int64
         assert tokens.device.type == self.device.type
         return tokens.tolist()
 
 
-Columns = TypeVar("Columns", SamplingColumns, Penalties)
+Columns = TypeVar("Columns", SamplingColumns, Penalties, Biases, AllowedTokens)
 
 
 def on_device(columns: Columns, device: torch.device) -> Columns:
@@ -64,6 +67,11 @@ def on_device(columns: Columns, device: torch.device) -> Columns:
         name: value.to(device)
         for name, value in fields_of(columns).items()
         if isinstance(value, Tensor)
+    }
+    there |= {
+        name: on_device(value, device)
+        for name, value in fields_of(columns).items()
+        if type(value) in (Penalties, Biases, AllowedTokens)
     }
     return dataclasses.replace(columns, **there)
 
@@ -94,7 +102,7 @@ SAMPLERS = [
 ]
 
 
-def fields_of(columns: SamplingColumns | Penalties) -> dict[str, Any]:
+def fields_of(columns: SamplingColumns | Penalties | Biases | AllowedTokens) -> dict[str, Any]:
     return {field.name: getattr(columns, field.name) for field in dataclasses.fields(columns)}
 
 
@@ -368,6 +376,84 @@ class TestEveryVersion:
             reference_columns = columns_of(n_rows, temperature=0)
             slow = dataclasses.replace(reference_columns, penalties=penalties)
             assert tokens == reference.sample(logits, slow).tolist()
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("others", ["greedy", "sampled", "banned"])
+    def test_tokens_are_those_of_the_biased_and_masked_logits(
+        self, sampler: Sampler, others: str, dtype: torch.dtype
+    ) -> None:
+        n_rows, vocab_size = 6, 301
+        logits = random_logits(n_rows, vocab_size, dtype)
+        before = logits.clone()
+        columns = {
+            "greedy": ALL_GREEDY,
+            "sampled": random_columns(n_rows, vocab_size, seed=1, has_banned=False),
+            "banned": columns_of(n_rows, temperature=0, banned=((2, 7), (3, 8))),
+        }[others]
+        first = logits.argmax(-1)
+        is_allowed = random_logits(2, vocab_size, torch.float32, seed=2) > 2
+        is_allowed[:, [0, 300]] = True
+        is_allowed[0, first[0]] = is_allowed[1, first[4]] = False
+        words = np.zeros((2, 320), np.bool_)
+        words[:, :vocab_size] = is_allowed
+        adjustments: dict[str, Any] = {
+            "biases": Biases(
+                rows=torch.tensor([5, 1, 1]),
+                ids=torch.tensor([7, int(first[1]), 12]),
+                values=torch.tensor([100.0, -100.0, 0.125]),
+            ),
+            "allowed": AllowedTokens(
+                rows=torch.tensor([0, 4]),
+                masks=torch.from_numpy(np.packbits(words, axis=1, bitorder="little")).view(
+                    torch.int32
+                ),
+            ),
+        }
+        changed = logits.to(torch.float32, copy=True)
+        changed[5, 7] += 100
+        changed[1, first[1]] -= 100
+        changed[1, 12] += 0.125
+        changed[[0, 4]] = changed[[0, 4]].masked_fill(~is_allowed, BANNED)
+        tokens = sampler(logits, dataclasses.replace(columns, **adjustments))
+        assert tokens == sampler(changed, columns)
+        assert torch.equal(logits, before)
+        assert is_allowed[0, tokens[0]]
+        assert is_allowed[1, tokens[4]]
+        if others == "greedy":
+            assert tokens[5] == 7
+            assert tokens[1] != first[1]
+            slow = dataclasses.replace(columns_of(n_rows, temperature=0), **adjustments)
+            assert tokens == reference.sample(logits, slow).tolist()
+
+    def test_no_temperature_is_so_high_that_masked_tokens_are_sampled(
+        self, sampler: Sampler
+    ) -> None:
+        n_rows, vocab_size = 16, 200
+        is_allowed = np.zeros(224, np.bool_)
+        is_allowed[:vocab_size:20] = True
+        mask = np.packbits(is_allowed, bitorder="little").view(np.int32)
+        columns = dataclasses.replace(
+            columns_of(
+                n_rows,
+                temperature=torch.finfo(torch.float32).max,
+                top_p=[1, 0.9] * (n_rows // 2),
+                uniform=np.linspace(0, LAST_UNIFORM, n_rows),
+            ),
+            allowed=AllowedTokens(torch.arange(n_rows), torch.from_numpy(np.tile(mask, (16, 1)))),
+        )
+        for dtype in DTYPES:
+            tokens = sampler(random_logits(n_rows, vocab_size, dtype), columns)
+            assert all(token % 20 == 0 for token in tokens)
+            assert len(set(tokens)) > 5, "all others are about as likely"
+
+    def test_a_mask_hides_no_row_that_is_not_a_number(self, sampler: Sampler) -> None:
+        logits = torch.zeros(3, 64)
+        logits[0, 3], logits[1, 4] = float("nan"), float("inf")
+        masks = torch.full((3, 2), 1, dtype=torch.int32)
+        columns = dataclasses.replace(
+            columns_of(3, temperature=[0, 1, 1]), allowed=AllowedTokens(torch.arange(3), masks)
+        )
+        assert [token < 0 for token in sampler(logits, columns)] == [True, True, False]
 
     def test_rows_lie_anywhere(self, sampler: Sampler) -> None:
         wide = random_logits(8, 451, torch.float32)

@@ -15,7 +15,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_p
 
 from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
-from services.common.sampling import SamplingParams
+from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.request import RequestId
 from services.scheduler.core.scheduler import Scheduler
@@ -288,6 +288,12 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"sampling": {"stop_token_ids": [-1]}}, "stop_token_ids"),
         ({"sampling": {"stop_token_ids": [7] * 257}}, "stop_token_ids"),
         ({"sampling": {"min_tokens": 1, "stop_token_ids": range(200)}}, "stop_token_ids"),
+        ({"sampling": {"logit_bias": {100: 1}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {3: float("nan")}}}, "logit_bias.3"),
+        ({"sampling": {"allowed_token_ids": [100]}}, "allowed_token_ids"),
+        ({"sampling": {"allowed_token_ids": [3], "bad_token_ids": [3]}}, "allowed_token_ids"),
+        ({"sampling": {"grammar": "start: /a/"}}, "grammar"),  # which this model cannot follow
+        ({"sampling": {"grammar": "a" * (MAX_GRAMMAR_LENGTH + 1)}}, "grammar"),
     ],
     ids=[
         "no prompt",
@@ -303,6 +309,12 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "stop token below 0",
         "too many stop tokens",
         "no token left",
+        "bias of no token",
+        "bias that is no number",
+        "no token allowed",
+        "no token left of the allowed",
+        "grammar for another model",
+        "grammar that is too long",
     ],
 )
 async def test_a_submission_that_breaks_a_rule_is_rejected_by_name(

@@ -15,6 +15,7 @@ import math
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
@@ -34,7 +35,9 @@ from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
+from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
@@ -51,6 +54,7 @@ class GenerationService:
         scheduler: SchedulerClient,
         *,
         chat_template: ChatTemplate | None = None,
+        tokenizer_file: Path | None = None,
         max_in_flight: int = 4096,
         max_prompt_characters: int = 256 * 2**10,
         max_answers_at_once: int = 32,
@@ -70,12 +74,15 @@ class GenerationService:
         self._max_answers_at_once = max_answers_at_once
         self._refusals = Refusals() if refusals is None else refusals
         self._budget = budget or MemoryBudget(64 * 2**20, refusals=self._refusals)
+        threads = TextThreads(self._refusals)
         self._encoder = PromptEncoder(
             tokenizer,
             chat_template,
             TextLimits(max_characters=max_prompt_characters, render_limit_s=render_limit_s),
+            threads=threads,
             refusals=self._refusals,
         )
+        self._grammar_check = GrammarCheck(tokenizer_file, threads)
         self._anybody = Account()
         self._hold_s = hold_s
         self.n_in_flight = 0
@@ -194,6 +201,9 @@ class GenerationService:
             self.n_waiting -= request.n_answers
         prompts = await self._encode(request, Limits(pipeline), place.share)
         place.share.grow(self._n_token_bytes(prompts, request.options.n))
+        place.share.grow(
+            request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
+        )
         return Generation(
             request.options,
             prompts,
@@ -290,6 +300,11 @@ class GenerationService:
             for answer in request.resumption.answers:
                 limits.check_tokens(TOKENS_FIELD, answer.token_ids)
         self._encoder.check_length(request.prompts, limits)
+        options = request.options
+        if options.sampling.grammar:
+            await self._grammar_check.check(
+                options.format_field, options.sampling.grammar, limits.pipeline, share
+            )
         encoded = []
         for prompt in request.prompts:
             token_ids = await self._encoder.to_tokens(prompt, limits, share)

@@ -7,6 +7,7 @@ error in both.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -22,6 +23,7 @@ from services.frontend.generation.generation import Generation, Usage
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc import reflection
 from services.frontend.grpc.transfers import Transfers
+from services.frontend.request import output_format
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     ChatMessage,
@@ -216,7 +218,11 @@ def _to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
 
 def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     # An option that this server does not know must not be ignored: it would choose other tokens.
-    for field, message in (("options", options), ("options.sampling", options.sampling)):
+    for field, message in (
+        ("options", options),
+        ("options.sampling", options.sampling),
+        ("options.format", options.format),
+    ):
         unknown = UnknownFieldSet(message)
         numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
         if numbers:
@@ -225,9 +231,31 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
                 f"has fields that are not known here, with the numbers {numbers}; "
                 "see inference.proto",
             )
-    given = {field.name: value for field, value in options.ListFields()}
-    given |= {"sampling": from_proto(options.sampling), "stop": tuple(options.stop)}
+    given = {field.name: value for field, value in options.ListFields() if field.name != "format"}
+    sampling = from_proto(options.sampling)
+    if options.HasField("format"):
+        if sampling.grammar:
+            raise errors.InvalidRequest("format", "not together with grammar")
+        sampling = replace(sampling, grammar=_grammar_of(options.format))
+    else:
+        given["format_field"] = "grammar"
+    given |= {"sampling": sampling, "stop": tuple(options.stop)}
     return GenerationOptions(**given)
+
+
+def _grammar_of(message: inference_pb2.OutputFormat) -> str:
+    match message.WhichOneof("format"):
+        case "json_object" if message.json_object:
+            return output_format.json_object()
+        case "json_schema":
+            return output_format.json_schema(message.json_schema, field="format")
+        case "regex":
+            return output_format.regex(message.regex)
+        case "choice":
+            return output_format.choice(message.choice.texts, field="format")
+        case "grammar":
+            return output_format.grammar(message.grammar, field="format")
+    raise errors.InvalidRequest("format", "must be one that is known")
 
 
 def _resumed(

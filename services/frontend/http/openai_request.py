@@ -7,6 +7,7 @@ spelled as other servers of the field spell them.
 """
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.common.sampling import SamplingParams
+from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.event_id import HEADER, StreamPosition
+from services.frontend.http.output_format_fields import OutputFormatFields
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     ChatMessage,
@@ -46,12 +48,16 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
+    "format_field",
     "sampling",
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
 MAX_NAME_LENGTH = 64
 """Characters of a client's field name that are repeated in an error."""
+
+TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
+"""Names in `logit_bias`: numbers of tokens."""
 
 MAX_TURNS = 2048
 """Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
@@ -139,13 +145,36 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
-_BODY_TYPES: dict[Any, Any] = {float: float, int: int, tuple[int, ...]: TokenIds}
+def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
+    """Returns pairs for an object whose names are tokens."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of tokens and numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value)} tokens, {MAX_BIASES} at most")
+    for name, bias in value.items():
+        if re.fullmatch(TOKEN_NAME, name) is None:
+            raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not a token's number")
+        if type(bias) not in (int, float):
+            raise ValueError(f"the bias of {name} must be a number")
+    return tuple((int(name), bias) for name, bias in value.items())
+
+
+_BODY_TYPES: dict[Any, Any] = {
+    float: float,
+    int: int,
+    tuple[int, ...]: TokenIds,
+    tuple[tuple[int, float], ...]: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_biases_of)
+    ],
+}
 
 SAMPLING: dict[str, Any] = {
     field.name: (_BODY_TYPES[field.type] | None, None)
     for field in dataclasses.fields(SamplingParams)
+    if field.name != "grammar"
 }
-"""Type and default of the body's field for each option of `SamplingParams`."""
+"""Type and default of the body's field for each option of `SamplingParams`, but for the grammar,
+which clients spell in several ways."""
 
 if TYPE_CHECKING:
     SamplingBody = BaseModel
@@ -187,7 +216,7 @@ class ResumptionBody(BaseModel):
         return Resumption(request_id=position.request_id, seed=self.seed, answers=tuple(answers))
 
 
-class GenerationBody(SamplingBody, ABC):
+class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     """The fields that both kinds of generation have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -204,7 +233,6 @@ class GenerationBody(SamplingBody, ABC):
 
     user: str | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
-    logit_bias: Annotated[dict[str, float] | None, only({})] = None
     priority: Annotated[int | None, only(0)] = None
     skip_special_tokens: Annotated[bool | None, only(True)] = None
     include_stop_str_in_output: Annotated[bool | None, only(False)] = None
@@ -254,8 +282,9 @@ class GenerationBody(SamplingBody, ABC):
         )
 
     def _options(self) -> GenerationOptions:
-        sampling = SamplingParams(**_given(self, SAMPLING))
-        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling)
+        field, grammar = self.output_format() or ("response_format", "")
+        sampling = SamplingParams(**_given(self, SAMPLING), grammar=grammar)
+        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling, format_field=field)
 
 
 class CompletionBody(GenerationBody):
@@ -327,7 +356,6 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
-    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
     audio: Annotated[dict[str, Any] | None, only()] = None
     prediction: Annotated[dict[str, Any] | None, only()] = None

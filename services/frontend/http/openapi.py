@@ -12,9 +12,18 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from typing_extensions import TypedDict
 
-from services.common.sampling import OPTIONS, Numbers, TokenLists, WholeNumbers
+from services.common.sampling import (
+    MAX_GRAMMAR_LENGTH,
+    OPTIONS,
+    Numbers,
+    Option,
+    TokenBiases,
+    TokenLists,
+    WholeNumbers,
+)
 from services.frontend.http import event_id
-from services.frontend.http.openai_request import ChatBody, CompletionBody
+from services.frontend.http.openai_request import TOKEN_NAME, ChatBody, CompletionBody
+from services.frontend.http.output_format_fields import OutputFormatFields
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -23,6 +32,7 @@ from services.frontend.request.generation_request import (
     MAX_STOPS,
     MAX_TOKENS,
 )
+from services.frontend.request.output_format import MAX_CHOICES
 
 PATH = "/openapi.json"
 OPENAPI_VERSION = "3.1.0"
@@ -32,6 +42,11 @@ API_VERSION = "1"
 JSON, EVENTS = "application/json", "text/event-stream"
 
 _EXACT = ConfigDict(extra="forbid")
+
+_FORMAT = (
+    "Format of the output. A request has one at most, in one of the fields for it, which becomes a "
+    f"grammar of at most {MAX_GRAMMAR_LENGTH} characters that the model must be able to follow."
+)
 
 
 class Usage(TypedDict):
@@ -364,15 +379,18 @@ def _schemas() -> dict[str, JsonSchemaValue]:
         schemas |= {**schema.pop("$defs", {}), name: schema}
     for body in ("CompletionBody", "ChatBody"):
         _add_ranges(schemas[body]["properties"])
+        _add_formats(schemas[body]["properties"])
+    _add_formats(schemas["StructuredOutputs"]["properties"])
+    schemas.pop("StopTexts", None)  # `stop` has branches of its own
     schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
     schemas["TokenIds"]["items"]["minimum"] = 0
-    schemas["ResumptionBody"]["properties"]["seed"] |= _range(OPTIONS["seed"].allowed)
+    schemas["ResumptionBody"]["properties"]["seed"] |= _bounds(OPTIONS["seed"])
     return schemas
 
 
 def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     """Adds the ranges that are checked for all protocols in one place, and not by the models."""
-    ranges = {name: _range(option.allowed) for name, option in OPTIONS.items()}
+    ranges = {name: _bounds(option) for name, option in OPTIONS.items() if name in properties}
     ranges["n"] = {"minimum": 1, "maximum": MAX_N}
     ranges |= dict.fromkeys(("max_tokens", "max_completion_tokens"), _range(MAX_TOKENS))
     for name, bounds in ranges.items():
@@ -383,12 +401,44 @@ def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     properties["stop"]["anyOf"] = [text, texts, {"type": "null"}]
 
 
-def _range(allowed: Numbers | WholeNumbers | TokenLists) -> JsonSchemaValue:
+def _add_formats(properties: dict[str, JsonSchemaValue]) -> None:
+    """Adds what is checked of formats where grammars are made of them."""
+    for name in properties.keys() & OutputFormatFields.model_fields.keys():
+        properties[name]["description"] = _FORMAT
+    for name, branch in (
+        (name, branch) for name, schema in properties.items() for branch in schema.get("anyOf", ())
+    ):
+        match name.removeprefix("guided_"), branch.get("type"):
+            case "choice", "array":
+                branch |= {"minItems": 1, "maxItems": MAX_CHOICES}
+                branch["items"] |= {"minLength": 1}
+            case "json" | "json_schema", "string":
+                branch |= {"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"}
+            case "grammar" | "ebnf", "string":
+                branch |= {"minLength": 1}
+
+
+def _bounds(option: Option) -> JsonSchemaValue:
+    match option.allowed:
+        case TokenLists(max_length):
+            return {"maxItems": max_length}
+        case TokenBiases(max_length, low, high):
+            return {
+                "type": "object",
+                "propertyNames": {"pattern": TOKEN_NAME},
+                "additionalProperties": {"type": "number", "minimum": low, "maximum": high},
+                "maxProperties": max_length,
+            }
+        case Numbers() | WholeNumbers() as allowed:
+            return _range(allowed)
+        case _:
+            return {}
+
+
+def _range(allowed: Numbers | WholeNumbers) -> JsonSchemaValue:
     match allowed:
         case Numbers(low, high, excludes_low=True):
             return {"exclusiveMinimum": low, "maximum": high}
-        case TokenLists(max_length):
-            return {"maxItems": max_length}
         case _:
             return {"minimum": allowed.low, "maximum": allowed.high}
 

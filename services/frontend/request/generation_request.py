@@ -87,17 +87,30 @@ class GenerationOptions:
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as this client spells it
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    format_field: str = "format"  # the field that asks for the grammar, as this client spells it
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
 
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes of memory they take as they are, and for each answer."""
+        sampling = self.sampling
+        n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
+        n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
+        return getsizeof(sampling.grammar) + TOKEN_BYTES * n_tokens
+
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.
 
         Raises:
-            InvalidRequest: a value is out of its range.
+            InvalidRequest: a value is out of its range, or two contradict each other.
         """
+        if self.sampling.grammar:
+            OPTIONS["grammar"].allowed.check(self.format_field, self.sampling.grammar)
+            if self.ignore_eos:
+                raise errors.InvalidRequest("ignore_eos", f"not together with {self.format_field}")
         if self.max_tokens is not None:
             MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
@@ -124,7 +137,7 @@ class GenerationRequest:
     def n_bytes(self) -> int:
         """About how many bytes of memory the request takes as it is."""
         n_bytes = getsizeof(self.model) + sum(map(getsizeof, self.options.stop))
-        n_bytes += TOKEN_BYTES * len(self.options.sampling.stop_token_ids)
+        n_bytes += self.options.n_bytes
         for prompt in self.prompts:
             match prompt:
                 case str():

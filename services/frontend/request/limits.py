@@ -70,10 +70,10 @@ class Limits:
         """Returns the tokens that end an answer: the model's own, unless ignored, and the client's.
 
         Raises:
-            InvalidRequest: one of the client's is not in the vocabulary.
+            InvalidRequest: an option names a token that is not in the vocabulary, or leaves none.
         """
+        options.sampling.check_vocabulary(self.pipeline.vocab_size)
         clients = options.sampling.stop_token_ids
-        self.check_tokens("stop_token_ids", clients)
         own = () if options.ignore_eos else self.pipeline.eos_token_ids
         return tuple(dict.fromkeys((*own, *clients)))
 

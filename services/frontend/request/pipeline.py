@@ -15,6 +15,7 @@ class Pipeline:
     eos_token_ids: tuple[int, ...] = ()
     n_stages: int = 1
     tp_size: int = 1
+    can_follow_grammars: bool = False
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
@@ -26,4 +27,5 @@ class Pipeline:
             eos_token_ids=tuple(message.eos_token_ids),
             n_stages=message.n_stages,
             tp_size=message.tp_size,
+            can_follow_grammars=message.can_follow_grammars,
         )

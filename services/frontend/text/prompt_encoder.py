@@ -59,13 +59,14 @@ class PromptEncoder:
         chat_template: ChatTemplate | None,
         limits: TextLimits,
         *,
+        threads: TextThreads,
         refusals: Refusals,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._limits = limits
         self._refusals = refusals
-        self._threads = TextThreads(refusals)
+        self._threads = threads
         self._is_template_slow = False
 
     def check_length(self, prompts: Sequence[Prompt], limits: Limits | None) -> None:

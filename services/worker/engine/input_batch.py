@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels import AttentionPlan, Ops
 from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
+from services.worker.engine.constraints import ConstrainedRows
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import Ints, Spans
 from services.worker.engine.request_table import RequestTable
@@ -35,6 +36,7 @@ class InputBatch:
     sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
     sampling: SamplingColumns  # how each is sampled
     counted: CountedTokens | None  # tokens of this batch that penalties count
+    constrained: ConstrainedRows | None  # sampled rows that follow a grammar
     n_spans: int  # without spans of padding
     n_sampled: int
     shape: DecodeShape | None = None  # the shape that decodes are padded to for a graph
@@ -160,6 +162,7 @@ class BatchBuilder:
             sampled_rows=numbers(sampled_rows, self._uploads),
             sampling=self._sampling(sampled_rows, next_positions[spans.sample]),
             counted=self._counted(spans, first_tokens),
+            constrained=self._table.constraints.rows_of(sampled_rows, next_positions[spans.sample]),
             n_spans=len(spans.rows),
             n_sampled=len(sampled_rows),
             shape=shape,

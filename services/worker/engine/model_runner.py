@@ -18,13 +18,15 @@ inputs of graphs on the device) changes in that order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.logits import Logits
-from kernels.sampling_columns import ALL_GREEDY
+from kernels.sampling_columns import ALL_GREEDY, AllowedTokens, SamplingColumns
 from kernels.upload import Uploads, uploads_for
+from services.worker.engine.constraints import Grammars
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
 from services.worker.engine.kv_cache import KVCache
@@ -50,6 +52,7 @@ class ModelRunner:
         block_size: int,
         tensor_parallel: TensorParallel = SINGLE,
         batch_builder: type[BatchBuilder] = BatchBuilder,
+        grammars: Grammars | None = None,
         new_graph: Callable[[], Graph] | None = None,
         max_graph_batch_size: int = 0,
         uploads: Uploads | None = None,
@@ -83,9 +86,10 @@ class ModelRunner:
             device=model.device,
             keeps_tokens=model.is_first and model.is_last,
             counts_tokens=model.is_last,
+            grammars=grammars,
         )
         self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
-        uploads = uploads or uploads_for(model.device)
+        self._uploads = uploads = uploads or uploads_for(model.device)
         key_cache, _ = self._kv_cache.layers[0]
         self._builder = batch_builder(
             self._table,
@@ -169,9 +173,11 @@ class ModelRunner:
         if batch.counted is not None:
             self._table.count(batch.token_ids, batch.counted)
         tokens: Numbers | None = logits.argmax
-        if tokens is None or batch.sampling is not ALL_GREEDY:
+        if tokens is None or batch.sampling is not ALL_GREEDY or batch.constrained is not None:
             tokens = self._chosen(batch, logits.values)
         self._table.keep_tokens(batch.sampled_rows, tokens)
+        if batch.constrained is not None:
+            self._table.constraints.sampled(batch.constrained, tokens)
         return tokens
 
     def close(self) -> None:
@@ -192,8 +198,17 @@ class ModelRunner:
         if not batch.n_sampled:
             tokens = torch.empty(0, dtype=torch.int64, device=self.model.device)
         else:
-            tokens = self.model.ops.sample(logits, batch.sampling)
+            tokens = self.model.ops.sample(logits, self._sampling(batch))
         return tokens.numpy() if tokens.is_cpu else tokens
+
+    def _sampling(self, batch: InputBatch) -> SamplingColumns:
+        """Returns how to sample a batch; where grammars decide, as late as can be: the device
+        computes while their masks are made."""
+        if batch.constrained is None:
+            return batch.sampling
+        masks = self._table.constraints.masks(batch.constrained, self._uploads)
+        self._uploads.flush()
+        return replace(batch.sampling, allowed=both(batch.sampling.allowed, masks))
 
     def _run_graph(self, graphs: DecodeGraphs, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         self._check(hidden, n_tokens=batch.n_spans)
@@ -222,3 +237,11 @@ class ModelRunner:
     def _room(self, n_tokens: int) -> Tensor:
         shape = (n_tokens, self.model.hidden_size)
         return torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
+
+
+def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens:
+    """Returns the masks of rows that have lists of tokens, and of others that have grammars."""
+    if static is None:
+        return grammars
+    rows, order = torch.cat((static.rows, grammars.rows)).sort()
+    return AllowedTokens(rows, torch.cat((static.masks, grammars.masks)).index_select(0, order))

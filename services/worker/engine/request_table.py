@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
+from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
 from services.worker.engine.sampler import (
@@ -25,6 +26,7 @@ from services.worker.engine.sampler import (
     column_values,
 )
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens, TokenCounts
+from services.worker.engine.token_rules import TokenRules
 
 _CPU = torch.device("cpu")
 
@@ -58,6 +60,7 @@ class RequestTable:
         device: torch.device = _CPU,
         keeps_tokens: bool = True,
         counts_tokens: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
@@ -70,6 +73,8 @@ class RequestTable:
         self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
+        self._rules: dict[int, TokenRules] = {}  # of rows that have any
+        self.constraints = Constraints(grammars)
         self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
@@ -88,6 +93,8 @@ class RequestTable:
         spans = Spans.of(plan)
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
+        if self.constraints:
+            self._take_sent(plan)
         return spans
 
     def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
@@ -144,7 +151,14 @@ class RequestTable:
             positions=positions,
             banned=tuple((i, self._stop_token_ids[rows[i]]) for i in too_early.tolist()),
             penalized=self._penalized(rows),
+            rules=self._rules_of(rows),
         )
+
+    def _rules_of(self, rows: Ints) -> tuple[tuple[int, TokenRules], ...]:
+        if not self._rules:
+            return ()
+        found = ((i, self._rules.get(row)) for i, row in enumerate(rows.tolist()))
+        return tuple((i, rules) for i, rules in found if rules is not None)
 
     def _penalized(self, rows: Ints) -> PenalizedRows | None:
         count_rows = self.count_rows(rows)
@@ -166,6 +180,8 @@ class RequestTable:
         if self._count_rows[row] != NOT_COUNTED:
             self._token_counts.release(int(self._count_rows[row]))
         self._stop_token_ids.pop(row, None)
+        self._rules.pop(row, None)
+        self.constraints.release(row)
 
     def _admit(self, admission: Admission) -> None:
         row = admission.row
@@ -174,7 +190,7 @@ class RequestTable:
         if not 0 <= row < _MAX_ROWS:
             raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
         sampling = admission.sampling
-        _refuse_sampling(row, sampling)
+        _refuse_sampling(row, sampling, vocab_size=self._vocab_size)
         if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
         self._held[row] = _Held()
@@ -185,6 +201,10 @@ class RequestTable:
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
             self._count_rows[row] = self._token_counts.reserve()
+        if sampling.grammar and self._counts_tokens:
+            self.constraints.admit(row, sampling.grammar, n_prompt_tokens=admission.n_prompt_tokens)
+        if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):
+            self._rules[row] = rules
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
 
@@ -230,6 +250,15 @@ class RequestTable:
                 raise PlanError(f"row {row} has too few blocks for its span")
             held.n_tokens, held.has_last_token = end, is_sampled
 
+    def _take_sent(self, plan: IterationPlan) -> None:
+        end = 0
+        for row, start, n_tokens, is_left_out in zip(
+            plan.rows, plan.start_positions, plan.n_tokens, plan.token_on_rank, strict=True
+        ):
+            if not is_left_out:
+                end += n_tokens
+                self.constraints.take_sent(row, start, plan.token_ids[end - n_tokens : end])
+
     def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
         n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)
         if n_after > self._max_blocks:
@@ -254,11 +283,12 @@ class RequestTable:
             self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
 
 
-def _refuse_sampling(row: int, sampling: SamplingParams) -> None:
+def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:
     """Raises PlanError for options that no scheduler lets through; a token below 0 would be a place
     before the logits of the row."""
     try:
         sampling.check()
+        sampling.check_vocabulary(vocab_size, own_stop_token_ids=sampling.stop_token_ids)
     except InvalidRequest as error:
         raise PlanError(f"admitted row {row}: {error}") from error
     if any(token_id < 0 for token_id in sampling.stop_token_ids):

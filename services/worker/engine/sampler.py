@@ -22,6 +22,7 @@ from torch import Tensor
 from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
 from kernels.upload import Uploads
 from services.common.sampling import OPTIONS, SamplingParams
+from services.worker.engine.token_rules import TokenRules, bias_columns, mask_columns
 
 _COLUMNS = {name: option.column for name, option in OPTIONS.items() if option.column}
 
@@ -78,6 +79,7 @@ class SamplingBatch:
     positions: NDArray[np.int64]  # of the sampled tokens in their sequences
     banned: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
     penalized: PenalizedRows | None = None  # if there are any
+    rules: tuple[tuple[int, TokenRules], ...] = ()  # (row, rules) of rows that have any, in order
 
     def columns(self, uploads: Uploads, vocab_size: int) -> SamplingColumns:
         """Returns the columns for the operation, readable when `uploads` has been flushed.
@@ -87,9 +89,9 @@ class SamplingBatch:
         options = self.options
         is_sampled = options["temperature"] > 0
         any_sampled = bool(is_sampled.any())
-        penalties = None if self.penalized is None else self.penalized.columns(uploads)
+        adjustments = self._adjustments(uploads)
         if not any_sampled and not self.banned:
-            return ALL_GREEDY if penalties is None else replace(ALL_GREEDY, penalties=penalties)
+            return replace(ALL_GREEDY, **adjustments) if adjustments else ALL_GREEDY
         rows, ids = self._banned_pairs(vocab_size)
         top_k, top_p, min_p = options["top_k"], options["top_p"], options["min_p"]
         is_limited = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
@@ -105,8 +107,18 @@ class SamplingBatch:
             any_sampled=any_sampled,
             any_limited=bool((is_sampled & is_limited).any()),
             any_min_p=bool((is_sampled & (min_p > 0)).any()),
-            penalties=penalties,
+            **adjustments,
         )
+
+    def _adjustments(self, uploads: Uploads) -> dict[str, Any]:
+        """Returns the columns of what changes logits, by name; those that change none are left
+        out."""
+        columns = {
+            "penalties": None if self.penalized is None else self.penalized.columns(uploads),
+            "biases": bias_columns(self.rules, uploads),
+            "allowed": mask_columns(self.rules, uploads),
+        }
+        return {name: column for name, column in columns.items() if column is not None}
 
     def _banned_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns (rows, ids) of equal length, ordered by row."""

@@ -21,8 +21,16 @@ from services.worker.models import StageModel
 # Requests whose tokens are sampled, with filters and penalties, in a trial iteration.
 _N_SAMPLED = 256
 
-SAMPLED_PENALIZED = SamplingParams(temperature=1, top_k=50, top_p=0.9, frequency_penalty=1, seed=0)
-"""Options that take all the memory that sampling can: limits, and a penalty."""
+SAMPLED_PENALIZED = SamplingParams(
+    temperature=1,
+    top_k=50,
+    top_p=0.9,
+    frequency_penalty=1,
+    logit_bias=((0, 1.0),),
+    bad_token_ids=(0,),
+    seed=0,
+)
+"""Options that take all the memory that sampling can: limits, a penalty, a bias and a mask."""
 
 
 class TrialIteration:

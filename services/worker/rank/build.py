@@ -11,9 +11,10 @@ from orcinus.v1 import sampling_pb2, trace_pb2, worker_pb2
 
 import kernels
 import services.common
+import services.grammar
 import services.worker
 
-PACKAGES = (services.common, services.worker, kernels)
+PACKAGES = (services.common, services.grammar, services.worker, kernels)
 # Native kernels count by their sources: what a compiler makes of them differs between machines.
 SOURCES = frozenset((".py", ".cpp", ".h"))
 MESSAGES = (sampling_pb2, trace_pb2, worker_pb2)

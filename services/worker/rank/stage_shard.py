@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
+from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
 from services.worker.engine.input_batch import BatchBuilder
@@ -65,6 +66,7 @@ class StageShard:
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
         self._activity = activity
+        self._grammars = _grammars(settings, model)
 
     @classmethod
     def load(
@@ -125,6 +127,7 @@ class StageShard:
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
             eos_token_ids=model.config.eos_token_ids,
+            can_follow_grammars=self._grammars is not None,
             block_size=settings.block_size,
             n_kv_blocks=self._n_kv_blocks(),
             rendezvous_address=rendezvous_address,
@@ -184,6 +187,7 @@ class StageShard:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batch_builder=self._batch_builder,
+            grammars=self._grammars,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
         )
@@ -223,6 +227,22 @@ class StageShard:
                 f"of {settings.block_size} slots, {block_bytes} bytes"
             )
         return n_kv_blocks
+
+
+def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
+    """Returns the grammars that outputs can follow; None on a rank that samples nothing, and where
+    the checkpoint has no token to end an output with, or no tokenizer that llguidance can read."""
+    tokenizer_file = Path(settings.model) / "tokenizer.json"
+    eos_token_ids = model.config.eos_token_ids
+    if not (model.is_last and eos_token_ids and tokenizer_file.is_file()):
+        return None
+    try:
+        return Grammars(
+            tokenizer_file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids
+        )
+    except ValueError as error:
+        log.warning("outputs can follow no formats: %s: %s", tokenizer_file, error)
+        return None
 
 
 def device_of(settings: RankSettings) -> torch.device:

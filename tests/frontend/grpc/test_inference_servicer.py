@@ -25,6 +25,7 @@ from tests.generation_options import generation_options
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EOS = PIPELINE.eos_token_ids[0]
+AN_OBJECT = inference_pb2.OutputFormat(json_object=True)
 
 
 def text(prompt: str) -> inference_pb2.Prompt:
@@ -156,6 +157,12 @@ async def test_model_is_described(site: Site) -> None:
         (whole(tokens(512)), "prompt"),
         (whole(conversation()), "messages"),
         (inference_pb2.GenerateRequest(model="gpt-5", prompt=text("x")), "model"),
+        (whole(text("x"), format=inference_pb2.OutputFormat()), "format"),
+        (whole(text("x"), format=inference_pb2.OutputFormat(json_object=False)), "format"),
+        (whole(text("x"), format=AN_OBJECT, grammar="start: /a/"), "format"),
+        (whole(text("x"), grammar="start: (/a/"), "grammar"),
+        (whole(text("x"), format=AN_OBJECT, ignore_eos=True), "ignore_eos"),
+        (whole(text("x"), format=AN_OBJECT, min_tokens=1), "min_tokens"),
         (b"\x12\x03\x0a\x01\xff", "request"),
         # `temperature` where it was before it moved into `sampling`, and an option of the future.
         (b"\x12\x03\x0a\x01x\x1a\x05\x1d\x00\x00\x80\x3f", "options"),
@@ -178,6 +185,13 @@ async def test_request_that_is_too_large_is_refused(site: Site) -> None:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "larger than max" in error.details()
     assert not site.scheduler.requests
+
+
+async def test_a_grammar_may_be_given_among_the_sampling_options(site: Site) -> None:
+    site.scheduler.behaviour = says(EOS)
+    await site.inference.generate(whole(text("x"), grammar="start: /a/"))
+    (request,) = site.scheduler.requests
+    assert request.submission.sampling.grammar == "start: /a/"
 
 
 async def test_wrong_request_for_a_stream_is_refused_too(site: Site) -> None:

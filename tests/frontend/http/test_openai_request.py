@@ -108,6 +108,9 @@ def test_fields_reach_the_request() -> None:
         seed=7,
         stop="s",
         stop_token_ids=[8],
+        logit_bias={"5": -100, "3": 0.5},
+        allowed_token_ids=[3, 5],
+        bad_token_ids=[4],
         ignore_eos=True,
         return_token_ids=True,
         n=2,
@@ -126,6 +129,9 @@ def test_fields_reach_the_request() -> None:
         repetition_penalty=1.5,
         seed=7,
         stop_token_ids=(8,),
+        logit_bias=((5, -100), (3, 0.5)),
+        allowed_token_ids=(3, 5),
+        bad_token_ids=(4,),
     )
     assert options.ignore_eos
     assert options.return_token_ids
@@ -133,7 +139,7 @@ def test_fields_reach_the_request() -> None:
 
 def test_null_means_the_default() -> None:
     names = [
-        "max_tokens", "n", "stop", "logit_bias", "user", "stream", *(OPTIONS.keys() - {"seed"})
+        "max_tokens", "n", "stop", "user", "stream", *(OPTIONS.keys() - {"seed", "grammar"})
     ]  # fmt: skip
     assert completion(seed=1, **dict.fromkeys(names)) == completion(seed=1)
 
@@ -195,7 +201,14 @@ def test_fields_that_change_nothing_are_accepted_in_a_chat() -> None:
         ("frequency_penalty", "0.5"),
         ("presence_penalty", True),
         ("repetition_penalty", [1.1]),
-        ("logit_bias", {"5": 1}),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": True}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", dict.fromkeys(map(str, range(1025)), 1)),
+        ("logit_bias", [[5, 1]]),
+        ("allowed_token_ids", [1.0]),
         ("best_of", 2),
         ("suffix", "end"),
         ("logprobs", 0),
@@ -247,7 +260,7 @@ def test_wrong_messages_are_named_by_their_path(messages: Any, field: str) -> No
     "fields",
     [
         {"tools": [{"type": "function"}]},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "xml"}},
         {"logprobs": True},
         {"max_tokens": 1, "max_completion_tokens": 1},
         {"prompt": "x"},

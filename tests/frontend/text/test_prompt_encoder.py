@@ -13,6 +13,7 @@ from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
+from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
 from tests.frontend.conftest import soon
@@ -43,7 +44,11 @@ class Encoder:
         self.refusals = Refusals()
         self.budget = MemoryBudget(2**20, refusals=self.refusals)
         self.encoder = PromptEncoder(
-            self.tokenizer, ChatTemplate(template), TextLimits(**limits), refusals=self.refusals
+            self.tokenizer,
+            ChatTemplate(template),
+            TextLimits(**limits),
+            threads=TextThreads(self.refusals),
+            refusals=self.refusals,
         )
 
     async def encode(self, prompt: Prompt, limits: Limits = LIMITS) -> list[int]:

@@ -218,6 +218,24 @@ def test_plans_are_checked_against_the_models_limits(checkpoint: Path) -> None:
         runner.prepare(prompt_plan(token_ids=(5, 6, 7, 8, SMALL["vocab_size"])))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": ((SMALL["vocab_size"], 1.0),)},
+        {"allowed_token_ids": (5, SMALL["vocab_size"])},
+        {"bad_token_ids": (-1,)},
+    ],
+    ids=str,
+)
+def test_options_for_tokens_that_there_are_not_are_refused(
+    checkpoint: Path, options: dict[str, object]
+) -> None:
+    runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
+    admissions = (Admission(0, 3, replace(GREEDY, **options)), Admission(1, 5, GREEDY))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=next(iter(options))):
+        runner.prepare(prompt_plan(admissions=admissions))
+
+
 def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
     runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
     batch = runner.prepare(prompt_plan())

@@ -2,8 +2,8 @@
 handed over on the rank, each request gets the tokens that it gets alone."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.worker.engine.constraints import Grammars
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.rank import wire
@@ -42,6 +43,9 @@ class Want:
     presence_penalty: float = 0
     frequency_penalty: float = 0
     repetition_penalty: float = 1
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_token_ids: Sequence[int] = ()
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
@@ -60,6 +64,9 @@ class Want:
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
                 repetition_penalty=self.repetition_penalty,
+                logit_bias=self.logit_bias,
+                allowed_token_ids=self.allowed_token_ids,
+                bad_token_ids=self.bad_token_ids,
             ).SerializeToString(),
         )
 
@@ -74,6 +81,8 @@ WANTS = [
     Want(8, 12, 0.0, frequency_penalty=1.5),
     Want(12, 9, 0.8, presence_penalty=0.5, repetition_penalty=1.3, min_tokens=2),
     Want(3, 10, 0.0, presence_penalty=-2, frequency_penalty=-0.5),
+    Want(6, 8, 1.0, allowed_token_ids=(3, 33, 60), frequency_penalty=0.5),
+    Want(7, 8, 0.0, logit_bias={5: 100, 6: 99}, bad_token_ids=(5,)),
 ]
 
 
@@ -90,6 +99,7 @@ class Rank:
         checkpoint: Path,
         *,
         batch_builder: type[BatchBuilder] = BatchBuilder,
+        grammars: Grammars | None = None,
         has_graphs: bool = False,
     ) -> None:
         self._runner = ModelRunner(
@@ -97,6 +107,7 @@ class Rank:
             n_kv_blocks=N_BLOCKS,
             block_size=4,
             batch_builder=batch_builder,
+            grammars=grammars,
             new_graph=RepeatedCall if has_graphs else None,
             max_graph_batch_size=4,
             uploads=StagedUploads(CPU) if has_graphs else None,
@@ -150,13 +161,15 @@ def make_scheduler(policy: Policy, *, depth: int, token_hand_off: bool = True) -
 
 def run_alone(checkpoint: Path) -> list[list[int]]:
     """Returns the tokens of each of WANTS, run alone, as the paper runs it."""
-    outputs = []
+    outputs: list[list[int]] = []
     for index, want in enumerate(WANTS):
         request = want.request(index)
         scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1, token_hand_off=False)
         assert serve(Rank(checkpoint), scheduler, [request]) == 0
         outputs.append(list(request.generated_token_ids))
     assert [len(tokens) for tokens in outputs] == [want.max_new_tokens for want in WANTS]
+    assert set(outputs[-2]) <= {3, 33, 60}
+    assert set(outputs[-1]) == {6}
     return outputs
 
 

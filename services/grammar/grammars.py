@@ -1,0 +1,171 @@
+"""Grammars that an output must follow: which tokens may come next.
+
+A grammar is a text as llguidance reads it: its dialect of Lark, or JSON that holds a JSON schema, a
+regular expression or such. Frontends compile it to refuse one that is wrong; ranks compile it to
+mask what does not follow it. Where an output stands in its grammar is a function of its tokens
+alone, so a request that is recomputed, anywhere, stands where it stood.
+
+Compiling and every step afterwards are limited in work, which llguidance counts itself.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_CACHED = 4
+"""Compiled grammars that are kept besides those of running requests. Requests with the same one
+share its lexer, which grows by about 750 bytes for each state, to 15 MB."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=20_000,
+    max_grammar_size=10_000,
+    verbose_errors=False,
+)
+"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. Above a
+size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
+
+
+class InvalidGrammar(ValueError):
+    """A grammar is none, or too complex; the message says where."""
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps those that were used last."""
+
+    def __init__(
+        self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        """`vocab_size` is the model's: it may have more tokens than `tokenizer.json`, and those are
+        never allowed.
+
+        Raises:
+            ValueError: the file is broken, or the model has no token that ends an output.
+        """
+        if not eos_token_ids:
+            raise ValueError("grammars need a model that has a token to end an output with")
+        self._tokenizer = LLTokenizer(
+            str(tokenizer_file), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
+        self._n_mask_bytes = -(-vocab_size // 32) * 4
+        self._eos_mask = _mask_of(eos_token_ids, self._n_mask_bytes)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def check(self, grammar: str) -> None:
+        """Compiles a grammar, and keeps nothing of it; other threads run meanwhile.
+
+        Raises:
+            InvalidGrammar: nothing can follow it.
+        """
+        self._compile(grammar)
+
+    def matcher(self, grammar: str) -> "Matcher":
+        """Returns a matcher at the beginning of an output.
+
+        Raises:
+            InvalidGrammar: nothing can follow it.
+        """
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compiled[grammar] = self._compile(grammar)
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(grammar)
+        return Matcher(
+            compiled.deep_copy(),
+            eos_mask=self._eos_mask,
+            on_error=lambda: self._forget(grammar, compiled),
+        )
+
+    def ended(self) -> "EndedMatcher":
+        """Returns the matcher of an output that ends at once."""
+        return EndedMatcher(self._eos_mask)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        mask = compiled.compute_bitmask()
+        first = compiled.deep_copy()  # the first steps may be too much, too
+        lowest = next((8 * i + _lowest_bit(byte) for i, byte in enumerate(mask) if byte), None)
+        if lowest is not None and not first.is_stopped():
+            first.consume_token(lowest)
+            first.compute_bitmask()
+        for matcher in (compiled, first):
+            if matcher.is_error():
+                raise InvalidGrammar(matcher.get_error())
+        return compiled
+
+    def _forget(self, grammar: str, compiled: LLMatcher) -> None:
+        """Compiles a grammar anew next time: where one output has brought the lexer to its limit,
+        all that share it end."""
+        if self._compiled.get(grammar) is compiled:
+            del self._compiled[grammar]
+
+
+class Matcher:
+    """The place of one output in its grammar."""
+
+    def __init__(
+        self, matcher: LLMatcher, *, eos_mask: bytes, on_error: Callable[[], None]
+    ) -> None:
+        self._matcher = matcher
+        self._eos_mask = eos_mask
+        self._on_error = on_error
+
+    def take(self, token_id: int) -> None:
+        """Moves on by the token that came; after the output's end nothing moves any more."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+            self._note_error()
+
+    def mask(self) -> bytes:
+        """Returns the tokens that may come next, [vocab_size / 32, rounded up] 32-bit words with
+        the lowest bit first.
+
+        Where nothing can follow, or a step takes too much work, these are the tokens that end the
+        output: there always is one.
+        """
+        if self._matcher.is_stopped():
+            return self._eos_mask
+        mask = self._matcher.compute_bitmask()[: len(self._eos_mask)]
+        if not self._matcher.is_stopped():
+            return mask
+        self._note_error()
+        return self._eos_mask
+
+    def _note_error(self) -> None:
+        if self._matcher.is_error():
+            log.warning("an output ends early: %s", self._matcher.get_error())
+            self._on_error()
+
+
+class EndedMatcher:
+    """The place of an output that is over."""
+
+    def __init__(self, eos_mask: bytes) -> None:
+        self._eos_mask = eos_mask
+
+    def take(self, token_id: int) -> None:
+        """Does nothing."""
+
+    def mask(self) -> bytes:
+        """Returns the tokens that end the output."""
+        return self._eos_mask
+
+
+def _lowest_bit(byte: int) -> int:
+    return (byte & -byte).bit_length() - 1
+
+
+def _mask_of(token_ids: Sequence[int], n_bytes: int) -> bytes:
+    mask = bytearray(n_bytes)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)

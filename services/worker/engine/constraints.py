@@ -1,0 +1,167 @@
+"""The requests of a rank whose output follows a grammar: where each is, and what may come next.
+
+A row's matcher has taken the generated tokens up to some position. It takes those that a plan
+brings, for a request that goes on after a loss, and those that this rank has sampled. On a CPU
+these are known at once. On a GPU they arrive while the device computes the next iteration, and
+`masks` waits for them, which is the one place where the host does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor, cuda
+
+from kernels.sampling_columns import AllowedTokens
+from kernels.upload import Uploads
+from services.worker.engine.plan import Ints, PlanError
+
+log = logging.getLogger(__name__)
+
+
+class Matcher(Protocol):
+    """The place of one output in its grammar: that of `services.grammar`, whose library the engine
+    core does not need."""
+
+    def take(self, token_id: int) -> None:
+        """Moves on by a token."""
+
+    def mask(self) -> bytes:
+        """Returns the tokens that may come next, as bits of 32-bit words."""
+
+
+class Grammars(Protocol):
+    """The grammars of a model: `services.grammar.grammars.Grammars`."""
+
+    def matcher(self, grammar: str) -> Matcher:
+        """Returns a matcher at the beginning of an output; raises ValueError if nothing can follow
+        the grammar."""
+
+    def ended(self) -> Matcher:
+        """Returns the matcher of an output that ends at once."""
+
+
+class Arrival(Protocol):
+    """Numbers on their way from a device."""
+
+    def wait(self) -> Sequence[int]:
+        """Returns them when they are there."""
+
+
+@dataclass(slots=True)
+class _Constrained:
+    """A request with a grammar, and the position in its sequence of the next token to take."""
+
+    matcher: Matcher
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConstrainedRows:
+    """The rows of a batch whose next token follows a grammar."""
+
+    places: Ints  # [n], in the batch's sampled tokens, in order
+    rows: Ints  # [n]
+    positions: Ints  # [n], of the sampled tokens in their sequences
+
+
+class Constraints:
+    """The grammars of the requests of an epoch, by row."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        """`grammars` is None on ranks that sample nothing, or whose model can follow none."""
+        self._grammars = grammars
+        self._held: dict[int, _Constrained] = {}
+        self._arriving: list[tuple[ConstrainedRows, Arrival]] = []
+
+    def __bool__(self) -> bool:
+        """Returns whether a request has a grammar."""
+        return bool(self._held)
+
+    def admit(self, row: int, grammar: str, *, n_prompt_tokens: int) -> None:
+        """Takes a request in. If nothing can follow its grammar, which its frontend should have
+        refused, its output ends at once.
+
+        Raises:
+            PlanError: the model can follow no grammar, which the scheduler should have refused.
+        """
+        if self._grammars is None:
+            raise PlanError(f"row {row} has a grammar, and this model can follow none")
+        try:
+            matcher = self._grammars.matcher(grammar)
+        except ValueError as error:
+            log.error("an output ends at once, since nothing can follow its grammar: %s", error)
+            matcher = self._grammars.ended()
+        self._held[row] = _Constrained(matcher, n_prompt_tokens)
+
+    def release(self, row: int) -> None:
+        """Forgets the request of a row, if it has a grammar."""
+        self._held.pop(row, None)
+
+    def take_sent(self, row: int, start: int, token_ids: Sequence[int]) -> None:
+        """Takes the tokens of a span at the positions from `start` that the matcher lacks."""
+        held = self._held.get(row)
+        if held is None:
+            return
+        for token_id in token_ids[max(held.position - start, 0) :]:
+            held.matcher.take(token_id)
+            held.position += 1
+
+    def rows_of(self, rows: Ints, positions: Ints) -> ConstrainedRows | None:
+        """Returns those of a batch's sampled `rows` [n_sampled] that follow a grammar."""
+        if not self._held:
+            return None
+        places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)
+        if not len(places):
+            return None
+        return ConstrainedRows(places, rows[places], positions[places])
+
+    def masks(self, constrained: ConstrainedRows, uploads: Uploads) -> AllowedTokens:
+        """Returns what may be sampled, readable when `uploads` has been flushed; waits for tokens
+        that are on their way."""
+        for rows, arrival in self._arriving:
+            self._take_sampled(rows, arrival.wait())
+        self._arriving.clear()
+        held = [self._held[row] for row in constrained.rows.tolist()]
+        masks = [np.frombuffer(one.matcher.mask(), np.int32) for one in held]
+        return AllowedTokens(
+            rows=uploads.add(constrained.places), masks=uploads.add(np.stack(masks))
+        )
+
+    def sampled(self, constrained: ConstrainedRows, tokens: Ints | Tensor) -> None:
+        """Takes what was sampled for a batch, [n_sampled], now or when it has arrived."""
+        if isinstance(tokens, Tensor):
+            self._arriving.append((constrained, _DeviceArrival(tokens)))
+        else:
+            self._take_sampled(constrained, tokens.tolist())
+
+    def _take_sampled(self, constrained: ConstrainedRows, tokens: Sequence[int]) -> None:
+        for place, row, position in zip(
+            constrained.places.tolist(),
+            constrained.rows.tolist(),
+            constrained.positions.tolist(),
+            strict=True,
+        ):
+            held, token_id = self._held.get(row), tokens[place]
+            # The row may be another request's by now, and -1 is no token but the epoch's end.
+            if held is not None and held.position == position and token_id >= 0:
+                held.matcher.take(token_id)
+                held.position += 1
+
+
+class _DeviceArrival:
+    """Tokens on their way from a GPU; the copy is queued behind what samples them."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens.to("cpu", non_blocking=True)
+        self._has_come = cuda.Event()  # type: ignore[no-untyped-call]
+        self._has_come.record()
+
+    def wait(self) -> Sequence[int]:
+        self._has_come.synchronize()
+        token_ids: list[int] = self._tokens.tolist()
+        return token_ids

@@ -1,0 +1,73 @@
+"""A request's rules for single tokens: biases of their logits, and which of them may be sampled.
+
+They are made once, when the request is admitted. Those of a batch are laid out here for the
+operation that chooses the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.sampling_columns import AllowedTokens, Biases
+from kernels.upload import Uploads
+from services.common.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """The rules of one request."""
+
+    biased_ids: NDArray[np.int64]  # [n_biases]
+    biases: NDArray[np.float32]  # [n_biases]
+    mask: NDArray[np.int32] | None
+    """[n_words]: bit b of word w says whether token 32 w + b may be sampled; None if all may."""
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:
+        """Returns the rules among the options of a request, or None."""
+        if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
+            return None
+        biases = dict(sampling.logit_bias)
+        return cls(
+            biased_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
+            biases=np.fromiter(biases.values(), np.float32, len(biases)),
+            mask=_mask(sampling, vocab_size),
+        )
+
+
+def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> Biases | None:
+    """Returns the biases of the rows of a batch, (row, rules) in order; None if there are none."""
+    biased = [(row, one) for row, one in rules if len(one.biases)]
+    if not biased:
+        return None
+    rows = np.repeat(*np.array([(row, len(one.biases)) for row, one in biased]).T)
+    return Biases(
+        rows=uploads.add(rows),
+        ids=uploads.add(np.concatenate([one.biased_ids for _, one in biased])),
+        values=uploads.add(np.concatenate([one.biases for _, one in biased])),
+    )
+
+
+def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> AllowedTokens | None:
+    """Returns the masks of the rows of a batch, (row, rules) in order; None if there are none."""
+    masks = [(row, one.mask) for row, one in rules if one.mask is not None]
+    if not masks:
+        return None
+    return AllowedTokens(
+        rows=uploads.add(np.array([row for row, _ in masks])),
+        masks=uploads.add(np.stack([mask for _, mask in masks])),
+    )
+
+
+def _mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.int32] | None:
+    if not (sampling.allowed_token_ids or sampling.bad_token_ids):
+        return None
+    is_allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    is_allowed[list(sampling.allowed_token_ids) or slice(vocab_size)] = True
+    is_allowed[list(sampling.bad_token_ids)] = False
+    return np.packbits(is_allowed, bitorder="little").view(np.int32)

@@ -1,0 +1,218 @@
+"""Outputs follow their grammars, whatever batches they ride in and wherever they go on."""
+
+import json
+from array import array
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import tokenizers
+from llguidance import LLMatcher
+from orcinus.v1 import sampling_pb2
+
+from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.worker.engine.constraints import Constraints
+from services.worker.engine.plan import PlanError
+from tests.checkpoints import SMALL, write_checkpoint
+from tests.worker.engine.test_scheduled_runs import Rank, make_scheduler, serve
+
+VOCAB_SIZE = SMALL["vocab_size"]
+EOS = 95
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "is_whale": {"type": "boolean"},
+        "teeth": {"enum": [40, 48, 56]},
+        "sex": {"type": "string", "enum": ["f", "m"]},
+    },
+    "required": ["is_whale", "teeth", "sex"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMAR = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
+N_REQUESTS = 6
+
+
+@pytest.fixture(name="tokenizer_file", scope="module")
+def make_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that has a token for each printable character, and one that ends outputs."""
+    vocabulary = {chr(code): code - 32 for code in range(32, 127)} | {"<eos>": EOS}
+    vocabulary["\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"] = vocabulary.pop(" ")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(name="grammars", scope="module")
+def make_grammars(tokenizer_file: Path) -> Grammars:
+    return Grammars(tokenizer_file, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+@pytest.fixture(name="rank")
+def make_rank(checkpoint: Path, grammars: Grammars) -> Rank:
+    return Rank(checkpoint, grammars=grammars)
+
+
+@pytest.fixture(name="checkpoint", scope="module")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def request(index: int, grammar: str = GRAMMAR, *, generated: tuple[int, ...] = ()) -> Request:
+    return Request(
+        RequestId(str(index)),
+        prompt_token_ids=[index] * (index + 1),
+        max_new_tokens=60,
+        stop_token_ids=frozenset([EOS]),
+        generated_token_ids=array(TOKEN_ID, generated),
+        sampling=sampling_pb2.SamplingParams(
+            temperature=index % 2, seed=index, grammar=grammar, stop_token_ids=[EOS]
+        ).SerializeToString(),
+    )
+
+
+def text_of(token_ids: list[int]) -> str:
+    assert token_ids[-1] == EOS
+    return "".join(chr(32 + token_id) for token_id in token_ids[:-1])
+
+
+@pytest.fixture(name="alone", scope="module")
+def make_alone(checkpoint: Path, grammars: Grammars) -> list[list[int]]:
+    outputs = []
+    for index in range(N_REQUESTS):
+        one = request(index)
+        scheduler = make_scheduler(OrcaPolicy(max_batch_size=1), depth=1, token_hand_off=False)
+        serve(Rank(checkpoint, grammars=grammars), scheduler, [one])
+        outputs.append(one.generated_token_ids.tolist())
+    return outputs
+
+
+def test_every_output_is_of_the_schema(alone: list[list[int]]) -> None:
+    answers = [json.loads(text_of(tokens)) for tokens in alone]
+    for answer in answers:
+        assert list(answer) == SCHEMA["required"]
+        assert answer["is_whale"] in (True, False)
+        assert answer["teeth"] in (40, 48, 56)
+        assert answer["sex"] in "fm"
+    assert len({json.dumps(answer) for answer in answers}) > 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_tokens_do_not_depend_on_the_batch_or_the_depth(
+    rank: Rank, alone: list[list[int]], depth: int
+) -> None:
+    plain = request(0, "")
+    requests = [request(index) for index in range(N_REQUESTS)]
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    serve(rank, make_scheduler(policy, depth=depth), [plain, *requests])
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
+
+
+def test_recorded_graphs_change_no_token(
+    checkpoint: Path, grammars: Grammars, alone: list[list[int]]
+) -> None:
+    requests = [request(index) for index in range(N_REQUESTS)]
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    rank = Rank(checkpoint, grammars=grammars, has_graphs=True)
+    serve(rank, make_scheduler(policy, depth=2), requests)
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
+
+
+@pytest.mark.parametrize("n_there", [1, 9, 25])
+def test_an_output_goes_on_where_it_was(rank: Rank, alone: list[list[int]], n_there: int) -> None:
+    """Those tokens came from another rank; here they are a part of the prefill, in chunks."""
+    requests = [
+        request(index, generated=tuple(tokens[:n_there])) for index, tokens in enumerate(alone)
+    ]
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    serve(rank, make_scheduler(policy, depth=2), requests)
+    assert [one.generated_token_ids.tolist() for one in requests] == alone
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "not a grammar",
+        '{"grammars": [{"json_schema": {"type": "objekt"}}]}',
+        '{"grammars": [{"json_schema": {"$ref": "#/nowhere"}}]}',
+        '{"grammars": [{"json_schema": {"type": "string", "pattern": "(?=a)b"}}]}',
+        '{"grammars": [{"json_schema": '
+        + '{"properties": {"a": ' * 500
+        + "{}"
+        + "}}" * 500
+        + "}]}",
+    ],
+    ids=["lark", "type", "reference", "look-ahead", "depth"],
+)
+def test_wrong_grammars_are_refused(grammars: Grammars, grammar: str) -> None:
+    with pytest.raises(InvalidGrammar):
+        grammars.matcher(grammar)
+
+
+def test_a_wrong_grammar_ends_its_output_and_no_rank(
+    rank: Rank, alone: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frontends refuse it; if one did not, the others' requests are none the worse."""
+    wrong, right = request(0, "start: nothing"), request(1)
+    serve(
+        rank,
+        make_scheduler(ChunkedPolicy(max_batch_size=4, max_batch_tokens=7), depth=2),
+        [wrong, right],
+    )
+    assert wrong.generated_token_ids.tolist() == [EOS]
+    assert right.generated_token_ids.tolist() == alone[1]
+    assert "nothing can follow its grammar" in caplog.text
+
+
+def test_a_rank_that_can_follow_no_grammar_refuses_the_plan() -> None:
+    with pytest.raises(PlanError, match="can follow none"):
+        Constraints(None).admit(0, GRAMMAR, n_prompt_tokens=1)
+
+
+def test_a_lexer_at_its_limit_is_not_used_again(grammars: Grammars) -> None:
+    grammar = LLMatcher.grammar_from_regex("([a-z]{1,400}[0-9]{1,400}|.{9,3000}x)*")
+    first, chance = grammars.matcher(grammar), Random(1)
+    for _ in range(30_000):
+        bits = int.from_bytes(first.mask(), "little")
+        if first._matcher.is_error():
+            break
+        first.take(chance.choice([i for i in range(EOS) if bits >> i & 1]))
+    assert first._matcher.is_error()
+    assert first.mask() == grammars.ended().mask()
+    second = grammars.matcher(grammar)
+    for token_id in [ord("a") - 32] * 20:
+        assert int.from_bytes(second.mask(), "little") >> token_id & 1
+        second.take(token_id)
+
+
+def test_a_grammar_whose_second_step_is_too_much_is_refused(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}
+    with pytest.raises(InvalidGrammar, match="items"):
+        grammars.check(json.dumps({"grammars": [{"json_schema": schema}]}))
+
+
+def test_where_nothing_can_follow_the_output_ends(grammars: Grammars) -> None:
+    matcher = grammars.matcher('start: "a"')
+    only_eos = (1 << EOS).to_bytes(len(matcher.mask()), "little")
+    matcher.take(ord("a") - 32)
+    assert matcher.mask() == only_eos
+    for _ in range(2):  # a request rides on until its end is known
+        matcher.take(EOS)
+        assert matcher.mask() == only_eos
+    lost = grammars.matcher('start: "a"')
+    lost.take(ord("b") - 32)
+    assert lost.mask() == only_eos
+
+
+def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
+    for number in range(100):
+        grammars.matcher(f'start: "{number}"')
+    assert len(grammars._compiled) == MAX_CACHED
