@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,13 +47,18 @@ def _add_biases(logits: Tensor, biases: Biases) -> Tensor:
 
 def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> Tensor:
     logits = logits.to(torch.float32, copy=True)
-    rows = logits.index_select(0, allowed.rows)  # [n_masked, vocab_size]
-    is_banned = ~_bits(allowed.masks)[:, : logits.shape[1]] & rows.isfinite()
-    return logits.index_copy_(0, allowed.rows, rows.masked_fill_(is_banned, BANNED))
+    are_all = len(allowed.rows) == len(logits)
+    rows = logits if are_all else logits.index_select(0, allowed.rows)  # [n_masked, vocab_size]
+    # A finite logit is so small beside BANNED that their sum is BANNED; others stay what they are.
+    rows.add_(_banned(allowed.masks)[:, : logits.shape[1]], alpha=BANNED)
+    return rows if are_all else logits.index_copy_(0, allowed.rows, rows)
 
 
-def _bits(masks: Tensor) -> Tensor:
-    """Returns the bits of `masks` [n, n_words] int32, lowest first: [n, 32 * n_words] bool."""
-    of_byte = torch.arange(8, dtype=torch.uint8, device=masks.device)
-    bits = (masks.view(torch.uint8)[..., None] >> of_byte) & 1  # bytes lie lowest first
-    return bits.view(len(masks), -1).bool()
+def _banned(masks: Tensor) -> Tensor:
+    """Returns 1 for each bit of `masks` [n, n_words] int32 that is 0, and 0 for the others, lowest
+    first: [n, 32 * n_words] uint8."""
+    of_bytes = masks.bitwise_not().view(torch.uint8)  # which lie lowest first
+    if of_bytes.is_cpu:  # where NumPy has an operation for it
+        return torch.from_numpy(np.unpackbits(of_bytes.numpy(), axis=1, bitorder="little"))
+    shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    return (of_bytes[..., None] >> shifts & 1).view(len(masks), -1)
