@@ -73,7 +73,12 @@ def message(
 def _set(
     made: Message, field: FieldDescriptor, choices: Choices, make_value: Callable[[], Any]
 ) -> None:
-    if field.is_repeated:
+    if field.is_repeated and field.message_type and field.message_type.GetOptions().map_entry:
+        for entry in choices.several(MAX_ITEMS, make_value):
+            getattr(made, field.name)[entry.key] = (
+                entry.value
+            )  # of what all maps here have: numbers
+    elif field.is_repeated:
         getattr(made, field.name).extend(choices.several(MAX_ITEMS, make_value))
     elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         getattr(made, field.name).CopyFrom(make_value())

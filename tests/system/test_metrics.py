@@ -181,11 +181,11 @@ async def test_after_a_hundred_requests_everything_adds_up(stack: Stack) -> None
         assert n_finished == clients.reasons[reason]
     assert scheduler.sum("orcinus_requests_cancelled_total") == clients.n_cancelled == 10 + POOL
     assert scheduler.sum("orcinus_requests_failed_total") == 0
-    assert scheduler.sum("orcinus_requests_rejected_total", reason="pool_full") == n_full
-    assert scheduler.sum("orcinus_requests_rejected_total") == n_full
+    assert scheduler.sum("orcinus_requests_rejected_total") <= n_full  # frontends refuse first
     assert scheduler.sum("orcinus_kv_cache_usage_ratio") == 0
 
     frontend = stack.metrics("frontend")
+    assert frontend.sum("orcinus_frontend_refusals_total", reason="in_flight") == n_full
     check_frontend(frontend, clients)
     check_tokens(scheduler, frontend, clients)
     check_iterations(scheduler, [stack.metrics(f"stage {index}") for index in range(2)])
@@ -204,7 +204,7 @@ def check_frontend(samples: Samples, clients: Clients) -> None:
     duration = "gen_ai_server_request_duration_seconds_count"
     n_complete = clients.statuses["200"] + clients.statuses["OK"] - clients.n_cancelled
     assert samples.sum(duration, error_type="") == n_complete
-    assert samples.sum(duration, error_type="PoolFull") == clients.statuses["429"]
+    assert samples.sum(duration, error_type="PoolFull") <= clients.statuses["429"]
     assert samples.sum(duration, error_type="RequestCancelled") == clients.n_cancelled
     n_with_tokens = samples.sum("gen_ai_server_time_to_first_token_seconds_count")
     assert n_with_tokens == n_complete + clients.n_cancelled

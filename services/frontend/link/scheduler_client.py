@@ -223,13 +223,13 @@ class SchedulerClient:
         await self._changed.wait()
 
     def check_room(self) -> None:
-        """Lets a new call in, which will submit a request soon.
+        """Returns if a new call may find a place; without a pipeline it may be held.
 
         Raises:
-            PoolFull: the scheduler has no place for it; without a pipeline it may be held.
+            PoolFull: the scheduler has no place.
         """
         if self.is_open:
-            self._gate.enter(_now())
+            self._gate.check()
 
     def submit(
         self,

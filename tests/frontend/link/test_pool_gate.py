@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.link.pool_gate import PASSAGE_S, PoolGate
+from services.frontend.link.pool_gate import PoolGate
 from services.frontend.request.refusals import Refusal, Refusals
 
 
@@ -17,9 +17,9 @@ def says(n_free: int) -> scheduler_pb2.ConnectResponse:
     return scheduler_pb2.ConnectResponse(n_free=n_free)
 
 
-def is_let_in(gate: PoolGate, now: float = 0.0) -> bool:
+def is_let_in(gate: PoolGate) -> bool:
     try:
-        gate.enter(now)
+        gate.check()
     except errors.PoolFull:
         return False
     return True
@@ -35,17 +35,20 @@ def test_refusal_says_when_to_try_again_and_is_counted() -> None:
     gate = PoolGate(refusals)
     gate.update(says(0))
     with pytest.raises(errors.PoolFull) as refused:
-        gate.enter(0.0)
+        gate.check()
     assert refused.value.retry_after_s > 0
     assert refusals[Refusal.IN_FLIGHT] == 1
 
 
-def test_call_that_submits_nothing_keeps_its_place_for_a_moment() -> None:
+def test_submissions_that_are_not_answered_have_places() -> None:
     gate = PoolGate(Refusals())
-    gate.update(says(1))
-    assert is_let_in(gate, 5.0)
-    assert not is_let_in(gate, 5.0 + PASSAGE_S / 2)
-    assert is_let_in(gate, 5.0 + PASSAGE_S)
+    gate.update(says(2))
+    gate.note_sent()
+    assert is_let_in(gate)
+    gate.note_sent()
+    assert not is_let_in(gate)
+    gate.update(scheduler_pb2.ConnectResponse(rejected=[scheduler_pb2.Rejection()]))
+    assert is_let_in(gate)
 
 
 def test_message_that_says_nothing_of_places_changes_nothing() -> None:
@@ -60,9 +63,9 @@ def test_another_stream_is_another_scheduler() -> None:
     gate.update(says(1))
     gate.note_sent()
     gate.reset()
-    assert is_let_in(gate, PASSAGE_S)
+    assert is_let_in(gate)
     gate.update(says(1))
-    assert is_let_in(gate, 2 * PASSAGE_S)  # nobody waits for an answer that will not come
+    assert is_let_in(gate)  # nobody waits for an answer that will not come
 
 
 class OneFrontend(RuleBasedStateMachine):
@@ -71,10 +74,8 @@ class OneFrontend(RuleBasedStateMachine):
     @initialize(n_places=st.integers(1, 4))
     def begin(self, n_places: int) -> None:
         self.gate = PoolGate(Refusals())
-        self.now = 0.0
         self.n_free = n_places
         self.n_running = 0
-        self.n_let_in = 0  # that have not submitted anything
         self.n_going_up = 0
         self.coming_down: deque[scheduler_pb2.ConnectResponse] = deque()
         self.news = scheduler_pb2.ConnectResponse()
@@ -89,19 +90,10 @@ class OneFrontend(RuleBasedStateMachine):
     @precondition(lambda self: self.gate._n_free is not None)
     @rule()
     def call(self) -> None:
-        self.n_let_in += is_let_in(self.gate, self.now)
-
-    @precondition(lambda self: self.n_let_in)
-    @rule()
-    def submit(self) -> None:
-        self.n_let_in -= 1
-        self.n_going_up += 1
-        self.gate.note_sent()
-
-    @precondition(lambda self: self.n_let_in)
-    @rule()
-    def give_up(self) -> None:
-        self.n_let_in -= 1
+        """A call submits its request as soon as it is let in."""
+        if is_let_in(self.gate):
+            self.n_going_up += 1
+            self.gate.note_sent()
 
     @precondition(lambda self: self.n_going_up)
     @rule()
@@ -131,19 +123,12 @@ class OneFrontend(RuleBasedStateMachine):
 
     @rule()
     def rest(self) -> None:
-        """All answers come, and no call is on its way: the gate must know the pool exactly."""
-        while self.n_let_in:
-            self.submit()
+        """All answers come: the gate must know the pool exactly."""
         while self.n_going_up:
             self.arrive()
         while self.coming_down:
             self.hear()
-        self.now += PASSAGE_S
-        n_let_in = 0
-        while is_let_in(self.gate, self.now):
-            n_let_in += 1
-        assert n_let_in == self.n_free
-        self.now += PASSAGE_S
+        assert is_let_in(self.gate) == (self.n_free > 0)
 
     @invariant()
     def nobody_was_let_in_for_nothing(self) -> None:
