@@ -78,7 +78,7 @@ class FrontendSettings(ServerSettings):
     max_connections: PositiveInt = 2048
     """Connections of each API at most. When there are more, the HTTP connection that has been idle
     longest is closed, and a new one of gRPC. Each takes a file descriptor, and the process needs
-    512 more."""
+    256 more."""
 
     max_head_bytes: PositiveInt = 32 * 2**10
     """Bytes of an HTTP request's line and headers at most; gRPC has 16 KiB of metadata."""

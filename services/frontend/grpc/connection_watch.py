@@ -27,6 +27,7 @@ from urllib.parse import unquote
 import grpc.aio
 
 from services.common.resident_memory import resident_bytes
+from services.common.rpc import MAX_STREAMS
 from services.frontend.request.refusals import Refusal, Refusals
 
 LOOK_S = 0.05
@@ -41,9 +42,12 @@ PERIOD_S = 0.25
 MAX_PART = 0.02
 """Part of the time that the looks may take."""
 
-MAX_DEBT_BYTES = 512 * 2**10
-"""Bytes that a connection may have sent beyond those of its calls: what gRPC holds of messages
-that nobody reads yet, 64 KiB, and the metadata of calls that have not begun."""
+WINDOW_BYTES = 64 * 2**10
+"""Bytes of a call's message that gRPC takes before anybody reads it."""
+
+MAX_DEBT_BYTES = MAX_STREAMS * WINDOW_BYTES
+"""Bytes that a connection may have sent beyond those of its calls: what gRPC holds of those that
+have not begun here."""
 
 BYTES_PER_S = 16 * 2**10
 """Bytes that a connection may send beside its calls each second: pings, windows, settings."""
@@ -93,7 +97,8 @@ class ConnectionWatch:
         """Accounts for a call that has begun."""
         metadata = context.invocation_metadata() or ()
         n_bytes = sum(len(key) + len(value) for key, value in metadata)
-        self._earned[context.peer()] += n_bytes + CALL_BYTES
+        # Its message may lie in the window for as long as it waits, or is refused unread.
+        self._earned[context.peer()] += n_bytes + CALL_BYTES + WINDOW_BYTES
 
     async def read(self, context: Any) -> Any:
         """Returns a call's next message, or gRPC's EOF, and accounts for it; for one that does not

@@ -74,6 +74,8 @@ class Turns:
             if not newest.has_come.done():
                 newest.begin()
                 self._held[newest] = None
+        if self._waiting:
+            self._press()
 
     def refuse(self) -> errors.PoolFull:
         """Counts a refusal and returns its error."""

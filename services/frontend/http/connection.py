@@ -147,7 +147,12 @@ class Connection(HttpToolsProtocol):
         not look at it: such a connection is not waited for."""
         super().shutdown()
         if self.transport.is_closing():
-            self.loop.call_later(GOODBYE_S, self.transport.abort)
+            self.loop.call_later(GOODBYE_S, self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        """Ends a connection that has nothing more to send; one that has is `UnreadOutput`'s."""
+        if not self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def _closing(self) -> None:
         if self._unread is not None:
@@ -171,6 +176,12 @@ class Connection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         """Whether a whole request has come and its answer is not complete."""
         return not self._is_in_body and self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the last request is answered, and nothing of the next one has come."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and not (self._n_head or self._ahead or self.pipeline)
 
     def _parse_ahead(self) -> None:
         while self._ahead and not self._is_answering and not self._is_over:
@@ -333,6 +344,12 @@ class Connection(HttpToolsProtocol):
             return
         if self._is_in_body:
             self._await(self._miss_body if self.cycle.response_complete else None)
+        elif self._is_idle:  # answered before its body had ended
+            self._await(None)
+            if self.timeout_keep_alive_task is None:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
         elif not self._is_answering and (self._n_head or self.cycle is None):
             self._await(self._miss_head)
         else:

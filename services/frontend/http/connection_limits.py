@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.frontend.request.refusals import Refusal, Refusals
 
-RESERVED_DESCRIPTORS = 512
+RESERVED_DESCRIPTORS = 256
 """File descriptors that HTTP connections leave to the rest of the process: gRPC, the scheduler,
 probes, files."""
 

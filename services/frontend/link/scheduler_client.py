@@ -229,7 +229,7 @@ class SchedulerClient:
             PoolFull: the scheduler has no place.
         """
         if self.is_open:
-            self._gate.check()
+            self._gate.check(now=_now())
 
     def submit(
         self,
@@ -301,7 +301,7 @@ class SchedulerClient:
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
         if response.tokens or response.completed:
             self._on_tokens()
-        self._gate.update(response)
+        self._gate.update(response, now=_now())
         # One message may have failures and the pipeline that came after them: what is to be sent
         # again must meet the state that holds now.
         if response.is_closed:
@@ -341,7 +341,8 @@ class SchedulerClient:
         self._has_leader = False
         self._shut()
         for request in list(self._requests.values()):
-            if not request.is_held:
+            # The end of one may have cancelled others of its call.
+            if request.request_id in self._requests and not request.is_held:
                 self._hold(request, errors.Unavailable("the scheduler was lost; try again"))
 
     def _deliver(self, event: Event) -> None:
@@ -423,8 +424,8 @@ class SchedulerClient:
 
     def _fail(self, request: _Request, error: errors.Unavailable | errors.PoolFull) -> None:
         request.release()
-        del self._requests[request.request_id]
-        self._end(request, error)
+        if self._requests.pop(request.request_id, None) is not None:
+            self._end(request, error)
 
     def _end(self, request: _Request, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))

@@ -67,6 +67,7 @@ class ConstrainedRows:
     places: Ints  # [n], in the batch's sampled tokens, in order
     rows: Ints  # [n]
     positions: Ints  # [n], of the sampled tokens in their sequences
+    held: tuple[_Constrained, ...]  # [n], the requests that have the rows now
 
 
 class Constraints:
@@ -118,7 +119,8 @@ class Constraints:
         places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)
         if not len(places):
             return None
-        return ConstrainedRows(places, rows[places], positions[places])
+        held = tuple(self._held[row] for row in rows[places].tolist())
+        return ConstrainedRows(places, rows[places], positions[places], held)
 
     def masks(self, constrained: ConstrainedRows, uploads: Uploads) -> AllowedTokens:
         """Returns what may be sampled, readable when `uploads` has been flushed; waits for tokens
@@ -126,8 +128,7 @@ class Constraints:
         for rows, arrival in self._arriving:
             self._take_sampled(rows, arrival.wait())
         self._arriving.clear()
-        held = [self._held[row] for row in constrained.rows.tolist()]
-        masks = [np.frombuffer(one.matcher.mask(), np.int32) for one in held]
+        masks = [np.frombuffer(one.matcher.mask(), np.int32) for one in constrained.held]
         return AllowedTokens(
             rows=uploads.add(constrained.places), masks=uploads.add(np.stack(masks))
         )
@@ -140,15 +141,14 @@ class Constraints:
             self._take_sampled(constrained, tokens.tolist())
 
     def _take_sampled(self, constrained: ConstrainedRows, tokens: Sequence[int]) -> None:
-        for place, row, position in zip(
+        for place, position, held in zip(
             constrained.places.tolist(),
-            constrained.rows.tolist(),
             constrained.positions.tolist(),
+            constrained.held,
             strict=True,
         ):
-            held, token_id = self._held.get(row), tokens[place]
-            # The row may be another request's by now, and -1 is no token but the epoch's end.
-            if held is not None and held.position == position and token_id >= 0:
+            token_id = tokens[place]  # -1 is no token but the epoch's end
+            if held.position == position and token_id >= 0:
                 held.matcher.take(token_id)
                 held.position += 1
 

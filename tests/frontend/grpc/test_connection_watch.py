@@ -124,3 +124,16 @@ async def test_large_calls_of_an_honest_client_are_answered(tmp_path: Path) -> N
         refusals = site.frontend._refusals
         assert refusals[Refusal.PROMPT_TOO_LONG] == 12
         assert not refusals[Refusal.HEAD_TOO_LARGE]
+
+
+async def test_bursts_and_refused_calls_end_no_stream(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"keys": []}')
+    large = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="a" * 60_000))
+    async with running(tmp_path, api_keys_file=keys) as site:
+        for _ in range(5):
+            calls = [site.inference.generate(large) for _ in range(40)]
+            ends = await soon(asyncio.gather(*calls, return_exceptions=True))
+            codes = {end.code() for end in ends if isinstance(end, grpc.aio.AioRpcError)}
+            assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+        assert site.frontend._refusals[Refusal.HEAD_TOO_LARGE] == 0

@@ -113,3 +113,15 @@ async def test_a_client_that_goes_is_not_told_that_it_is_refused() -> None:
     await settled()
     assert slow.task.cancelled()
     await cancel(honest)
+
+
+async def test_nobody_keeps_a_turn_for_long_while_others_wait() -> None:
+    """Of two who wait, the second is not left to the first who gets a turn."""
+    turns = Turns(1, Refusals(), hold_s=0.05)
+    first = Receiver(turns)
+    await settled()
+    second, third = Receiver(turns), Receiver(turns)
+    async with asyncio.timeout(TIMEOUT_S):
+        await third.has_turn.wait()
+        await second.has_turn.wait()
+    await cancel(first, second, third)

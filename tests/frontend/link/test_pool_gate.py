@@ -17,9 +17,9 @@ def says(n_free: int) -> scheduler_pb2.ConnectResponse:
     return scheduler_pb2.ConnectResponse(n_free=n_free)
 
 
-def is_let_in(gate: PoolGate) -> bool:
+def is_let_in(gate: PoolGate, now: float = 0.0) -> bool:
     try:
-        gate.check()
+        gate.check(now=now)
     except errors.PoolFull:
         return False
     return True
@@ -33,38 +33,45 @@ def test_all_are_let_in_while_nothing_is_known() -> None:
 def test_refusal_says_when_to_try_again_and_is_counted() -> None:
     refusals = Refusals()
     gate = PoolGate(refusals)
-    gate.update(says(0))
+    gate.update(says(0), now=0.0)
     with pytest.raises(errors.PoolFull) as refused:
-        gate.check()
+        gate.check(now=0.0)
     assert refused.value.retry_after_s > 0
     assert refusals[Refusal.IN_FLIGHT] == 1
 
 
 def test_submissions_that_are_not_answered_have_places() -> None:
     gate = PoolGate(Refusals())
-    gate.update(says(2))
+    gate.update(says(2), now=0.0)
     gate.note_sent()
     assert is_let_in(gate)
     gate.note_sent()
     assert not is_let_in(gate)
-    gate.update(scheduler_pb2.ConnectResponse(rejected=[scheduler_pb2.Rejection()]))
+    gate.update(scheduler_pb2.ConnectResponse(rejected=[scheduler_pb2.Rejection()]), now=0.0)
     assert is_let_in(gate)
+
+
+def test_word_of_places_is_believed_for_a_second() -> None:
+    gate = PoolGate(Refusals())
+    gate.update(says(0), now=0.0)
+    assert not is_let_in(gate, 0.99)
+    assert is_let_in(gate, 1.0)
 
 
 def test_message_that_says_nothing_of_places_changes_nothing() -> None:
     gate = PoolGate(Refusals())
-    gate.update(says(0))
-    gate.update(scheduler_pb2.ConnectResponse())
+    gate.update(says(0), now=0.0)
+    gate.update(scheduler_pb2.ConnectResponse(), now=0.0)
     assert not is_let_in(gate)
 
 
 def test_another_stream_is_another_scheduler() -> None:
     gate = PoolGate(Refusals())
-    gate.update(says(1))
+    gate.update(says(1), now=0.0)
     gate.note_sent()
     gate.reset()
     assert is_let_in(gate)
-    gate.update(says(1))
+    gate.update(says(1), now=0.0)
     assert is_let_in(gate)  # nobody waits for an answer that will not come
 
 
@@ -119,7 +126,7 @@ class OneFrontend(RuleBasedStateMachine):
     @precondition(lambda self: self.coming_down)
     @rule()
     def hear(self) -> None:
-        self.gate.update(self.coming_down.popleft())
+        self.gate.update(self.coming_down.popleft(), now=0.0)
 
     @rule()
     def rest(self) -> None:

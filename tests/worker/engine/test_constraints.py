@@ -6,11 +6,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher
 from orcinus.v1 import sampling_pb2
 
+from kernels.upload import Uploads
 from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -216,3 +218,28 @@ def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
     for number in range(100):
         grammars.matcher(f'start: "{number}"')
     assert len(grammars._compiled) == MAX_CACHED
+
+
+class Late:
+    """Tokens that arrive when somebody waits for them."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = tokens
+
+    def wait(self) -> tuple[int, ...]:
+        return self._tokens
+
+
+def test_a_token_that_arrives_late_is_not_the_next_holders(grammars: Grammars) -> None:
+    constraints = Constraints(grammars)
+    constraints.admit(0, 'start: "ab"', n_prompt_tokens=3)
+    row, position = np.array([0]), np.array([3])
+    first = constraints.rows_of(row, position)
+    assert first is not None
+    constraints._arriving.append((first, Late(ord("a") - 32)))
+    constraints.release(0)
+    constraints.admit(0, 'start: "ab"', n_prompt_tokens=3)
+    second = constraints.rows_of(row, position)
+    assert second is not None
+    masks = constraints.masks(second, Uploads()).masks.numpy()
+    assert np.unpackbits(masks.view(np.uint8), bitorder="little").nonzero()[0] == [ord("a") - 32]
