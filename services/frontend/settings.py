@@ -112,7 +112,8 @@ class FrontendSettings(ServerSettings):
     less than a thousandth."""
 
     max_in_flight: PositiveInt = 4096
-    """Answers in the making at most: bounds this process's memory."""
+    """Answers in the making at most, without those that wait for others of their call: bounds this
+    process's memory."""
 
     max_answers_at_once: PositiveInt = 32
     """Answers of one call that the scheduler has at a time; the next comes when one ends. So one

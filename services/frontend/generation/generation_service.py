@@ -86,7 +86,8 @@ class GenerationService:
         self._anybody = Account()
         self._hold_s = hold_s
         self.n_in_flight = 0
-        """Answers that are admitted and not yet over for the scheduler."""
+        """Answers that are admitted and not yet over for the scheduler, without those that wait for
+        others of their call."""
         self.n_waiting = 0
         """Answers of these that wait for a pipeline."""
         self._is_leaving = False
@@ -238,14 +239,18 @@ class GenerationService:
         self._encoder.check_length(request.prompts, self._last_limits())
         with ExitStack() as stack:
             of_account = stack.enter_context(account.in_flight(request))
-            self._check_in_flight(n_answers)
+            n_counted = min(n_answers, self._max_answers_at_once)
+            self._check_in_flight(n_counted)
             share = stack.enter_context(self._budget.share(request.n_bytes))
 
             def release(n_ended: int) -> None:
-                self.n_in_flight -= n_ended
+                nonlocal n_answers, n_counted
+                n_answers -= n_ended
+                self.n_in_flight -= max(0, n_counted - n_answers)
+                n_counted = min(n_counted, n_answers)
                 of_account.end(n_ended)
 
-            self.n_in_flight += n_answers
+            self.n_in_flight += n_counted
             in_flight = stack.enter_context(AnswersInFlight(n_answers, release))
             self._n_calls += 1
             stack.callback(self._end_call)

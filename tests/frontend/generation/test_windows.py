@@ -85,7 +85,7 @@ async def test_a_few_answers_are_at_the_scheduler_at_a_time_and_all_are_answered
             assert len(at.scheduler.requests) == 3
             for n_ended in range(1, 11):
                 turns.may_end.release()
-                await at.until(10 - n_ended)
+                await at.until(min(3, 10 - n_ended))
                 await soon(at.scheduler.wait_requests(min(10, 3 + n_ended)))
             pieces = await soon(completing)
         assert turns.most == 3
@@ -235,8 +235,21 @@ async def test_making_tokens_counts_like_an_answer() -> None:
 async def test_client_that_leaves_takes_back_its_answers_and_those_that_wait() -> None:
     async with desk(FakeScheduler(keeps_quiet), max_answers_at_once=2) as at:
         async with at.service.open(answers(5)) as generation:
-            assert at.service.n_in_flight == 5
+            assert at.service.n_in_flight == 2
             generation.close()
             assert at.service.n_in_flight == 0
         await soon(at.scheduler.wait_ended())
         assert len(at.scheduler.requests) == 2
+
+
+async def test_a_large_call_leaves_places_to_others() -> None:
+    """Its answers that wait for each other count when it is their turn."""
+    async with (
+        desk(FakeScheduler(keeps_quiet), max_answers_at_once=2, max_in_flight=10) as at,
+        at.service.open(answers(9)),
+        at.service.open(answers(9)),
+        at.service.open(answers(6)) as last,
+    ):
+        assert at.service.n_in_flight == 6
+        last.close()
+        assert at.service.n_in_flight == 4
