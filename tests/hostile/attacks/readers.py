@@ -131,7 +131,7 @@ async def _state(connection: socket.socket) -> str:
 UNREAD = frozenset({Refusal.UNREAD, Refusal.IN_FLIGHT, Refusal.KEY_IN_FLIGHT, Refusal.MEMORY})
 
 ATTACKS = (
-    Attack(name="unread_streams", run=unread_streams, refusals=UNREAD),
+    Attack(name="unread_streams", run=unread_streams),
     Attack(name="unread_long_streams", run=unread_long_streams),
     Attack(name="unread_whole_answers", run=unread_whole_answers, refusals=UNREAD),
     Attack(name="unread_grpc_streams", run=unread_grpc_streams, refusals=UNREAD),
