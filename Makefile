@@ -113,7 +113,10 @@ test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times 
 
 fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
 	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
-	$(if $(wildcard tests/fuzz/coverage),$(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)))
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
+	@if $(BIN)/python -c 'import atheris' 2>/dev/null; \
+	then $(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)); \
+	else echo 'no guided fuzzing: atheris is for Linux on x86-64'; fi
 
 test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
 	$(BIN)/python -m pytest -m hostile tests/hostile $(ARGS)
