@@ -40,7 +40,7 @@ class NoEngine:
     """An engine for a loop that does not run."""
 
     async def run(self, batch: object) -> None:
-        raise NotImplementedError
+        raise AssertionError("a loop that does not run sends no batch")
 
     def take_results(self) -> list[object]:
         return []

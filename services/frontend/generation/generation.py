@@ -76,7 +76,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What one call has of the process that serves it."""
+    """The resources of the process that one call holds."""
 
     in_flight: AnswersInFlight
     """Its answers that are not over for the scheduler. Who reads slowly keeps nobody else out."""

@@ -53,7 +53,7 @@ UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class Refused(Exception):
-    """What a client sends breaks a limit or a rule; its connection ends with this status."""
+    """A limit or a rule that a client has broken; its connection ends with this status."""
 
     def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
         super().__init__(message)

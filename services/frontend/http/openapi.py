@@ -89,7 +89,7 @@ class Completion(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """What the model says."""
+    """A message of the model."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 
@@ -125,8 +125,8 @@ class ChatCompletion(TypedDict):
 
 
 class Delta(TypedDict):
-    """What a chunk adds to a message: first the role, then text; nothing in a chunk whose tokens
-    make no text yet."""
+    """The part of a message that a chunk adds: first the role, then text; nothing in a chunk whose
+    tokens make no text yet."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 

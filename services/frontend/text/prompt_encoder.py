@@ -42,7 +42,7 @@ times `max_characters` at most, for one conversation in each lane."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """What the texts of one call may take."""
+    """The limits of the texts of one call."""
 
     max_characters: int = 256 * 2**10
     """Characters of all texts of a call together, and of a conversation that is written down."""

@@ -54,7 +54,7 @@ class TooSlow(TooMuch):
 
 
 class Meter:
-    """What one rendering has taken, and what it may take."""
+    """The time and the characters of one rendering, and their limits."""
 
     def __init__(self, *, limit_s: float, max_characters: int) -> None:
         self.max_characters = max_characters
