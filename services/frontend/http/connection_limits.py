@@ -50,8 +50,8 @@ class Place:
 
 
 class Places:
-    """The places of connections, a fixed number. When all are taken, a new connection gets the place
-    of the one that has waited longest for a request, if one waits: silent ones keep nobody out."""
+    """The places of connections, a fixed number. When all are taken, a new connection gets that of
+    the one that has waited longest for a request, if one waits: silent ones keep nobody out."""
 
     def __init__(self, max_connections: int, *, refusals: Refusals) -> None:
         self._max_connections = max_connections
