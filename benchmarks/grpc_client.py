@@ -1,6 +1,8 @@
 """A client of Orcinus' gRPC API that streams; messages are read when the run is over."""
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -14,10 +16,12 @@ METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 
 class GrpcClient:
-    """Streams generations over a channel, which is the caller's to close."""
+    """Streams generations over channels in turns, which are the caller's to close."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._method: Any = channel.unary_stream(METHOD)  # bytes in, bytes out
+    def __init__(self, *channels: grpc.aio.Channel) -> None:
+        self._methods: Iterator[Any] = itertools.cycle(
+            [channel.unary_stream(METHOD) for channel in channels]  # bytes in, bytes out
+        )
 
     def prepare(self, request: PlannedRequest) -> "Generation":
         """Returns the call for a request."""
@@ -32,7 +36,7 @@ class GrpcClient:
                 sampling=sampling_pb2.SamplingParams(temperature=0, min_tokens=request.n_output),
             ),
         )
-        return Generation(self._method, message.SerializeToString())
+        return Generation(next(self._methods), message.SerializeToString())
 
 
 class Generation:

@@ -7,16 +7,17 @@ Clients that ask one request after the other find the capacity, in complete answ
 and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
 whether or not those before them have ended. Goodput is the complete answers a second from when the
 queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
-counts from when it was sent. The pool has half as many places as a frontend takes connections, or
-streams on one of them, so that it is the pool that is full.
+counts from when it was sent. The pool has a quarter of the places that a frontend has for
+connections, so that it is the pool that is full.
 
-All share the processors with the client, which stamps answers and reads them afterwards; its own
-use of them is printed.
+The engine has a processor of its own, as its pod has. All others share the rest with the client,
+which stamps answers and reads them afterwards; its own use of them is printed.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections import Counter
@@ -35,11 +36,16 @@ from benchmarks.openai_client import OpenAIClient
 from benchmarks.records import RequestRecord, Spread
 from benchmarks.workload import PlannedRequest
 
-N_PROMPT, N_OUTPUT = 64, 96
-"""Tokens of each request: of one length, so that answers a second are a measure."""
+N_PROMPT, N_OUTPUT = 64, 256
+"""Tokens of each request: of one length, so that answers a second are a measure. The shorter the
+answers, the more requests are ten times the capacity, and the less of two cores is left for the
+engine by the client and by those who refuse."""
 N_CLIENTS = 64
 """Clients that find the capacity: two batches, so that the engine never waits for one."""
 SMALL_POOL = ("--max-requests=512",)
+N_CONNECTIONS = 16
+"""Connections over gRPC, whose calls beyond 256 on one would wait in the client."""
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 WARM_UP_S = 5.0
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_S = 0.05
@@ -197,8 +203,26 @@ async def client_of(protocol: str, system: System) -> AsyncIterator[load.Client]
     if protocol == "http":
         yield OpenAIClient(system.http, model=system.model)
     else:
-        async with grpc.aio.insecure_channel(system.grpc) as channel:
-            yield GrpcClient(channel)
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [
+                grpc.aio.insecure_channel(system.grpc, options=OWN_CONNECTION)
+                for _ in range(N_CONNECTIONS)
+            ]
+            for channel in channels:
+                await stack.enter_async_context(channel)
+            yield GrpcClient(*channels)
+
+
+def pin(root: psutil.Process) -> None:
+    """Gives the ranks of a system the last processor, and everybody else, this process too, the
+    others; does nothing where there is only one."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        return
+    for process in (psutil.Process(), root, *root.children(recursive=True)):
+        is_rank = "services.worker.rank" in process.cmdline()
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, cpus[-1:] if is_rank else cpus[:-1])
 
 
 def _milliseconds(spread: Spread | None) -> str:
@@ -216,6 +240,7 @@ async def run(options: argparse.Namespace) -> int:
             local_system.running(arguments) as system,
             client_of(protocol, system) as client,
         ):
+            pin(psutil.Process(system.pid))
             result = await overload(protocol, client, system, options)
         print("\n".join(result.lines()), flush=True)
         results.append(result)

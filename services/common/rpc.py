@@ -77,11 +77,14 @@ def public_server_options(
     """Returns the options of a server for anybody.
 
     Streams are those of one connection at once; a client has further calls wait, which gRPC's own
-    do. Connections beyond the limit are closed before they are heard. gRPC's defaults are right
-    for floods of pings, of resets and of settings: a third ping too early closes the connection,
-    a stream counts until all that it began has ended, at most 32 calls begin at a time, and
-    nothing is read from a client that takes no answers to its frames. What a connection sends
-    beside its calls has no limit of gRPC's (`connection_watch.py`).
+    do. gRPC's protection against overload would refuse the next call of such a client, and after
+    it all that wait: it begins before the server has cleared away the one that has ended.
+
+    Connections beyond the limit are closed before they are heard. gRPC's defaults are right for
+    floods of pings, of resets and of settings: a third ping too early closes the connection, at
+    most 32 calls begin at a time, and nothing is read from a client that takes no answers to its
+    frames. What a connection sends beside its calls has no limit of gRPC's
+    (`connection_watch.py`).
     """
     return [
         ("grpc.keepalive_time_ms", 30_000),
@@ -91,6 +94,7 @@ def public_server_options(
         ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.http.overload_protection", 0),  # see above
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),

@@ -128,6 +128,15 @@ class Connection(HttpToolsProtocol):
         if self._place is not None:
             self._place.leave()
         super().connection_lost(exc)
+        self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """Lets go of what refers back to this connection, whose memory is then free at once. A
+        garbage collector that finds it later holds up every stream meanwhile."""
+        self.cycle = None  # type: ignore[assignment]
+        self._place = self._unread = None
+        if isinstance(self.transport, GatheringTransport):
+            self.transport.detach()
 
     def pause_writing(self) -> None:
         """Notes that the client does not keep up."""

@@ -65,6 +65,10 @@ class GatheringTransport(asyncio.Transport):
         self._gathered, self._n_bytes = [], 0
         self._transport.abort()
 
+    def detach(self) -> None:
+        """Lets go of whoever wants to know of the close: the connection is lost."""
+        self._on_close = None
+
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 

@@ -88,6 +88,7 @@ def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -
         with torch.inference_mode():  # once: for each iteration it would cost 0.1 ms
             rank = make_rank(settings, channel, activity)
             lifeline.attach(rank.membership.leave_before)
+            process.freeze_objects()
             rank.serve()
     except ChannelClosed:
         # At once: to end the interpreter under threads that are inside torch is fatal.

@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from orcinus.v1 import inference_pb2
+from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import rpc
+from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend.conftest import Site, running, soon
 from tests.http2_client import Http2Client, framed
 
@@ -98,6 +99,20 @@ async def test_a_flood_of_settings_is_survived(tmp_path: Path) -> None:
 async def test_clients_are_told_how_many_streams_they_may_have(tmp_path: Path) -> None:
     async with attacked(tmp_path) as (_, client):
         assert client.h2.remote_settings.max_concurrent_streams == rpc.MAX_STREAMS
+
+
+async def test_calls_beyond_the_streams_of_a_connection_wait(tmp_path: Path) -> None:
+    async def answer(request: FakeRequest) -> None:
+        request.accept()
+        await asyncio.sleep(0.2)
+        request.last_token(5, scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+    async with running(tmp_path, FakeScheduler(answer)) as site:
+        prompt = inference_pb2.Prompt(text="x")
+        request = inference_pb2.GenerateRequest(prompt=prompt)
+        calls = [site.inference.generate(request) for _ in range(3 * rpc.MAX_STREAMS)]
+        answers = await soon(asyncio.gather(*calls))
+        assert len(answers) == len(calls)
 
 
 async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
