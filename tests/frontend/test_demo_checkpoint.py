@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tokenizers
 
-from services.frontend.request.generation_request import ChatMessage
+from services.frontend.request.conversation import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

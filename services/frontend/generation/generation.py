@@ -30,12 +30,14 @@ from services.frontend.link.scheduler_events import Accepted, Event, Failed, Fin
 from services.frontend.observing.metrics import Call
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.answers_in_flight import AnswersInFlight
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import Conversation, GenerationOptions, Prompt
+from services.frontend.request.generation_request import GenerationOptions, Prompt
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusals
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
+from services.frontend.text.message_reader import MessageReader, PlainReader
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
@@ -175,6 +177,10 @@ class Generation:
         if isinstance(prompt.prompt, str):
             return prompt.prompt
         return self._tokenizer.to_text(prompt.token_ids)
+
+    def message_reader(self, index: int) -> MessageReader:
+        """Returns a new reader for the text of an answer to a conversation."""
+        return PlainReader()
 
     async def start(self) -> None:
         """Submits the first answers that have not ended and waits until they are in the pool.

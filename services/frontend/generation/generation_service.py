@@ -28,7 +28,8 @@ from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
-from services.frontend.request.generation_request import Conversation, GenerationRequest, Prompt
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.generation_request import GenerationRequest, Prompt
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline

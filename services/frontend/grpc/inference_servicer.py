@@ -24,10 +24,9 @@ from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc import reflection
 from services.frontend.grpc.transfers import Transfers
 from services.frontend.request import output_format
+from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
-    ChatMessage,
-    Conversation,
     GenerationOptions,
     GenerationRequest,
     Prompt,

@@ -10,6 +10,9 @@ from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http import event_id, openai_errors, openapi
+from services.frontend.http.body_reader import Body, parse_body
+from services.frontend.http.chat_shape import ChatShape
+from services.frontend.http.completion_shape import CompletionShape
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import (
     BodyLimits,
@@ -19,22 +22,8 @@ from services.frontend.http.exchange import (
     while_connected,
 )
 from services.frontend.http.json_structure import check_structure
-from services.frontend.http.openai_request import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    parse_body,
-)
-from services.frontend.http.openai_response import (
-    ChatShape,
-    CompletionShape,
-    Json,
-    Shape,
-    model_list,
-    model_object,
-    to_json,
-)
+from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
+from services.frontend.http.openai_response import Json, Shape, model_list, model_object, to_json
 
 
 def create_app(

@@ -10,36 +10,30 @@ import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-import pydantic_core
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     FailFast,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PlainValidator,
-    Tag,
-    ValidationError,
     create_model,
     model_validator,
 )
-from pydantic_core import core_schema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.common.sampling import MAX_BIASES, SamplingParams
+from services.frontend.http.accepted_values import only
+from services.frontend.http.body_reader import MAX_NAME_LENGTH
+from services.frontend.http.chat_message import MAX_TURNS, Message
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
-    ChatMessage,
-    Conversation,
     GenerationOptions,
     GenerationRequest,
     Prompt,
@@ -53,51 +47,11 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
-MAX_NAME_LENGTH = 64
-"""Characters of a client's field name that are repeated in an error."""
-
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Names in `logit_bias`: numbers of tokens."""
 
-MAX_TURNS = 2048
-"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
-
 MAX_METADATA = 16
 """Items of metadata at most, as in the OpenAI API."""
-
-Body = TypeVar("Body", bound="GenerationBody")
-
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """The annotation of a field that accepts None and values that change nothing, and no others
-    yet. It is checked before the type, which would look at each item of what is refused anyway."""
-
-    neutral: tuple[object, ...]
-
-    def check(self, value: Any) -> Any:
-        """Returns the value; raises ValueError if it would change something."""
-        if value is not None and value not in self.neutral:
-            accepted = ", ".join(map(repr, self.neutral))
-            raise ValueError(
-                "not supported yet" + (f"; only {accepted} is accepted" if accepted else "")
-            )
-        return value
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"enum": [None, *self.neutral]}
-
-
-def only(*neutral: object) -> Only:
-    """Returns the annotation that accepts None and these values."""
-    return Only(neutral)
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -301,49 +255,6 @@ class CompletionBody(GenerationBody):
         return self.prompt
 
 
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
-    text: str
-
-
-TextParts = TypeAliasType(
-    "TextParts", Annotated[list[TextPart], FailFast(), Field(max_length=MAX_TURNS)]
-)
-
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[TextParts, Tag("parts")],
-    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
-]
-"""A message's text, whole or in parts."""
-
-
-class Message(BaseModel):
-    """A turn of a conversation; an assistant's message may be sent back as it came."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: str
-    content: Content
-    name: str | None = None
-    refusal: Annotated[str | None, only("")] = None
-    annotations: Annotated[list[Any] | None, only([])] = None
-    audio: Annotated[dict[str, Any] | None, only()] = None
-    tool_calls: Annotated[list[Any] | None, only([])] = None
-    tool_call_id: Annotated[str | None, only()] = None
-    function_call: Annotated[dict[str, Any] | None, only()] = None
-
-    def to_message(self) -> ChatMessage:
-        """Returns the turn as templates want it."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "\n".join(part.text for part in text)
-        return ChatMessage(self.role, text, self.name)
-
-
 class ChatBody(GenerationBody):
     """The body of POST /v1/chat/completions."""
 
@@ -385,34 +296,6 @@ class ChatBody(GenerationBody):
         )
 
 
-def parse_body(kind: type[Body], data: bytes) -> Body:
-    """Reads a body.
-
-    Raises:
-        InvalidRequest: it is not JSON in UTF-8, or a field is missing, unknown or of the wrong
-        type.
-    """
-    try:
-        value = pydantic_core.from_json(data)
-    except ValueError as error:
-        raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
-    if not isinstance(value, dict):
-        raise errors.InvalidRequest("body", "must be a JSON object")
-    for name in value:  # before validation, which would make an error for each of a million
-        if name not in kind.model_fields:
-            raise errors.InvalidRequest(name[:MAX_NAME_LENGTH], "unknown field")
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise _explain(error, value) from None
-
-
-def _explain(error: ValidationError, body: object) -> errors.InvalidRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    return errors.InvalidRequest(_json_path(first["loc"], body), message)
-
-
 def _given(body: GenerationBody, names: Iterable[str]) -> dict[str, Any]:
     """Returns the fields among `names` that the client gave, lists as tuples."""
     return {
@@ -420,22 +303,3 @@ def _given(body: GenerationBody, names: Iterable[str]) -> dict[str, Any]:
         for name in names
         if (value := getattr(body, name)) is not None
     }
-
-
-def _json_path(location: tuple[int | str, ...], body: object) -> str:
-    """Returns where in the body an error is, `messages.0.role` for example.
-
-    Pydantic puts names of union members between the body's own; what is in the body stays, and so
-    does the last name, which may be one that is missing.
-    """
-    path, value = [], body
-    for depth, name in enumerate(location):
-        is_last = depth == len(location) - 1
-        if isinstance(value, dict) and (name in value or is_last):
-            value = value.get(name)
-        elif isinstance(value, list) and isinstance(name, int):
-            value = value[name]
-        else:
-            continue
-        path.append(str(name)[:MAX_NAME_LENGTH])
-    return ".".join(path)

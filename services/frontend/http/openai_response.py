@@ -1,7 +1,7 @@
 """Answers in the shapes of the OpenAI API: whole, and as chunks of a stream.
 
-Both kinds of generation differ in a few names; `CompletionShape` and `ChatShape` know these, and
-nothing else about the protocol does.
+`Shape` has what both kinds of generation share; `completion_shape.py` and `chat_shape.py` have the
+rest.
 
 The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
 events have ids, and after a resumption only those come that the client lacks, byte for byte. Other
@@ -121,61 +121,6 @@ class Shape(ABC):
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
-
-
-class CompletionShape(Shape):
-    """The shape of POST /v1/completions; with `echo`, answers begin with their prompt."""
-
-    id_prefix = "cmpl-"
-    answer_object = "text_completion"
-    chunk_object = "text_completion"
-
-    def __init__(
-        self,
-        generation: Generation,
-        position: StreamPosition | None = None,
-        *,
-        includes_usage: bool = False,
-        echo: bool = False,
-    ) -> None:
-        super().__init__(generation, position, includes_usage=includes_usage)
-        self._echo = echo
-
-    def _whole_choice(self, piece: Piece) -> Json:
-        content = {"text": self._echoed(piece.index) + piece.text}
-        return self._choice(piece, content) | self._prompt_token_ids(piece.index)
-
-    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
-        if is_first:
-            yield piece, self._whole_choice(piece)
-        else:
-            yield piece, self._choice(piece, {"text": piece.text})
-
-    def _echoed(self, index: int) -> str:
-        return self._generation.prompt_text(index) if self._echo else ""
-
-
-class ChatShape(Shape):
-    """The shape of POST /v1/chat/completions."""
-
-    id_prefix = "chatcmpl-"
-    answer_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def answer(self, pieces: Sequence[Piece]) -> Json:
-        return super().answer(pieces) | self._prompt_token_ids(0)
-
-    def _whole_choice(self, piece: Piece) -> Json:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(piece, {"message": message})
-
-    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
-        if is_first:
-            role = {"role": "assistant", "content": "", "refusal": None}
-            empty = Piece(piece.index)
-            yield empty, self._choice(empty, {"delta": role})
-        delta = {"content": piece.text} if piece.text else {}
-        yield piece, self._choice(piece, {"delta": delta})
 
 
 def model_object(pipeline: Pipeline) -> Json:

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import Conversation, GenerationRequest
+from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal
 
 DURATION_S = tuple(0.01 * 2**power for power in range(14))

@@ -12,8 +12,9 @@ from opentelemetry.util.types import AttributeValue
 from orcinus.v1 import trace_pb2
 
 from services.common import errors, semconv, tracing
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import Conversation, GenerationRequest
+from services.frontend.request.generation_request import GenerationRequest
 
 _OURS = (errors.Unavailable, errors.RequestFailed, errors.StaleEpoch)
 """Errors of the server; all others are the client's, or what it has asked for."""

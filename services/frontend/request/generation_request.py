@@ -13,6 +13,7 @@ from typing import Self
 
 from services.common import errors
 from services.common.sampling import INT32_MAX, OPTIONS, SamplingParams, WholeNumbers
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 
 DEFAULT_MAX_TOKENS = 16
@@ -33,47 +34,11 @@ MAX_STOP_LENGTH = 1024
 TOKEN_BYTES = 40
 """Bytes that a token takes in memory: a number, and its place in a tuple."""
 
-TURN_BYTES = 256
-"""Bytes that a turn of a conversation takes besides its texts."""
-
 ANSWER_BYTES = 256
 """Bytes that an answer to go on with takes besides its tokens."""
 
 MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 _N = WholeNumbers(1, MAX_N)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-    name: str | None = None
-
-    def to_dict(self) -> dict[str, str]:
-        """Returns the turn as chat templates want it: a name that was not given is left out."""
-        turn = {"role": self.role, "content": self.content}
-        return turn if self.name is None else {**turn, "name": self.name}
-
-    @property
-    def n_characters(self) -> int:
-        """The number of characters that came from the client, and one more, since many turns
-        without any are work too."""
-        return 1 + len(self.role) + len(self.content) + len(self.name or "")
-
-    @property
-    def n_bytes(self) -> int:
-        """About how many bytes of memory the turn takes."""
-        texts = getsizeof(self.role) + getsizeof(self.content) + getsizeof(self.name)
-        return TURN_BYTES + texts
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The turns of a conversation, oldest first; the chat template makes a text of them."""
-
-    messages: tuple[ChatMessage, ...]
 
 
 Prompt = str | tuple[int, ...] | Conversation

@@ -17,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from services.common import bounded_file, errors
-from services.frontend.request.generation_request import ChatMessage
+from services.frontend.request.conversation import ChatMessage
 from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
 TEMPLATE_ERRORS = (
@@ -93,7 +93,7 @@ class ChatTemplate:
         try:
             with metered(meter):
                 pieces = self._template.generate(
-                    messages=[message.to_dict() for message in messages],
+                    messages=[_to_dict(message) for message in messages],
                     tools=None,
                     documents=None,
                     add_generation_prompt=True,
@@ -107,6 +107,12 @@ class ChatTemplate:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+
+def _to_dict(message: ChatMessage) -> dict[str, Any]:
+    """Returns a turn as templates want it: a name that was not given is left out."""
+    turn = {"role": message.role, "content": message.content}
+    return turn if message.name is None else {**turn, "name": message.name}
 
 
 def _joined(pieces: Iterable[str], meter: Meter) -> str:

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.common import errors
-from services.frontend.request.generation_request import (
-    Conversation,
-    Prompt,
-    n_characters,
-    prompt_field,
-)
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.generation_request import Prompt, n_characters, prompt_field
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals

@@ -10,12 +10,8 @@ from orcinus.v1 import scheduler_pb2
 
 from services.frontend.generation.generation import EncodedPrompt
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.request.generation_request import (
-    ChatMessage,
-    Conversation,
-    GenerationOptions,
-    GenerationRequest,
-)
+from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler

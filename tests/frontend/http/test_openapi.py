@@ -17,7 +17,8 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors
 from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.http import event_id, openapi
-from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
+from services.frontend.http.body_reader import parse_body
+from services.frontend.http.openai_request import ChatBody, CompletionBody
 from services.frontend.request.limits import Limits
 from services.frontend.request.pipeline import Pipeline
 from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects

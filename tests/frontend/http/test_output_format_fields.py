@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.common.errors import InvalidRequest
-from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
+from services.frontend.http.body_reader import parse_body
+from services.frontend.http.openai_request import ChatBody, CompletionBody
 from services.frontend.request import output_format
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

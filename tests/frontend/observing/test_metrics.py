@@ -17,13 +17,9 @@ from services.frontend.observing.metrics import (
     CountedApp,
     FrontendMetrics,
 )
+from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import (
-    ChatMessage,
-    Conversation,
-    GenerationOptions,
-    GenerationRequest,
-)
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.refusals import Refusal
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 from tests.exposition import Samples

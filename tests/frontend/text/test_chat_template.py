@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common import errors
-from services.frontend.request.generation_request import ChatMessage
+from services.frontend.request.conversation import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
 

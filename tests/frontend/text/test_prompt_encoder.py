@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.common import errors
-from services.frontend.request.generation_request import ChatMessage, Conversation, Prompt
+from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.generation_request import Prompt
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline

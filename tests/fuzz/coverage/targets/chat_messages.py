@@ -1,7 +1,7 @@
 """Messages of clients, rendered by templates of the kinds that checkpoints have."""
 
 from services.common import errors
-from services.frontend.request.generation_request import ChatMessage
+from services.frontend.request.conversation import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 

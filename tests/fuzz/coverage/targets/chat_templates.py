@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.common import errors
-from services.frontend.request.generation_request import ChatMessage
+from services.frontend.request.conversation import ChatMessage
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
 from tests.fuzz.coverage.target import Choices, Target, any_bytes

@@ -3,8 +3,9 @@
 import json
 
 from services.common import errors
+from services.frontend.http.body_reader import parse_body
 from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.openai_request import ChatBody, CompletionBody, parse_body
+from services.frontend.http.openai_request import ChatBody, CompletionBody
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 COMPLETION = {
