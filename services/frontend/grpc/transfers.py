@@ -107,7 +107,8 @@ class LimitedExchange(TimedExchange):
             self._check_unread()
         try:
             with self._uploading():
-                async with asyncio.timeout(transfers.receive_limit_s), transfers.turns.take():
+                turn = transfers.turns.take(self._context.peer())
+                async with asyncio.timeout(transfers.receive_limit_s), turn:
                     data = await transfers.watch.read(self._context)
         except TimeoutError:
             transfers.refusals[Refusal.BODY_TIMEOUT] += 1

@@ -13,7 +13,11 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
 """Calls that wait, with up to 64 KiB each in gRPC; beyond that the one that has waited longest is
-refused."""
+refused, of the same client if it has many."""
+
+MANY_PART = 16
+"""Divides the calls that may wait: so many of one client are many, and it is refused before
+others."""
 
 HOLD_S = 1.0
 """Seconds for which a call keeps its turn while others wait."""
@@ -34,13 +38,16 @@ class Turns:
         self._refusals = refusals
         self._hold_s = hold_s
         self._max_waiting = max_waiting
+        self._many = max(1, max_waiting // MANY_PART)
         self._held: dict[Turn, None] = {}
         self._waiting: dict[Turn, None] = {}
+        self._of_peers: dict[str, dict[Turn, None]] = {}
+        """Those that wait, by client."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self) -> "Turn":
-        """Returns a turn of this task, which waits on entering until it has come."""
-        return Turn(self)
+    def take(self, peer: str) -> "Turn":
+        """Returns a turn of this task for a client, which waits on entering until it has come."""
+        return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
         """Waits until it is the turn's time.
@@ -53,11 +60,9 @@ class Turns:
             self._held[turn] = None
             return
         if len(self._waiting) >= self._max_waiting:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            if not oldest.has_come.done():
-                oldest.has_come.set_exception(self.refuse())
+            self._refuse_oldest(turn.peer)
         self._waiting[turn] = None
+        self._of_peers.setdefault(turn.peer, {})[turn] = None
         self._press()
         try:
             await turn.has_come
@@ -67,10 +72,11 @@ class Turns:
 
     def end(self, turn: "Turn") -> None:
         """Gives a turn, or the wish for one, to whoever waits."""
-        self._waiting.pop(turn, None)
+        self._leave(turn)
         self._held.pop(turn, None)
         while self._waiting and len(self._held) < self._n_turns:
-            newest, _ = self._waiting.popitem()
+            newest = next(reversed(self._waiting))
+            self._leave(newest)
             if not newest.has_come.done():
                 newest.begin()
                 self._held[newest] = None
@@ -83,6 +89,24 @@ class Turns:
         return errors.PoolFull(
             "too many requests are being received; try again", retry_after_s=RETRY_AFTER_S
         )
+
+    def _refuse_oldest(self, peer: str) -> None:
+        """Refuses the call that has waited longest: of those of a client that has many, else of
+        all."""
+        of_peer = self._of_peers.get(peer, {})
+        oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
+        self._leave(oldest)
+        if not oldest.has_come.done():
+            oldest.has_come.set_exception(self.refuse())
+
+    def _leave(self, turn: "Turn") -> None:
+        """Takes a call out of those that wait, if it does."""
+        if turn in self._waiting:
+            del self._waiting[turn]
+            of_peer = self._of_peers[turn.peer]
+            del of_peer[turn]
+            if not of_peer:
+                del self._of_peers[turn.peer]
 
     def _press(self) -> None:
         """Takes turns that have lasted away, as many as calls wait; comes back for the next."""
@@ -107,8 +131,9 @@ class Turns:
 class Turn:
     """One call's turn, while the `with` block runs."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, peer: str) -> None:
         loop = asyncio.get_running_loop()
+        self.peer = peer
         self.has_come: asyncio.Future[None] = loop.create_future()
         self.began_at = 0.0
         self.is_lost = False

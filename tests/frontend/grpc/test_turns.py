@@ -14,13 +14,14 @@ TIMEOUT_S = 5.0
 class Receiver:
     """A call that takes a turn, and keeps it until it is told to end."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, peer: str = "ipv4:10.0.0.1:1") -> None:
+        self.peer = peer
         self.has_turn = asyncio.Event()
         self.end = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(turns))
 
     async def _run(self, turns: Turns) -> None:
-        async with turns.take():
+        async with turns.take(self.peer):
             self.has_turn.set()
             await self.end.wait()
 
@@ -102,6 +103,22 @@ async def test_beyond_the_bound_the_one_that_has_waited_longest_is_refused() -> 
     await settled()
     assert newest.has_turn.is_set()
     await cancel(other, newest)
+
+
+async def test_who_floods_is_refused_before_others() -> None:
+    turns = Turns(1, Refusals(), hold_s=60, max_waiting=32)
+    first = Receiver(turns)
+    honest = Receiver(turns, "ipv4:10.0.0.2:1")
+    await settled()
+    flood = [Receiver(turns) for _ in range(100)]
+    await settled()
+    assert not honest.task.done()
+    assert [receiver.task.done() for receiver in flood] == [True] * 69 + [False] * 31
+    late = Receiver(turns, "ipv4:10.0.0.2:1")
+    await settled()
+    assert honest.task.done(), "it has waited longest, and its client has few"
+    await cancel(first, late, *flood)
+    await asyncio.gather(honest.task, return_exceptions=True)
 
 
 async def test_a_client_that_goes_is_not_told_that_it_is_refused() -> None:

@@ -133,7 +133,9 @@ UNREAD = frozenset({Refusal.UNREAD, Refusal.IN_FLIGHT, Refusal.KEY_IN_FLIGHT, Re
 ATTACKS = (
     Attack(name="unread_streams", run=unread_streams),
     Attack(name="unread_long_streams", run=unread_long_streams),
-    Attack(name="unread_whole_answers", run=unread_whole_answers, refusals=UNREAD),
+    Attack(
+        name="unread_whole_answers", run=unread_whole_answers, refusals=UNREAD, may_crowd_out=True
+    ),
     Attack(name="unread_grpc_streams", run=unread_grpc_streams, refusals=UNREAD),
     Attack(name="many_watches", run=many_watches),
     Attack(name="unread_watches", run=unread_watches),
