@@ -5,12 +5,17 @@ regular expression or such. Frontends compile it to refuse one that is wrong; ra
 mask what does not follow it. Where an output stands in its grammar is a function of its tokens
 alone, so a request that is recomputed, anywhere, stands where it stood.
 
+A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
+read, and other requests of the batch wait for nothing.
+
 Compiling and every step afterwards are limited in work, which llguidance counts itself.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -31,6 +36,11 @@ LIMITS = LLParserLimits(
 )
 """The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. Above a
 size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
+
+
+COMPILE_LIMIT_S = 30.0
+"""Seconds after which a rank gives up waiting for a grammar, and ends; it and each one before it
+take a fifth of a second at most."""
 
 
 class InvalidGrammar(ValueError):
@@ -56,7 +66,8 @@ class Grammars:
         )
         self._n_mask_bytes = -(-vocab_size // 32) * 4
         self._eos_mask = _mask_of(eos_token_ids, self._n_mask_bytes)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def check(self, grammar: str) -> None:
         """Compiles a grammar, and keeps nothing of it; other threads run meanwhile.
@@ -67,27 +78,21 @@ class Grammars:
         self._compile(grammar)
 
     def matcher(self, grammar: str) -> "Matcher":
-        """Returns a matcher at the beginning of an output.
-
-        Raises:
-            InvalidGrammar: nothing can follow it.
-        """
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = self._compile(grammar)
+        """Returns a matcher at the beginning of an output, before the grammar is compiled. If
+        nothing can follow it, the output ends at once."""
+        compiling = self._compiled.get(grammar)
+        if compiling is None:
+            compiling = self._compiler.submit(self._compile, grammar)
+            self._compiled[grammar] = compiling
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
         return Matcher(
-            compiled.deep_copy(),
+            compiling,
             eos_mask=self._eos_mask,
-            on_error=lambda: self._forget(grammar, compiled),
+            on_error=partial(self._forget, grammar, compiling),
         )
-
-    def ended(self) -> "EndedMatcher":
-        """Returns the matcher of an output that ends at once."""
-        return EndedMatcher(self._eos_mask)
 
     def _compile(self, grammar: str) -> LLMatcher:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -102,62 +107,74 @@ class Grammars:
                 raise InvalidGrammar(matcher.get_error())
         return compiled
 
-    def _forget(self, grammar: str, compiled: LLMatcher) -> None:
+    def _forget(self, grammar: str, compiling: Future[LLMatcher]) -> None:
         """Compiles a grammar anew next time: where one output has brought the lexer to its limit,
         all that share it end."""
-        if self._compiled.get(grammar) is compiled:
+        if self._compiled.get(grammar) is compiling:
             del self._compiled[grammar]
 
 
 class Matcher:
-    """The place of one output in its grammar."""
+    """The place of one output in its grammar. Tokens that come before its first mask is wanted are
+    kept until then."""
 
     def __init__(
-        self, matcher: LLMatcher, *, eos_mask: bytes, on_error: Callable[[], None]
+        self,
+        compiling: Future[LLMatcher],
+        *,
+        eos_mask: bytes,
+        on_error: Callable[[], None],
     ) -> None:
-        self._matcher = matcher
+        self._compiling: Future[LLMatcher] | None = compiling
+        self._matcher: LLMatcher | None = None
+        """None before the first mask, and where nothing can follow the grammar."""
+        self._ahead: list[int] = []
         self._eos_mask = eos_mask
         self._on_error = on_error
 
     def take(self, token_id: int) -> None:
         """Moves on by the token that came; after the output's end nothing moves any more."""
-        if not self._matcher.is_stopped():
+        if self._compiling is not None:
+            self._ahead.append(token_id)
+        elif self._matcher is not None and not self._matcher.is_stopped():
             self._matcher.consume_token(token_id)
-            self._note_error()
+            self._note_error(self._matcher)
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next, [vocab_size / 32, rounded up] 32-bit words with
-        the lowest bit first.
+        the lowest bit first; waits until the grammar is compiled.
 
         Where nothing can follow, or a step takes too much work, these are the tokens that end the
         output: there always is one.
+
+        Raises:
+            TimeoutError: it is not compiled within COMPILE_LIMIT_S.
         """
-        if self._matcher.is_stopped():
+        if self._compiling is not None:
+            self._begin(self._compiling)
+        if self._matcher is None or self._matcher.is_stopped():
             return self._eos_mask
         mask = self._matcher.compute_bitmask()[: len(self._eos_mask)]
         if not self._matcher.is_stopped():
             return mask
-        self._note_error()
+        self._note_error(self._matcher)
         return self._eos_mask
 
-    def _note_error(self) -> None:
-        if self._matcher.is_error():
-            log.warning("an output ends early: %s", self._matcher.get_error())
+    def _begin(self, compiling: Future[LLMatcher]) -> None:
+        """Waits for the grammar, and takes the tokens that have come."""
+        try:
+            self._matcher = compiling.result(COMPILE_LIMIT_S).deep_copy()
+        except InvalidGrammar as error:
+            log.error("an output ends at once, since nothing can follow its grammar: %s", error)
+        self._compiling = None
+        for token_id in self._ahead:
+            self.take(token_id)
+        self._ahead.clear()
+
+    def _note_error(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            log.warning("an output ends early: %s", matcher.get_error())
             self._on_error()
-
-
-class EndedMatcher:
-    """The place of an output that is over."""
-
-    def __init__(self, eos_mask: bytes) -> None:
-        self._eos_mask = eos_mask
-
-    def take(self, token_id: int) -> None:
-        """Does nothing."""
-
-    def mask(self) -> bytes:
-        """Returns the tokens that end the output."""
-        return self._eos_mask
 
 
 def _lowest_bit(byte: int) -> int:

@@ -8,7 +8,6 @@ these are known at once. On a GPU they arrive while the device computes the next
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,8 +18,6 @@ from torch import Tensor, cuda
 from kernels.sampling_columns import AllowedTokens
 from kernels.upload import Uploads
 from services.worker.engine.plan import Ints, PlanError
-
-log = logging.getLogger(__name__)
 
 
 class Matcher(Protocol):
@@ -38,11 +35,8 @@ class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def matcher(self, grammar: str) -> Matcher:
-        """Returns a matcher at the beginning of an output; raises ValueError if nothing can follow
+        """Returns a matcher at the beginning of an output, which ends at once if nothing can follow
         the grammar."""
-
-    def ended(self) -> Matcher:
-        """Returns the matcher of an output that ends at once."""
 
 
 class Arrival(Protocol):
@@ -84,20 +78,14 @@ class Constraints:
         return bool(self._held)
 
     def admit(self, row: int, grammar: str, *, n_prompt_tokens: int) -> None:
-        """Takes a request in. If nothing can follow its grammar, which its frontend should have
-        refused, its output ends at once.
+        """Takes a request in.
 
         Raises:
             PlanError: the model can follow no grammar, which the scheduler should have refused.
         """
         if self._grammars is None:
             raise PlanError(f"row {row} has a grammar, and this model can follow none")
-        try:
-            matcher = self._grammars.matcher(grammar)
-        except ValueError as error:
-            log.error("an output ends at once, since nothing can follow its grammar: %s", error)
-            matcher = self._grammars.ended()
-        self._held[row] = _Constrained(matcher, n_prompt_tokens)
+        self._held[row] = _Constrained(self._grammars.matcher(grammar), n_prompt_tokens)
 
     def release(self, row: int) -> None:
         """Forgets the request of a row, if it has a grammar."""

@@ -1,6 +1,7 @@
 """Outputs follow their grammars, whatever batches they ride in and wherever they go on."""
 
 import json
+import threading
 from array import array
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from llguidance import LLMatcher
 from orcinus.v1 import sampling_pb2
 
 from kernels.upload import Uploads
-from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar
+from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar, Matcher
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
@@ -156,7 +157,7 @@ def test_an_output_goes_on_where_it_was(rank: Rank, alone: list[list[int]], n_th
 )
 def test_wrong_grammars_are_refused(grammars: Grammars, grammar: str) -> None:
     with pytest.raises(InvalidGrammar):
-        grammars.matcher(grammar)
+        grammars.check(grammar)
 
 
 def test_a_wrong_grammar_ends_its_output_and_no_rank(
@@ -179,16 +180,20 @@ def test_a_rank_that_can_follow_no_grammar_refuses_the_plan() -> None:
         Constraints(None).admit(0, GRAMMAR, n_prompt_tokens=1)
 
 
+def has_failed(matcher: Matcher) -> bool:
+    return matcher._matcher is not None and matcher._matcher.is_error()
+
+
 def test_a_lexer_at_its_limit_is_not_used_again(grammars: Grammars) -> None:
     grammar = LLMatcher.grammar_from_regex("([a-z]{1,400}[0-9]{1,400}|.{9,3000}x)*")
     first, chance = grammars.matcher(grammar), Random(1)
     for _ in range(30_000):
         bits = int.from_bytes(first.mask(), "little")
-        if first._matcher.is_error():
+        if has_failed(first):
             break
         first.take(chance.choice([i for i in range(EOS) if bits >> i & 1]))
-    assert first._matcher.is_error()
-    assert first.mask() == grammars.ended().mask()
+    assert has_failed(first)
+    assert first.mask() == (1 << EOS).to_bytes(len(first.mask()), "little")
     second = grammars.matcher(grammar)
     for token_id in [ord("a") - 32] * 20:
         assert int.from_bytes(second.mask(), "little") >> token_id & 1
@@ -212,6 +217,22 @@ def test_where_nothing_can_follow_the_output_ends(grammars: Grammars) -> None:
     lost = grammars.matcher('start: "a"')
     lost.take(ord("b") - 32)
     assert lost.mask() == only_eos
+
+
+def test_nobody_waits_for_a_grammar_before_its_first_mask(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compile, compile_now = threading.Event(), grammars._compile
+
+    def compile_later(grammar: str) -> LLMatcher:
+        assert may_compile.wait(10)
+        return compile_now(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", compile_later)
+    matcher = grammars.matcher('start: "abc"')
+    matcher.take(ord("a") - 32)
+    may_compile.set()
+    assert int.from_bytes(matcher.mask(), "little") == 1 << ord("b") - 32
 
 
 def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
