@@ -5,9 +5,10 @@
 
 The demo model is served with the settings of production; the attacks are those of `tests/hostile`.
 Sixteen honest streams run undisturbed before each attack and begin again beside it, so that both
-figures of a ratio are of one minute. Attackers run at the lowest priority, as theirs would be
-another machine. `stall` is the longest wait of `GET /health` on a connection that was there before,
-less the time that processes waited for a processor.
+figures of a ratio are of one minute. The engine has a processor of its own, as its pod has, and
+attackers run at the lowest priority, as theirs would be another machine. `stall` is the longest
+wait of `GET /health` on a connection that was there before, less the time that processes waited
+for a processor.
 """
 
 import argparse
@@ -19,7 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import machine
+from benchmarks.pinning import pin_ranks
 from tests.hostile import pods as hostile_pods
 from tests.hostile.attack import Attack
 from tests.hostile.attacks import ATTACKS
@@ -60,9 +64,10 @@ def attack_system(
     left = list(attacks)
     while left:
         with (
-            hostile_pods.running(**system) as pods,
+            hostile_pods.running(threads=1, **system) as pods,
             hostile_pods.witness_of(pods) as witness,
         ):
+            pin_ranks(psutil.Process())
             while left:
                 attack = left.pop(0)
                 try:

@@ -17,7 +17,6 @@ which stamps answers and reads them afterwards; its own use of them is printed.
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections import Counter
@@ -33,6 +32,7 @@ from benchmarks import load, local_system
 from benchmarks.grpc_client import GrpcClient
 from benchmarks.local_system import System
 from benchmarks.openai_client import OpenAIClient
+from benchmarks.pinning import pin_ranks
 from benchmarks.records import RequestRecord, Spread
 from benchmarks.workload import PlannedRequest
 
@@ -213,18 +213,6 @@ async def client_of(protocol: str, system: System) -> AsyncIterator[load.Client]
             yield GrpcClient(*channels)
 
 
-def pin(root: psutil.Process) -> None:
-    """Gives the ranks of a system the last processor, and everybody else, this process too, the
-    others; does nothing where there is only one."""
-    cpus = sorted(os.sched_getaffinity(0))
-    if len(cpus) < 2:
-        return
-    for process in (psutil.Process(), root, *root.children(recursive=True)):
-        is_rank = "services.worker.rank" in process.cmdline()
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, cpus[-1:] if is_rank else cpus[:-1])
-
-
 def _milliseconds(spread: Spread | None) -> str:
     if spread is None:
         return "-"
@@ -240,7 +228,7 @@ async def run(options: argparse.Namespace) -> int:
             local_system.running(arguments) as system,
             client_of(protocol, system) as client,
         ):
-            pin(psutil.Process(system.pid))
+            pin_ranks(psutil.Process())
             result = await overload(protocol, client, system, options)
         print("\n".join(result.lines()), flush=True)
         results.append(result)
