@@ -22,6 +22,13 @@ from itertools import chain
 from services.common.errors import PoolFull
 from services.scheduler.core.request import Request, RequestState
 
+SMALL_OPTIONS_BYTES = 4096
+"""Bytes of a request's options that count for nothing: the memory of each request has room for
+them."""
+
+OPTION_BYTES = 4
+"""Bytes of options that count as a token."""
+
 RETRY_AFTER_S = 1.0
 """Seconds after which a request may be sent again to a pool that was full."""
 
@@ -82,7 +89,7 @@ class RequestPool:
         Raises:
             PoolFull: there are `max_requests` already, or with it more than `max_tokens`.
         """
-        n_tokens = request.max_sequence_len
+        n_tokens = _n_tokens(request)
         if len(self) >= self.max_requests:
             raise PoolFull(
                 f"the request pool holds its limit of {self.max_requests} requests",
@@ -94,7 +101,7 @@ class RequestPool:
                 f"request may come to, they exceed its limit of {self.max_tokens}",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._count(request, n_tokens)
+        self._count(request, 1)
         request.arrival = self._n_arrived
         request.put_down()
         self._n_arrived += 1
@@ -156,7 +163,7 @@ class RequestPool:
             del self._admitted[request]
             self.hold_back(request)
         request.state = RequestState.FINISHED
-        self._count(request, -request.max_sequence_len)
+        self._count(request, -1)
 
     def put_back(self) -> list[Request]:
         """Puts down all requests that have run, so that they wait again at their place in the order
@@ -170,10 +177,10 @@ class RequestPool:
         self._suspects = {request: None for request in self._waiting if request.is_suspect}
         return begun
 
-    def _count(self, request: Request, n_tokens: int) -> None:
-        self.n_tokens += n_tokens
+    def _count(self, request: Request, sign: int) -> None:
+        self.n_tokens += sign * _n_tokens(request)
         if request.account is not None:
-            request.account.n_tokens += n_tokens
+            request.account.n_tokens += sign * request.max_sequence_len
 
     @property
     def _is_probation(self) -> bool:
@@ -190,3 +197,10 @@ class RequestPool:
         index = bisect_left(self._ready, request.arrival, key=_arrival)
         is_there = index < len(self._ready) and self._ready[index] is request
         return index if is_there else None
+
+
+def _n_tokens(request: Request) -> int:
+    """Returns the tokens that a request counts for in the pool: those of its sequence, and as many
+    as take the memory of its options, where these are a grammar of many characters."""
+    n_bytes = max(0, len(request.sampling) - SMALL_OPTIONS_BYTES)
+    return request.max_sequence_len + n_bytes // OPTION_BYTES

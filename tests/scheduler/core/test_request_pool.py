@@ -69,3 +69,14 @@ def test_a_flood_of_the_longest_prompts_stops_at_the_memory_that_it_may_have() -
         n_taken += 1
     assert 0 < n_taken * len(prompt) * prompt.itemsize <= 4 * limits.max_pool_tokens
     assert n_taken == limits.max_pool_tokens // 131_072
+
+
+def test_a_long_grammar_counts_as_tokens_until_its_request_ends() -> None:
+    pool = RequestPool(max_requests=4, max_tokens=10_000)
+    grammar = Request(RequestId("grammar"), [1] * 10, 10, sampling=b"x" * (4096 + 4 * 9000))
+    pool.add(grammar)
+    assert pool.n_tokens == 9020
+    with pytest.raises(PoolFull, match="9020 tokens"):
+        pool.add(Request(RequestId("next"), [1] * 10, 1000))
+    pool.remove(grammar)
+    assert pool.n_tokens == 0
