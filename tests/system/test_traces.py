@@ -305,6 +305,7 @@ def write_large_model(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.thorough
 def test_compute_and_waits_make_up_the_iteration(tmp_path: Path) -> None:
     """The last stage waits for the others: what it says of its waits and of its computing is the
     whole iteration, but for the plan's way to it and the result's way back. These take a
@@ -364,6 +365,7 @@ class Spent:
         return self._parts[part]
 
 
+@pytest.mark.thorough
 def test_a_request_whose_pipeline_is_lost_shows_both_epochs_in_its_trace(model: Path) -> None:
     n_tokens = 1500
     with (

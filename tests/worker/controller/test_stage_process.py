@@ -245,6 +245,7 @@ async def test_a_stage_that_is_killed_comes_back_and_no_other_restarts(
     assert await whole.generate() == expected
 
 
+@pytest.mark.thorough
 async def test_a_stage_that_falls_silent_keeps_no_other_from_the_next_epoch(
     whole: Pipeline,
 ) -> None:
@@ -284,6 +285,7 @@ async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> No
     await whole.come_back_without_restarts(1)
 
 
+@pytest.mark.thorough
 async def test_a_rank_whose_main_thread_hangs_ends_its_stage(model: Path) -> None:
     stage = await Stage.start(
         model, 0, "--hang-limit-s=2", n_stages=1, module="tests.worker.controller.hanging_rank"
