@@ -24,7 +24,12 @@ from services.common.sampling import (
 from services.frontend.http import event_id
 from services.frontend.http.openai_request import TOKEN_NAME, ChatBody, CompletionBody
 from services.frontend.http.output_format_fields import OutputFormatFields
-from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER
+from services.frontend.request.client_call import (
+    ID_HEADER,
+    MAX_TIMEOUT_S,
+    SECONDS,
+    TIMEOUT_HEADER,
+)
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -326,7 +331,11 @@ def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]
             event_id.HEADER, "Id of the last event of a stream that broke; only with `resumption`."
         ),
         _header(ID_HEADER, "The client's name for the request; comes back with the answer."),
-        _header(TIMEOUT_HEADER, "Seconds that the request may take, waiting included."),
+        _header(
+            TIMEOUT_HEADER,
+            f"Seconds that the request may take, waiting included; at most {MAX_TIMEOUT_S}.",
+            pattern=SECONDS,
+        ),
     ]
     operation["requestBody"] = {
         "required": True,
@@ -344,12 +353,12 @@ def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]
     return operation
 
 
-def _header(name: str, description: str) -> dict[str, Any]:
+def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
     return {
         "name": name,
         "in": "header",
         "description": description,
-        "schema": {"type": "string"},
+        "schema": {"type": "string", **schema},
     }
 
 

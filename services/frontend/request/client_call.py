@@ -20,8 +20,10 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 MAX_TIMEOUT_S = 86_400
 
+SECONDS = r"^[0-9]{1,5}(\.[0-9]{1,6})?$"
+"""A pattern of numbers of seconds, for `fullmatch`."""
+
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class ClientCall:
         """
         if self.timeout is None:
             return None
-        seconds = float(self.timeout) if _SECONDS.fullmatch(self.timeout) else 0.0
+        seconds = float(self.timeout) if re.fullmatch(SECONDS, self.timeout) else 0.0
         if not 0 < seconds <= MAX_TIMEOUT_S:
             raise errors.InvalidRequest(
                 TIMEOUT_HEADER,

@@ -76,7 +76,7 @@ def test_events_cost_no_timers() -> None:
 
             return call
 
-        loop.call_at = counted(loop.call_at)  # type: ignore[method-assign]
+        loop.call_at = counted(loop.call_at)  # type: ignore[assignment, method-assign]
         output = Wire().output()
         n_timers = 0
         for _ in range(1000):
