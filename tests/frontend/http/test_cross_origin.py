@@ -1,6 +1,7 @@
 """Pages of other origins: who is let in, and what their scripts may see."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ QUESTION = {
 async def test_named_origins_get_in_without_a_key_for_the_question(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text('{"keys": []}')
-    settings = {"api_keys_file": keys, "cors_origins": (PAGE,)}
+    settings: dict[str, Any] = {"api_keys_file": keys, "cors_origins": (PAGE,)}
     async with running(tmp_path, **settings) as site:
         answer = await site.http.options("/v1/chat/completions", headers=QUESTION)
         assert answer.status_code == 200

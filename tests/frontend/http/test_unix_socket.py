@@ -3,6 +3,7 @@
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +27,7 @@ async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
 
 async def test_limits_hold_for_both_together(tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
-    settings = {"http_socket": path, "max_connections": 1, "max_head_bytes": 1000}
+    settings: dict[str, Any] = {"http_socket": path, "max_connections": 1, "max_head_bytes": 1000}
     async with running(tmp_path, **settings) as site:
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_S) as client:
