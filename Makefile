@@ -74,7 +74,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,10 @@ test-hostile: setup  ## Attack the processes as strangers could, within the memo
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
 	$(BIN)/python -m pytest -m prometheus $(ARGS)
+
+test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get install nginx)
+	@command -v nginx >/dev/null || { echo 'nginx is missing: apt-get install nginx'; exit 1; }
+	$(BIN)/python -m pytest -m proxy tests/proxies $(ARGS)
 
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)

@@ -2,8 +2,9 @@
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
-    │   └── TooLarge        so large that it is not even read
-    ├── TimedOut            the client did not send, or not read, in time
+    │   ├── TooLarge        so large that it is not even read
+    │   └── Unsupported     in a form that is not read here
+    ├── TimedOut            the client did not send, or not read, in time; or its call took too long
     ├── Unauthenticated     nobody knows who calls
     ├── PermissionDenied    it is known who calls, and he may not
     ├── PoolFull            too much at once; says when to try again
@@ -48,8 +49,13 @@ class TooLarge(InvalidRequest):
     """The request is larger than any may be, and was not read to its end."""
 
 
+class Unsupported(InvalidRequest):
+    """The request's body has a form that is not read here."""
+
+
 class TimedOut(OrcinusError):
-    """The client did not send, or did not read, in the time that there is for it."""
+    """The client did not send, or did not read, in the time that there is for it, or its call took
+    longer than it may."""
 
 
 class Unauthenticated(OrcinusError):

@@ -6,12 +6,17 @@ back at once what its method holds, and its status waits in gRPC until the clien
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import grpc.aio
 from google.protobuf.message import Message
 
 from services.common import errors
+
+Metadata = Sequence[tuple[str, str]]
+"""Names and values that gRPC sends beside messages."""
 
 N_TURNS = 4
 """Turns in which a `LoopTimer` counts its time."""
@@ -33,6 +38,9 @@ class Exchange:
 
     def hand_over(self, _: Any) -> None:
         """Notes the one answer of a call, which gRPC sends when the call's method has ended."""
+
+    async def send_metadata(self) -> None:
+        """Sends the metadata that comes before the one answer of a call, if there is some."""
 
     def close(self, _: object = None) -> None:
         """Gives back what the messages hold; comes when the call's task has ended, and its status
@@ -77,8 +85,17 @@ class TimedExchange(Exchange):
     and used, in the task that answers the call.
     """
 
-    def __init__(self, context: Any, *, receive_limit_s: float, send_limit_s: float) -> None:
+    def __init__(
+        self,
+        context: Any,
+        *,
+        receive_limit_s: float,
+        send_limit_s: float,
+        metadata: Metadata = (),
+    ) -> None:
+        """Prepares for a call's messages; `metadata` goes out before its first answer."""
         super().__init__(context)
+        self._metadata = metadata
         self._receive_limit_s = receive_limit_s
         self._send_limit_s = send_limit_s
         self._task = asyncio.current_task()
@@ -111,7 +128,7 @@ class TimedExchange(Exchange):
             else:
                 self._timer = LoopTimer(self._send_limit_s, self._end_unread)
                 # On its own: a write that carries it and waits would let no status follow.
-                await self._context.send_initial_metadata(())
+                await self._context.send_initial_metadata(self._metadata)
             await self._context.write(message)
             self._is_writing = False
         except asyncio.CancelledError:
@@ -119,6 +136,12 @@ class TimedExchange(Exchange):
                 raise
             self.note_unread(message)
             raise errors.TimedOut(f"the answer was not read for {self._send_limit_s:g} s") from None
+
+    async def send_metadata(self) -> None:
+        """Sends the metadata that comes before the one answer of a call, if there is some."""
+        if self._metadata:
+            with suppress(grpc.aio.BaseError):  # the client is gone
+                await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
         """Notes an answer that was not read in time, and stays with gRPC."""

@@ -45,6 +45,7 @@ CALLER_NAMES = "peer_dns"
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TooLarge: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unsupported: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
@@ -186,6 +187,7 @@ def _unary_unary(method: _Method, request_class: type[Message]) -> Callable[...,
             # In one expression: a request is not held while its answer waits for a reader.
             response = await method.behaviour(await _read(exchange, request_class), context)
             exchange.hand_over(response)
+            await exchange.send_metadata()
             return response
 
     return handle
@@ -259,8 +261,10 @@ async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
+    rich = rpc_status.to_status(status)
+    metadata = (*(rich.trailing_metadata or ()), *(context.trailing_metadata() or ()))
     try:
-        await context.abort_with_status(rpc_status.to_status(status))
+        await context.abort_with_status(rich._replace(trailing_metadata=metadata))
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as gone:

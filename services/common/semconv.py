@@ -65,6 +65,7 @@ TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
 
 # Our own attributes; durations are in seconds.
 REQUEST_ID = "orcinus.request.id"
+CLIENT_REQUEST_ID = "orcinus.request.client_id"
 REQUEST_END = "orcinus.request.end"
 REQUEST_LOSSES = "orcinus.request.losses"
 TIME_SUSPENDED = "orcinus.request.time_suspended"

@@ -9,17 +9,37 @@ from typing import Literal
 
 LogFormat = Literal["text", "json"]
 
+RequestId = Callable[[], str | None]
+"""A function that returns the name of the request that is being answered, or None."""
+
 TraceIds = Callable[[], tuple[str, str] | None]
 """A function that returns the current trace and span ids, or None."""
+
+
+class TextFormatter(logging.Formatter):
+    """Writes records for people."""
+
+    def __init__(self, service: str, request_id: RequestId | None = None) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s")
+        self._request_id = request_id
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the record's first line, with the request that it is about, if any."""
+        line = super().formatMessage(record)
+        name = None if self._request_id is None else self._request_id()
+        return line if name is None else f"{line} [request {name}]"
 
 
 class JsonFormatter(logging.Formatter):
     """Writes records as JSON, each on a line."""
 
-    def __init__(self, service: str, trace_ids: TraceIds | None) -> None:
+    def __init__(
+        self, service: str, trace_ids: TraceIds | None, request_id: RequestId | None = None
+    ) -> None:
         super().__init__()
         self._service = service
         self._trace_ids = trace_ids
+        self._request_id = request_id
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as one line."""
@@ -34,6 +54,8 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         if self._trace_ids is not None and (ids := self._trace_ids()) is not None:
             entry["trace_id"], entry["span_id"] = ids
+        if self._request_id is not None and (name := self._request_id()) is not None:
+            entry["request_id"] = name
         return json.dumps(entry)
 
 
@@ -43,15 +65,14 @@ def configure_logging(
     *,
     log_format: LogFormat = "text",
     trace_ids: TraceIds | None = None,
+    request_id: RequestId | None = None,
 ) -> None:
     """Sets up the root logger of a service process."""
     handler = logging.StreamHandler()
     if log_format == "json":
-        handler.setFormatter(JsonFormatter(service, trace_ids))
+        handler.setFormatter(JsonFormatter(service, trace_ids, request_id))
     else:
-        handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s")
-        )
+        handler.setFormatter(TextFormatter(service, request_id))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("grpc", "asyncio", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

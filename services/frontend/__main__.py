@@ -6,6 +6,7 @@ from services.common import process, tracing
 from services.common.resident_memory import limit_arenas
 from services.common.telemetry import configure_logging
 from services.frontend.frontend import serve
+from services.frontend.request.client_call import current_id
 from services.frontend.settings import FrontendSettings
 
 
@@ -18,6 +19,7 @@ def main() -> int:
         settings.log_level,
         log_format=settings.log_format,
         trace_ids=tracing.current_ids,
+        request_id=current_id,
     )
     if settings.ready_fd is not None:
         process.die_with_parent()

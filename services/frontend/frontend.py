@@ -29,10 +29,12 @@ from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
 from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.cross_origin import with_cors
 from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
+from services.frontend.http.unix_socket import listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.memory_budget import MemoryBudget
@@ -94,6 +96,7 @@ class Frontend:
             budget=self._budget,
             refusals=self._refusals,
             hold_s=settings.hold_s,
+            max_request_s=settings.max_request_s,
             tracer=traces.tracer,
             metrics=self._metrics,
         )
@@ -113,6 +116,9 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
+        unix_listener = None
+        if settings.http_socket is not None:
+            unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
         app: ASGIApp = create_app(
             self._service,
             bodies=BodyLimits(
@@ -123,12 +129,15 @@ class Frontend:
             ),
             api_keys=api_keys,
             reason_against_serving=self._serving.reason_against,
+            comment_s=settings.comment_s,
         )
+        app = with_cors(app, settings.cors_origins)
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
         server = HttpServer(
             CountedApp(app, self._metrics),
             listener,
+            unix_listener=unix_listener,
             tls=https,
             limits=ConnectionLimits(
                 max_connections=settings.max_connections,

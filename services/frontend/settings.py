@@ -6,11 +6,13 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     StringConstraints,
 )
+from pydantic_settings import NoDecode
 
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
@@ -48,6 +50,18 @@ Address = Annotated[str, StringConstraints(pattern=r"^\S+:\d{1,5}$"), AfterValid
 """`host:port`; port 0 takes a free one where the frontend listens."""
 
 
+def _split(value: object) -> object:
+    """Returns the items of a list that is written with commas."""
+    if not isinstance(value, str):
+        return value
+    return tuple(item.strip() for item in value.split(",") if item.strip())
+
+
+Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s,]+)$")]
+
+Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
+
+
 class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
@@ -61,6 +75,10 @@ class FrontendSettings(ServerSettings):
     http_address: Address = "127.0.0.1:8000"
     """Where the OpenAI API listens; this machine only unless told otherwise."""
 
+    http_socket: Path | None = None
+    """Path of a Unix socket where the OpenAI API listens too, always without TLS. Its file has mode
+    0660: the process's user and group may connect. One that a dead process has left is replaced."""
+
     grpc_address: Address = "127.0.0.1:50051"
     """Where the gRPC API listens; this machine only unless told otherwise."""
 
@@ -71,6 +89,10 @@ class FrontendSettings(ServerSettings):
     api_keys_file: Path | None = None
     """JSON file with the keys that clients must show, see `api_keys.py`; read again when it
     changes. Without it anybody may call."""
+
+    cors_origins: Origins = ()
+    """Origins, `https://host:port`, of web pages whose scripts may use the OpenAI API, separated by
+    commas; `*` stands for all. Browsers let no others."""
 
     max_body_bytes: PositiveInt = 8 * 2**20
     """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
@@ -102,6 +124,10 @@ class FrontendSettings(ServerSettings):
     """Seconds in which a client that does not keep up must read 16 KiB of its answer, or a message
     over gRPC; else the answer ends."""
 
+    comment_s: PositiveFloat = 15.0
+    """Seconds without an event after which a stream gets a comment, so that no proxy takes its
+    connection for idle; most wait for a minute, some for half of one."""
+
     max_prompt_characters: PositiveInt = 256 * 2**10
     """Characters that the texts of one call may have together, and a conversation as its template
     writes it: some 60,000 tokens of English. Making tokens of so many takes 40 MB of memory for
@@ -123,6 +149,10 @@ class FrontendSettings(ServerSettings):
     """Memory that clients' data may take together: requests in the making, or held, texts of which
     tokens are made, and output that is not read. What is larger is taken when there is nothing
     else."""
+
+    max_request_s: NonNegativeFloat = 0.0
+    """Seconds that a call for text may take, waiting included; 0 sets no limit. Clients may set
+    themselves a shorter one."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.

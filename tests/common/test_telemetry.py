@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.common.telemetry import JsonFormatter, configure_logging
+from services.common.telemetry import JsonFormatter, TextFormatter, configure_logging
 from services.common.tracing import current_ids
 from tests.recorded_spans import RecordedSpans, span_id, trace_id
 
@@ -36,6 +36,16 @@ def test_json_carries_the_current_span() -> None:
     [span] = spans.all()
     assert (entry["trace_id"], entry["span_id"]) == (trace_id(span), span_id(span))
     assert "trace_id" not in json.loads(formatter.format(record("outside")))
+
+
+def test_lines_name_the_request_that_they_are_about() -> None:
+    names = iter(["client-7", None] * 2)
+    text = TextFormatter("frontend", lambda: next(names))
+    assert text.format(record("inside")).endswith("services.x: inside [request client-7]")
+    assert text.format(record("outside")).endswith("services.x: outside")
+    machine = JsonFormatter("frontend", None, lambda: next(names))
+    assert json.loads(machine.format(record("inside")))["request_id"] == "client-7"
+    assert "request_id" not in json.loads(machine.format(record("outside")))
 
 
 def test_json_carries_the_exception() -> None:

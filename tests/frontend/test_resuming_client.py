@@ -67,7 +67,7 @@ async def chunks(urls: list[str], **body: Any) -> list[dict[str, Any]]:
     return list(map(content_of, found))
 
 
-@pytest.mark.parametrize("n_bytes", [5, 700, 1009, 1500])
+@pytest.mark.parametrize("n_bytes", [5, 750, 1059, 1550])
 async def test_cut_after_any_byte_leaves_no_trace(site: Site, n_bytes: int) -> None:
     said = site.tokens(TEXT)
     site.scheduler.behaviour = says(*said)

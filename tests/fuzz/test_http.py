@@ -26,7 +26,10 @@ GENERATIONS = ["/v1/completions", "/v1/chat/completions"]
 BRIEF = {"max_tokens": 3, "n": 1, "temperature": 1, "stop_token_ids": None, "min_tokens": None}
 """Values of fields with which most bodies get as far as the model."""
 
-HEADERS = ("traceparent", "Last-Event-ID", "authorization", "accept", "accept-encoding", "origin")
+HEADERS = (
+    *("traceparent", "Last-Event-ID", "x-request-id", "x-request-timeout"),
+    *("authorization", "accept", "accept-encoding", "origin"),
+)
 
 
 @st.composite

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.errors import InvalidRequest, OrcinusError
+from services.common.errors import InvalidRequest, OrcinusError, TimedOut
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
@@ -58,6 +58,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompts that a cache had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,15 @@ class Generation:
         model: str,
         until: float,
         place: Place,
+        request_id: str | None = None,
         was_held: bool = False,
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
         call: Call | None = None,
     ) -> None:
-        self.request_id = new_request_id() if resumption is None else resumption.request_id
+        self.request_id = (
+            request_id or new_request_id() if resumption is None else resumption.request_id
+        )
         self.model = model
         self.options = options
         self.prompts = prompts
@@ -147,6 +152,7 @@ class Generation:
         self._unaccepted: set[str] = set()
         """Answers of these without which there is no start."""
         self._started: asyncio.Future[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._call.n_prompt_tokens = self.usage.prompt_tokens
 
     @property
@@ -182,6 +188,11 @@ class Generation:
         """Returns a new reader for the text of an answer to a conversation."""
         return PlainReader()
 
+    def end_at(self, deadline: float) -> None:
+        """Ends the call as timed out at a point in time of the event loop's clock, unless it is
+        closed by then."""
+        self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+
     async def start(self) -> None:
         """Submits the first answers that have not ended and waits until they are in the pool.
 
@@ -189,6 +200,7 @@ class Generation:
             InvalidRequest: the scheduler refuses an answer, or a client cannot have what it says
             that it has.
             PoolFull: there is too much at once.
+            TimedOut: the call's time is over.
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
@@ -197,6 +209,8 @@ class Generation:
         if self._resumption is not None:
             for index, so_far in enumerate(self._resumption.answers):
                 await self._resume(index, so_far)
+        if self._inbox.error is not None:
+            raise self._inbox.error
         for index in range(self.n_answers):
             answer = self._answers.get(self._name(index))
             if answer is None or not answer.is_finished:
@@ -217,6 +231,7 @@ class Generation:
             Unavailable: no pipeline went on with the answers in time.
             RequestFailed: an answer was given up.
             PoolFull: too much of the answers was not read.
+            TimedOut: the call's time is over.
         """
         for piece in self._endings:
             yield piece
@@ -260,6 +275,8 @@ class Generation:
 
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._withdraw()
         self._running.clear()
         self._inbox.close()
@@ -284,6 +301,12 @@ class Generation:
             self._end_at_scheduler(event.request_id)
         if not self._unaccepted and self._started is not None and not self._started.done():
             self._started.set_result(None)
+
+    def _expire(self) -> None:
+        error = TimedOut("the request took longer than it may")
+        self._inbox.fail(error)
+        self._fail_start(error)
+        self._withdraw()
 
     def _fail_start(self, error: OrcinusError) -> None:
         if self._started is not None and not self._started.done():

@@ -28,6 +28,7 @@ from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
+from services.frontend.request.client_call import current_call
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import GenerationRequest, Prompt
 from services.frontend.request.limits import Limits
@@ -63,6 +64,7 @@ class GenerationService:
         budget: MemoryBudget | None = None,
         refusals: Refusals | None = None,
         hold_s: float = 0.0,
+        max_request_s: float = 0.0,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class GenerationService:
         self._grammar_check = GrammarCheck(tokenizer_file, threads)
         self._anybody = Account()
         self._hold_s = hold_s
+        self._max_request_s = max_request_s
         self.n_in_flight = 0
         """Answers that are admitted and not yet over for the scheduler, without those that wait for
         others of their call."""
@@ -153,10 +156,12 @@ class GenerationService:
     ) -> AsyncIterator[Generation]:
         """Opens a generation whose first answers are all in the pool; answers that still run at the
         end are cancelled. It counts for the caller's account until the scheduler has ended it.
+        Name and time are those of the call that is current in this task.
 
         Raises:
             InvalidRequest: the request breaks a rule.
             PoolFull: there is too much at once.
+            TimedOut: the call's time is over; later, the generation's pieces raise it.
             Unavailable: there is no pipeline in time, or this process is stopping.
         """
         until = _now() + self._hold_s
@@ -166,10 +171,17 @@ class GenerationService:
             request_span(self._tracer, request, model=model) as span,
         ):
             request.check()
+            deadline = self._deadline()
             span.checked(request)
             with self._admitted(request, account or self._anybody) as place:
-                generation = await self._generation(request, until, place, span, call)
                 try:
+                    async with asyncio.timeout_at(deadline):
+                        generation = await self._generation(request, until, place, span, call)
+                except TimeoutError:
+                    raise errors.TimedOut("the request waited longer than it may take") from None
+                try:
+                    if deadline is not None:
+                        generation.end_at(deadline)
                     await generation.start()
                     yield generation
                 finally:
@@ -186,6 +198,15 @@ class GenerationService:
     async def wait_idle(self) -> None:
         """Waits until all answers have been delivered, or given up."""
         await self._idle.wait()
+
+    def _deadline(self) -> float | None:
+        """Returns when the call of this task must have ended; None if it may take any time."""
+        call = current_call()
+        wanted = None if call is None else call.deadline()
+        if not self._max_request_s:
+            return wanted
+        began_at = _now() if call is None else call.began_at
+        return min(wanted or math.inf, began_at + self._max_request_s)
 
     async def _generation(
         self,
@@ -206,6 +227,7 @@ class GenerationService:
         place.share.grow(
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
         )
+        client_call = current_call()
         return Generation(
             request.options,
             prompts,
@@ -214,6 +236,7 @@ class GenerationService:
             model=pipeline.model,
             until=until,
             place=place,
+            request_id=None if client_call is None else client_call.request_id,
             was_held=was_held,
             resumption=request.resumption,
             span=span,

@@ -41,14 +41,14 @@ class Inbox:
         self._max_loose = MAX_LOOSE
         self._n_read = 0  # tokens, without a pause
         self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
-        self._error: errors.PoolFull | None = None
+        self._error: errors.OrcinusError | None = None
         self._budget = budget
         self._share = Share(budget)
         self._refusals = refusals
 
     @property
-    def error(self) -> errors.PoolFull | None:
-        """The error that `get` raises, if too much was unread."""
+    def error(self) -> errors.OrcinusError | None:
+        """The error that `get` raises, if too much was unread or the call was ended."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
@@ -58,14 +58,20 @@ class Inbox:
         self._events.append(event)
         if len(self._events) > self._max_loose:
             self._pack()
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._wake()
+
+    def fail(self, error: errors.OrcinusError) -> None:
+        """Drops what is unread, and takes nothing more: `get` raises the error."""
+        self._error = self._error or error
+        self.close()
+        self._wake()
 
     async def get(self) -> Event:
         """Returns the next event, once there is one; only one task may wait for it.
 
         Raises:
             PoolFull: too much was unread.
+            OrcinusError: the call was ended with this error.
         """
         if self._n_read >= READ_AT_ONCE:
             self._n_read = 0
@@ -89,6 +95,10 @@ class Inbox:
         """Drops what is unread; does nothing the second time."""
         self._events.clear()
         self._count(MAX_LOOSE)
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def _pack(self) -> None:
         """Joins the tokens of each answer, and counts what is unread."""

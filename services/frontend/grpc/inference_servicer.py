@@ -292,7 +292,9 @@ def _to_choice(piece: Piece, generation: Generation) -> inference_pb2.Choice:
 
 def _to_usage(usage: Usage) -> inference_pb2.Usage:
     return inference_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
     )
 
 

@@ -21,10 +21,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from services.common import errors
-from services.common.exchange import LoopTimer, TimedExchange
+from services.common.exchange import LoopTimer, Metadata, TimedExchange
 from services.frontend.grpc.connection_watch import ConnectionWatch
 from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
+from services.frontend.request.client_call import ID_HEADER, begin_call
 from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -69,9 +70,14 @@ class Transfers:
         *,
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
-        """Returns the messages of a call; `uploading` is entered while its request comes."""
+        """Returns the messages of a call, which begins with it; `uploading` is entered while its
+        request comes. The call's name goes out before its answers and with its status."""
         self.watch.note_call(context)
-        return LimitedExchange(self, context, uploading)
+        metadata = dict(context.invocation_metadata() or ())
+        call = begin_call(metadata.get(ID_HEADER))
+        shown = ((ID_HEADER, call.shown_id),)
+        context.set_trailing_metadata(shown)
+        return LimitedExchange(self, context, uploading, metadata=shown)
 
 
 class LimitedExchange(TimedExchange):
@@ -82,9 +88,12 @@ class LimitedExchange(TimedExchange):
         transfers: Transfers,
         context: Any,
         uploading: Callable[[], AbstractContextManager[object]],
+        *,
+        metadata: Metadata,
     ) -> None:
         super().__init__(
             context,
+            metadata=metadata,
             receive_limit_s=transfers.receive_limit_s,
             send_limit_s=transfers.send_limit_s,
         )

@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common import errors
+from services.frontend.http.event_output import EventOutput
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -29,6 +30,10 @@ class Event(NamedTuple):
     event_id: bytes = b""
 
 
+ACCEPTED = Event(b"")
+"""The first event of a stream, which says that its request is accepted; nothing is sent for it but
+the headers."""
+
 END = b"data: [DONE]\n\n"
 
 HEADERS = [
@@ -38,6 +43,18 @@ HEADERS = [
 ]
 """Headers of a stream; they ask proxies to pass events on as they come."""
 
+
+NEARLY_JSON = frozenset(
+    {
+        "",
+        "*/*",
+        "application/octet-stream",
+        "application/x-www-form-urlencoded",
+        "text/javascript",
+        "text/plain",
+    }
+)
+"""Types that bodies of JSON are sent as; the empty one is none."""
 
 SMALL_BODY_BYTES = 64 * 2**10
 """Bytes of a body that finds room while large ones take all that they may."""
@@ -68,15 +85,31 @@ class BodyLimits:
         return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
 
 
+def check_media(request: Request) -> None:
+    """Raises Unsupported if the headers say that the body is compressed, or that it cannot be JSON.
+
+    A type that JSON is often sent as by mistake is taken: what curl says of any data, or a text's.
+    """
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise errors.Unsupported("content-encoding", "a body must come as it is")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type.endswith(("/json", "+json")) or media_type in NEARLY_JSON:
+        return
+    raise errors.Unsupported("content-type", "must be application/json")
+
+
 async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes:
     """Returns the body. The share of the budget grows as it arrives; a quarter of the budget is
     left to small bodies, so that these get in while slow uploads of large ones take the rest.
 
     Raises:
+        Unsupported: it says that it is compressed, or no JSON.
         TooLarge: it is larger than a body may be, or says that it will be.
         TimedOut: it did not come in time.
         PoolFull: requests take all the memory that they may.
     """
+    check_media(request)
     declared = request.headers.get("content-length", "0")
     n_declared = int(declared) if declared.isdecimal() else 0
     limits.check_size(n_declared)
@@ -124,8 +157,10 @@ async def _wait_disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """A response of server-sent events, for as long as the client listens.
 
-    An error before the first event is raised, and so becomes an answer with its own status; a
-    later one becomes the last event. `explain` writes it down.
+    Its headers go out when the request is accepted, which `ACCEPTED` says, or with the first event.
+    An error before that is raised, and so becomes an answer with its own status; a later one
+    becomes the last event. `explain` writes it down. After `comment_s` seconds without an event
+    comes a comment.
     """
 
     def __init__(
@@ -133,34 +168,40 @@ class EventStream(Response):
         events: AsyncGenerator[Event],
         *,
         explain: Callable[[errors.OrcinusError], Event],
+        comment_s: float,
     ) -> None:
         self.status_code = 200
         self.raw_headers = list(HEADERS)
         self.background = None
         self._events = events
         self._explain = explain
+        self._comment_s = comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(errors.RequestCancelled):  # nobody is there to be told
             await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            first = await anext(events, None)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if first is not None:
-                await _send_data(send, _framed(first))
-            try:
+        output = EventOutput(send, self.raw_headers, comment_s=self._comment_s)
+        try:
+            await self._write_all(output)
+            await output.end()
+        finally:
+            output.close()
+
+    async def _write_all(self, output: EventOutput) -> None:
+        try:
+            async with aclosing(self._events) as events:
                 async for event in events:
-                    await _send_data(send, _framed(event))
-                await _send_data(send, END)
-            except errors.OrcinusError as error:
-                await _send_data(send, _framed(self._explain(error)))
-            await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_data(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    if event is ACCEPTED:
+                        await output.start()
+                    else:
+                        await output.write(_framed(event))
+            await output.write(END)
+        except errors.OrcinusError as error:
+            if not output.has_started:
+                raise
+            await output.write(_framed(self._explain(error)))
 
 
 def _framed(event: Event) -> bytes:

@@ -15,6 +15,7 @@ from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import (
+    ACCEPTED,
     BodyLimits,
     Event,
     EventStream,
@@ -32,9 +33,11 @@ def create_app(
     bodies: BodyLimits,
     api_keys: ApiKeys,
     reason_against_serving: Callable[[], str],
+    comment_s: float,
 ) -> FastAPI:
     """Returns the API in front of a generation service; `reason_against_serving` says why requests
-    that come now would get no tokens, or nothing."""
+    that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
+    without an event."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
@@ -43,6 +46,7 @@ def create_app(
         bodies=bodies,
         api_keys=api_keys,
         reason_against_serving=reason_against_serving,
+        comment_s=comment_s,
     )
     app.add_api_route("/v1/models", api.list_models, methods=["GET", "HEAD"])
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
@@ -65,11 +69,13 @@ class OpenAIApi:
         bodies: BodyLimits,
         api_keys: ApiKeys,
         reason_against_serving: Callable[[], str],
+        comment_s: float,
     ) -> None:
         self._service = service
         self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
+        self._comment_s = comment_s
         self._document = to_json(openapi.document(needs_key=api_keys.are_needed))
 
     async def list_models(self, request: Request) -> Json:
@@ -140,7 +146,8 @@ class OpenAIApi:
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
         if body.stream:
-            return EventStream(self._events(body, position, account), explain=_explain)
+            events = self._events(body, position, account)
+            return EventStream(events, explain=_explain, comment_s=self._comment_s)
         body.check_resumption(position)
         return JSONResponse(await while_connected(request.receive, self._whole(body, account)))
 
@@ -156,6 +163,7 @@ class OpenAIApi:
         request = body.to_request(position)
         async with self._service.open(request, account) as generation:
             shape = _shape(generation, body, position)
+            yield ACCEPTED
             async for piece in generation.pieces():
                 for event in shape.events(piece):
                     yield event

@@ -33,6 +33,7 @@ class _Kind:
 _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.InvalidRequest: _Kind(400, "invalid_request_error"),
     errors.TooLarge: _Kind(413, "invalid_request_error", "too_large"),
+    errors.Unsupported: _Kind(415, "invalid_request_error", "unsupported_media_type"),
     errors.TimedOut: _Kind(408, "invalid_request_error", "timed_out"),
     errors.Unauthenticated: _Kind(401, "invalid_request_error", "invalid_api_key"),
     errors.PermissionDenied: _Kind(403, "invalid_request_error", "permission_denied"),

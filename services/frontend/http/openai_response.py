@@ -118,6 +118,7 @@ class Shape(ABC):
         usage = self._generation.usage
         return {
             "prompt_tokens": usage.prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }

@@ -24,6 +24,12 @@ from services.common.sampling import (
 from services.frontend.http import event_id
 from services.frontend.http.openai_request import TOKEN_NAME, ChatBody, CompletionBody
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.request.client_call import (
+    ID_HEADER,
+    MAX_TIMEOUT_S,
+    SECONDS,
+    TIMEOUT_HEADER,
+)
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -49,12 +55,21 @@ _FORMAT = (
 )
 
 
+class PromptTokensDetails(TypedDict):
+    """Tokens of the prompts by where they came from."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    cached_tokens: int
+
+
 class Usage(TypedDict):
     """Tokens read and written."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
     total_tokens: int
 
@@ -229,8 +244,9 @@ _ERRORS = {
     400: "A field or header is wrong; `param` names it.",
     401: "There is no API key, or nobody has it.",
     404: "There is no such model.",
-    408: "The request did not come in time.",
+    408: "The request did not come in time, or took longer than it may.",
     413: "The body is too large.",
+    415: "The body is compressed, or has a type that is no JSON.",
     429: "Too much is in the making, or asked for by this API key, at the moment.",
     431: "The request line and its headers are too large.",
     500: "The request failed, or there is a bug; it must not be tried again.",
@@ -309,14 +325,17 @@ def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]
         "CompletionBody": ("Completion", "Completion"),
         "ChatBody": ("ChatCompletion", "ChatChunk"),
     }[body]
-    operation = _operation(name, "Continues what it is given.", answer, (*errors, 413))
+    operation = _operation(name, "Continues what it is given.", answer, (*errors, 413, 415))
     operation["parameters"] = [
-        {
-            "name": event_id.HEADER,
-            "in": "header",
-            "description": "Id of the last event of a stream that broke; only with `resumption`.",
-            "schema": {"type": "string"},
-        }
+        _header(
+            event_id.HEADER, "Id of the last event of a stream that broke; only with `resumption`."
+        ),
+        _header(ID_HEADER, "The client's name for the request; comes back with the answer."),
+        _header(
+            TIMEOUT_HEADER,
+            f"Seconds that the request may take, waiting included; at most {MAX_TIMEOUT_S}.",
+            pattern=SECONDS,
+        ),
     ]
     operation["requestBody"] = {
         "required": True,
@@ -332,6 +351,15 @@ def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]
         }
     }
     return operation
+
+
+def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "description": description,
+        "schema": {"type": "string", **schema},
+    }
 
 
 def _probe(name: str, summary: str) -> dict[str, Any]:

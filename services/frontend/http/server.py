@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.frontend.http.acceptor import Acceptor
 from services.frontend.http.connection import Connection
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER, begin_call
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 
@@ -29,13 +30,14 @@ FINISH_S = 2
 
 class HttpServer(uvicorn.Server):
     """Serves an app on a socket that is bound before anybody hears of it; with a context, only
-    over TLS."""
+    over TLS. It may serve on a Unix socket too, always without TLS, within the same limits."""
 
     def __init__(
         self,
         app: ASGIApp,
         listener: socket.socket,
         *,
+        unix_listener: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
         limits: ConnectionLimits | None = None,
         budget: MemoryBudget | None = None,
@@ -58,8 +60,9 @@ class HttpServer(uvicorn.Server):
         )
         self.config.timeout_keep_alive = self._limits.idle_limit_s  # type: ignore[assignment]
         self._app = app
-        self._listener = listener
-        self._tls = tls
+        self._listeners = [(listener, tls)]
+        if unix_listener is not None:
+            self._listeners.append((unix_listener, None))
         self._budget = budget or MemoryBudget(64 * 2**20)
         self._refusals = Refusals() if refusals is None else refusals
         self._places = Places(self._limits.max_connections, refusals=self._refusals)
@@ -67,20 +70,11 @@ class HttpServer(uvicorn.Server):
 
     async def run_until_stopped(self) -> None:
         """Serves until `stop`, then finishes what is being written."""
-        await self.serve([self._listener])
+        await self.serve([listener for listener, _ in self._listeners])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept; uvicorn's own would have asyncio do it, see `acceptor.py`."""
-        acceptor = Acceptor(
-            self._listener,
-            self._connection,
-            tls=self._tls,
-            handshake_limit_s=self._limits.head_limit_s,
-            places=self._places,
-            refusals=self._refusals,
-        )
-        acceptor.start(BACKLOG)
-        self.servers = [acceptor]  # type: ignore[list-item]
+        self.servers = [self._accept(*listener) for listener in self._listeners]  # type: ignore[misc]
         self.started = True
 
     def leave(self) -> None:
@@ -101,6 +95,18 @@ class HttpServer(uvicorn.Server):
         """Does nothing: signals are the process's."""
         yield
 
+    def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> Acceptor:
+        acceptor = Acceptor(
+            listener,
+            self._connection,
+            tls=tls,
+            handshake_limit_s=self._limits.head_limit_s,
+            places=self._places,
+            refusals=self._refusals,
+        )
+        acceptor.start(BACKLOG)
+        return acceptor
+
     def _connection(self, place: Place | None) -> Connection:
         return Connection(
             self.config,
@@ -113,12 +119,25 @@ class HttpServer(uvicorn.Server):
         )
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])  # of several with one name, the last
+        call = begin_call(
+            _text(headers.get(ID_HEADER.encode())),
+            timeout=_text(headers.get(TIMEOUT_HEADER.encode())),
+        )
+
         async def send_on(message: Message) -> None:
-            if self._is_leaving and message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if message["type"] == "http.response.start":
+                name = (ID_HEADER.encode(), call.shown_id.encode())
+                message["headers"] = [*message["headers"], name]
+                if self._is_leaving:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         await self._app(scope, receive, send_on)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
 
 
 def listen(address: str) -> socket.socket:

@@ -13,6 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import semconv, tracing
+from services.frontend.request.client_call import current_call
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 """Methods that name spans; clients could make others up."""
@@ -52,6 +53,9 @@ class TracedApp:
         self, span: Span, method: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         span.set_attributes(_attributes(scope))
+        call = current_call()
+        if call is not None and call.client_id is not None:
+            span.set_attribute(semconv.CLIENT_REQUEST_ID, call.client_id)
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -94,7 +98,9 @@ def _attributes(scope: Scope) -> Mapping[str, Any]:
         semconv.URL_SCHEME: scope["scheme"],
     }
     if scope.get("server") is not None:
-        attributes[semconv.SERVER_ADDRESS], attributes[semconv.SERVER_PORT] = scope["server"]
+        attributes[semconv.SERVER_ADDRESS], port = scope["server"]
+        if port is not None:  # a Unix socket has none
+            attributes[semconv.SERVER_PORT] = port
     agent = _headers(scope, "user-agent").get("user-agent")
     if agent is not None:
         attributes[semconv.USER_AGENT] = agent

@@ -12,6 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from orcinus.v1 import trace_pb2
 
 from services.common import errors, semconv, tracing
+from services.frontend.request.client_call import current_call
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
@@ -119,6 +120,9 @@ def request_span(
     )
     if model:
         span.set_attribute(semconv.REQUEST_MODEL, model)
+    call = current_call()
+    if call is not None and call.client_id is not None:
+        span.set_attribute(semconv.CLIENT_REQUEST_ID, call.client_id)
     try:
         yield RequestSpan(span)
     except errors.OrcinusError as error:

@@ -172,3 +172,31 @@ async def test_errors_repeat_little_of_what_a_client_sends(tmp_path: Path) -> No
             response = await site.http.get(path)
             assert response.status_code == 404
             assert len(response.content) < 1000
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "Application/JSON", "content-encoding": "identity"}, 200),
+        ({"content-type": "application/vnd.api+json"}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),
+        ({"content-type": "text/plain"}, 200),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "application/x-protobuf"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+        ({"content-encoding": "identity, zstd"}, 415),
+    ],
+    ids=str,
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bodies_that_cannot_be_json_are_refused_by_their_headers(
+    site: Site, headers: dict[str, str], status: int
+) -> None:
+    answer = await site.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == status
+    if status == 415:
+        error = answer.json()["error"]
+        assert error["code"] == "unsupported_media_type"
+        assert error["param"] in headers

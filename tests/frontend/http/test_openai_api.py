@@ -78,6 +78,7 @@ async def test_completion_has_the_shape_of_openai(site: Site) -> None:
         "choices": [{"index": 0, "text": " world", "logprobs": None, "finish_reason": "stop"}],
         "usage": {
             "prompt_tokens": n_prompt,
+            "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens": n_answer,
             "total_tokens": n_prompt + n_answer,
         },
@@ -169,7 +170,8 @@ async def test_prompts_and_their_answers_are_numbered(site: Site) -> None:
     answer = await complete(site, prompts, n=2, max_tokens=2)
     choices = [(choice["index"], choice["text"]) for choice in answer["choices"]]
     assert choices == [(0, "ab"), (1, "ab"), (2, "cd"), (3, "cd")]
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 8, 12)
 
 
 async def test_token_ids_are_returned_if_wanted(site: Site) -> None:
@@ -402,10 +404,9 @@ async def test_full_pool_says_when_to_try_again(site: Site, stream: bool) -> Non
     assert error_of(response)["code"] == "rate_limit_exceeded"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_pipeline_lost_before_the_first_token_is_503(site: Site, stream: bool) -> None:
+async def test_pipeline_lost_before_the_first_token_is_503(site: Site) -> None:
     site.scheduler.behaviour = loses_pipeline_after()
-    response = await post(site, "completions", prompt="x", stream=stream)
+    response = await post(site, "completions", prompt="x")
     assert response.status_code == 503
     assert error_of(response)["message"] == "stage 1 was lost; try again"
 

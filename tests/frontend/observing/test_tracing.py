@@ -117,6 +117,18 @@ async def test_grpc_says_the_same(site: Site, spans: RecordedSpans) -> None:
     assert (request.name, parent_id(request)) == (REQUEST, span_id(server))
 
 
+async def test_the_client_s_name_of_a_request_is_in_its_spans(
+    site: Site, spans: RecordedSpans
+) -> None:
+    name = {"x-request-id": "client-7"}
+    await complete(site, headers=HEADERS | name)
+    for span in await until(spans, 2):
+        assert attributes(span)[semconv.CLIENT_REQUEST_ID] == "client-7"
+    await site.inference.generate(request_of(), metadata=tuple((HEADERS | name).items()))
+    request = (await until(spans, 4))[2]
+    assert attributes(request)[semconv.CLIENT_REQUEST_ID] == "client-7"
+
+
 async def test_a_chat_is_called_so(site: Site, spans: RecordedSpans) -> None:
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "max_tokens": 1, "n": 2}

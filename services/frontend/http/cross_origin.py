@@ -1,0 +1,36 @@
+"""Web pages of other origins: which of them a browser lets use the API (CORS)."""
+
+from collections.abc import Collection
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.frontend.request.client_call import ID_HEADER
+
+METHODS = ("GET", "HEAD", "POST")
+
+RESPONSE_HEADERS = ("retry-after", "x-orcinus-ignored-fields", ID_HEADER)
+
+
+def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Returns the app for pages of these origins, `*` for all; as it is if there are none.
+
+    A browser's question before a request needs no key. Requests may have any headers, since clients
+    for browsers send a dozen of their own; nothing here depends on a browser's cookies.
+    """
+    if not origins:
+        return app
+    for_pages = CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=METHODS,
+        allow_headers=("*",),
+        expose_headers=RESPONSE_HEADERS,
+    )
+
+    async def either(scope: Scope, receive: Receive, send: Send) -> None:
+        # It costs each event of a stream a few microseconds, which others need not pay.
+        is_of_page = any(name == b"origin" for name, _ in scope["headers"])
+        await (for_pages if is_of_page else app)(scope, receive, send)
+
+    return either

@@ -1,0 +1,57 @@
+"""A Unix socket to listen on, and its file."""
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+MODE = 0o660
+"""Mode of the socket's file: who may write to it may connect."""
+
+
+@contextmanager
+def listen_unix(path: Path) -> Iterator[socket.socket]:
+    """Yields a socket that is bound to a path, whose file is removed at the end. It takes
+    connections once it is told to listen.
+
+    Raises:
+        OSError: somebody listens there, there is a file that is no socket, or none can be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+        path.chmod(MODE)
+        file = path.stat()
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {path}: {error}") from error
+    try:
+        with listener:
+            yield listener
+    finally:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), file):  # not another process's by now
+                path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes the file of a socket that nobody listens on."""
+    try:
+        is_socket = stat.S_ISSOCK(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise FileExistsError("there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:  # so many wait that it has no room for one more
+            pass
+    raise OSError("another process listens there")

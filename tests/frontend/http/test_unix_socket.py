@@ -1,0 +1,67 @@
+"""The API over a Unix socket, and what becomes of its file."""
+
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.frontend.http.unix_socket import listen_unix
+from tests.frontend.conftest import TIMEOUT_S, running
+
+
+async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    async with running(tmp_path, http_socket=path) as site:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_S) as client:
+            body = {"prompt": "x", "max_tokens": 2, "stream": True}
+            answer = await client.post("http://localhost/v1/completions", json=body)
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert (await site.http.get("/health")).status_code == 200
+    assert not path.exists()
+
+
+async def test_limits_hold_for_both_together(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    settings: dict[str, Any] = {"http_socket": path, "max_connections": 1, "max_head_bytes": 1000}
+    async with running(tmp_path, **settings) as site:
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_S) as client:
+            # The idle connection over TCP gives up its place.
+            assert (await site.http.get("/health")).status_code == 200
+            assert (await client.get("http://localhost/health")).status_code == 200
+            assert len(site.frontend._http._places.taken) == 1
+            large = await client.get("http://localhost/health", headers={"x": "y" * 2000})
+            assert large.status_code == 431
+
+
+def test_file_of_a_dead_process_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listen_unix(path) as listener:
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert not path.exists()
+
+
+def test_file_that_somebody_uses_stays(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with listen_unix(path) as listener:
+        listener.listen()
+        with pytest.raises(OSError, match="another process listens there"), listen_unix(path):
+            pass
+        path.unlink()
+        with listen_unix(path):
+            pass
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+    with pytest.raises(OSError, match="no socket"), listen_unix(path):
+        pass
+    with pytest.raises(OSError, match="cannot listen on"), listen_unix(tmp_path / ("x" * 200)):
+        pass
