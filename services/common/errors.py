@@ -2,7 +2,8 @@
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
-    │   └── TooLarge        so large that it is not even read
+    │   ├── TooLarge        so large that it is not even read
+    │   └── UnknownModel    there is no model of that name
     ├── TimedOut            the client did not send, or not read, in time
     ├── Unauthenticated     nobody knows who calls
     ├── PermissionDenied    it is known who calls, and he may not
@@ -46,6 +47,13 @@ class InvalidRequest(OrcinusError):
 
 class TooLarge(InvalidRequest):
     """The request is larger than any may be, and was not read to its end."""
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    def __init__(self, model: str, *, served: str) -> None:
+        super().__init__("model", f"{shortened(model)!r} is not served here; {served!r} is")
 
 
 class TimedOut(OrcinusError):

@@ -35,6 +35,7 @@ from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
+from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
@@ -82,6 +83,10 @@ class Frontend:
             on_tokens=self._serving.note_progress,
             refusals=self._refusals,
         )
+        defaults = GenerationDefaults()
+        if settings.generation_config == "auto":
+            defaults = GenerationDefaults.from_directory(settings.model)
+            log.info("the checkpoint's own defaults: %s", str(defaults) or "none")
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
@@ -94,6 +99,8 @@ class Frontend:
             budget=self._budget,
             refusals=self._refusals,
             hold_s=settings.hold_s,
+            served_names=settings.served_model_name,
+            defaults=defaults,
             tracer=traces.tracer,
             metrics=self._metrics,
         )
@@ -123,6 +130,7 @@ class Frontend:
             ),
             api_keys=api_keys,
             reason_against_serving=self._serving.reason_against,
+            refuse_unknown_fields=settings.refuse_unknown_fields,
         )
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
