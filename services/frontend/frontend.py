@@ -83,10 +83,9 @@ class Frontend:
             on_tokens=self._serving.note_progress,
             refusals=self._refusals,
         )
-        defaults = GenerationDefaults()
+        self._defaults = GenerationDefaults()
         if settings.generation_config == "auto":
-            defaults = GenerationDefaults.from_directory(settings.model)
-            log.info("the checkpoint's own defaults: %s", str(defaults) or "none")
+            self._defaults = GenerationDefaults.from_directory(settings.model)
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
@@ -100,7 +99,7 @@ class Frontend:
             refusals=self._refusals,
             hold_s=settings.hold_s,
             served_names=settings.served_model_name,
-            defaults=defaults,
+            defaults=self._defaults,
             tracer=traces.tracer,
             metrics=self._metrics,
         )
@@ -240,6 +239,7 @@ class Frontend:
     async def _announce(self) -> None:
         """Tells the launcher the addresses, once requests can be answered."""
         await self.wait_ready()
+        log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
         addresses = {
             "http": self.http_address,

@@ -70,19 +70,7 @@ def create_app(
         app.add_api_route(path, post, methods=["POST"], response_model=None)
     for path, get in shown.items():
         app.add_api_route(path, get, methods=["GET", "HEAD"], response_model=None)
-    for path in (*posted, *shown):
-        answer = _options("POST" if path in posted else "GET, HEAD")
-        app.add_api_route(path, answer, methods=["OPTIONS"], response_model=None)
     return app
-
-
-def _options(methods: str) -> Callable[[], Awaitable[Response]]:
-    """Returns the handler of OPTIONS of a path with these methods."""
-
-    async def answer() -> Response:
-        return Response(status_code=204, headers={"allow": f"{methods}, OPTIONS"})
-
-    return answer
 
 
 class OpenAIApi:

@@ -79,8 +79,10 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests of unknown paths and methods."""
+    """Answers requests of unknown paths and methods, and OPTIONS of known paths."""
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)  # with `Allow`
     message = f"{error.detail}: {request.method} {errors.shortened(request.url.path)}"
     body = _object(message, "invalid_request_error", None, None)
     return JSONResponse(body, error.status_code, error.headers)
