@@ -31,7 +31,11 @@ from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_defaults import GenerationDefaults
-from services.frontend.request.generation_request import GenerationRequest, Prompt
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline
@@ -161,23 +165,26 @@ class GenerationService:
         account: Account | None = None,
         *,
         model: str = "",
-        add_special_tokens: bool | None = None,
+        options: GenerationOptions | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens that a generation would start with. The call counts as one with one
-        answer.
+        """Returns the tokens that a generation with these options would start with. The call counts
+        as one with one answer.
 
         Raises:
-            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, or a
-            conversation can't be written out.
+            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
+            can't be written out, or an option is wrong.
             UnknownModel: another model is meant.
             PoolFull: there is too much at once.
         """
-        request = GenerationRequest(prompts=(prompt,))
+        options = options or GenerationOptions()
+        options.check()
+        request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         with self._admitted(request, account or self._anybody) as place:
             limits = self._limits(self.describe())
             limits.check_model(model)
+            limits.stop_token_ids(options)
             return await self._encoder.to_tokens(
-                prompt, limits, place.share, add_special_tokens=add_special_tokens
+                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
             )
 
     async def detokenize(

@@ -153,9 +153,10 @@ class OpenAIApi:
         """Answers with the tokens of a text or a conversation."""
         account = self._admit(request)
         body = await self._read(request, TokenizeBody, account)
-        (prompt,) = body.prompts
+        asked = body.to_request()
+        (prompt,) = asked.prompts
         token_ids = await self._service.tokenize(
-            prompt, account, model=body.model or "", add_special_tokens=body.add_special_tokens
+            prompt, account, model=asked.model, options=asked.options
         )
         answer = {
             "count": len(token_ids),

@@ -71,6 +71,9 @@ async def test_wrong_tokens_and_texts_are_refused_by_name(site: Site) -> None:
     assert await refused(site, "/tokenize", prompt="x", messages=HELLO) == (400, "prompt")
     assert await refused(site, "/tokenize", prompt="x" * 5000) == (400, "prompt")
     assert await refused(site, "/tokenize", prompt="x", model="other") == (404, "model")
+    assert await refused(site, "/tokenize", prompt="x", n=0) == (400, "n")
+    wrong = {"prompt": "x", "bad_token_ids": [-1]}
+    assert await refused(site, "/tokenize", **wrong) == (400, "bad_token_ids")
     assert await refused(site, "/detokenize") == (400, "tokens")
     assert await refused(site, "/detokenize", tokens=[PIPELINE.vocab_size]) == (400, "tokens")
     assert await refused(site, "/detokenize", tokens=[-1]) == (400, "tokens")
@@ -146,12 +149,13 @@ async def test_the_model_has_the_names_that_it_is_given(tmp_path: Path) -> None:
 
 async def test_chunks_count_the_usage_if_that_is_wanted(site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens("abc"), EOS)
-    for path, body in (
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/chat/completions", {"messages": HELLO}),
-    ):
+    prompts: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": HELLO},
+    }
+    for path, prompt in prompts.items():
         wanted = {"include_usage": True, "continuous_usage_stats": True}
-        body |= {"stream": True, "max_tokens": 9, "stream_options": wanted}
+        body = prompt | {"stream": True, "max_tokens": 9, "stream_options": wanted}
         text = (await site.http.post(path, json=body)).text
         counts = [int(count) for count in re.findall('"completion_tokens":([0-9]+)', text)]
         assert text.count("data: {") == len(counts), "each chunk has it"

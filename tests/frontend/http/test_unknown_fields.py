@@ -113,10 +113,11 @@ async def test_answers_name_what_was_ignored(
 
 async def test_they_are_refused_if_the_operator_wants_so(tmp_path: Path) -> None:
     async with running(tmp_path, refuse_unknown_fields=True) as site:
-        for field, fields in {
+        wrong: dict[str, dict[str, Any]] = {
             "temprature": {"temprature": 1},
             "stream_options.speed": {"stream": True, "stream_options": {"speed": 1}},
-        }.items():
+        }
+        for field, fields in wrong.items():
             response = await site.http.post("/v1/completions", json={"prompt": "x"} | fields)
             assert response.status_code == 400
             assert response.json()["error"]["param"] == field

@@ -116,8 +116,8 @@ async def test_both_protocols_have_the_defaults(tmp_path: Path) -> None:
         prompt = inference_pb2.Prompt(text="x")
         await site.inference.generate(inference_pb2.GenerateRequest(prompt=prompt))
         assert last_options(site) == (*own, 5)
-        given = generation_options(temperature=1.0, top_p=1.0)
-        request = inference_pb2.GenerateRequest(prompt=prompt, options=given)
+        options = generation_options(temperature=1.0, top_p=1.0)
+        request = inference_pb2.GenerateRequest(prompt=prompt, options=options)
         await site.inference.generate(request)
         assert last_options(site) == (1.0, 20, 1.0, 0.125, 1.25, 5)
 
