@@ -3,7 +3,8 @@
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
     │   ├── TooLarge        so large that it is not even read
-    │   └── Unsupported     in a form that is not read here
+    │   ├── Unsupported     in a form that is not read here
+    │   └── UnknownModel    there is no model of that name
     ├── TimedOut            the client did not send, or not read, in time; or its call took too long
     ├── Unauthenticated     nobody knows who calls
     ├── PermissionDenied    it is known who calls, and he may not
@@ -51,6 +52,13 @@ class TooLarge(InvalidRequest):
 
 class Unsupported(InvalidRequest):
     """The request's body has a form that is not read here."""
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    def __init__(self, model: str, *, served: str) -> None:
+        super().__init__("model", f"{shortened(model)!r} is not served here; {served!r} is")
 
 
 class TimedOut(OrcinusError):

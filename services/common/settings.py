@@ -11,16 +11,27 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic import BeforeValidator, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 
 from services.common.cpus import CGROUPS
 from services.common.memory_limit import memory_limit, trouble_of
 from services.common.telemetry import LogFormat
 
 PREFIX = "ORCINUS_"
+
+
+def _names_in(value: object) -> object:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^[!-+\--~]{1,128}$")]
+
+ModelNames = Annotated[tuple[ModelName, ...], NoDecode, BeforeValidator(_names_in)]
+"""Names by which clients know a model, separated by commas; an option may also come several
+times."""
 
 
 class ServiceSettings(BaseSettings):

@@ -37,6 +37,7 @@ from services.frontend.http.tracing import TracedApp
 from services.frontend.http.unix_socket import listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
+from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
@@ -84,6 +85,9 @@ class Frontend:
             on_tokens=self._serving.note_progress,
             refusals=self._refusals,
         )
+        self._defaults = GenerationDefaults()
+        if settings.generation_config == "auto":
+            self._defaults = GenerationDefaults.from_directory(settings.model)
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
@@ -97,6 +101,8 @@ class Frontend:
             refusals=self._refusals,
             hold_s=settings.hold_s,
             max_request_s=settings.max_request_s,
+            served_names=settings.served_model_name,
+            defaults=self._defaults,
             tracer=traces.tracer,
             metrics=self._metrics,
         )
@@ -130,6 +136,7 @@ class Frontend:
             api_keys=api_keys,
             reason_against_serving=self._serving.reason_against,
             comment_s=settings.comment_s,
+            refuse_unknown_fields=settings.refuse_unknown_fields,
         )
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
@@ -241,6 +248,7 @@ class Frontend:
     async def _announce(self) -> None:
         """Tells the launcher the addresses, once requests can be answered."""
         await self.wait_ready()
+        log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
         addresses = {
             "http": self.http_address,

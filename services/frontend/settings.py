@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from services.common.memory_limit import MIB, PROCESS
-from services.common.settings import ServerSettings
+from services.common.settings import ModelNames, ServerSettings
 
 MAX_PORT = 65535
 
@@ -66,7 +66,21 @@ class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
     model: Path
-    """Directory of the checkpoint; only its tokenizer and its chat template are read."""
+    """Directory of the checkpoint; its tokenizer, its chat template and its defaults are read."""
+
+    served_model_name: ModelNames = ()
+    """Names by which clients know the model, separated by commas or given one by one; the first one
+    is shown in answers. Without any it is the name of the workers' directory."""
+
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where requests have their defaults from: `auto` takes temperature, top_k, top_p, min_p,
+    repetition_penalty and max_new_tokens of the checkpoint's generation_config.json; `none` ignores
+    it."""
+
+    refuse_unknown_fields: bool = False
+    """Whether a body with a field that nobody knows is refused, which finds misspelt ones.
+    Otherwise such fields are ignored, and named in the answer's header `x-orcinus-ignored-fields`.
+    """
 
     scheduler: Address
     """Where the scheduler listens. Where a name has several addresses, calls go to the one whose

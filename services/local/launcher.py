@@ -168,6 +168,7 @@ class Launcher:
             "services.frontend",
             {
                 "model": settings.model,
+                "served-model-name": ",".join(settings.served_model_name) or None,
                 "scheduler": scheduler,
                 "http-address": f"{HOST}:{settings.http_port}",
                 "grpc-address": f"{HOST}:{settings.grpc_port}",

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from services.common.settings import ServiceSettings
+from services.common.settings import ModelNames, ServiceSettings
 
 
 class LocalSettings(ServiceSettings):
@@ -13,6 +13,10 @@ class LocalSettings(ServiceSettings):
 
     model: Path
     """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
+
+    served_model_name: ModelNames = ()
+    """Names by which clients know the model, separated by commas or given one by one; by default
+    the name of its directory."""
 
     stages: int = Field(default=1, ge=1)
     """Pipeline stages to cut the model into, a worker each."""

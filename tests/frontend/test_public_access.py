@@ -98,6 +98,8 @@ HTTP_CALLS = [
     ("GET", "/v1/models/test-model"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
 ]
 
 
@@ -120,7 +122,10 @@ async def test_those_are_all_paths_but_the_open_ones(tmp_path: Path) -> None:
         counted: Any = site.frontend._http._app
         paths = [re.sub("{.*}", "test-model", route.path) for route in counted._app.routes]
     assert sorted(paths) == sorted(
-        ["/health", "/openapi.json", "/ready", "/serving", *(path for _, path in HTTP_CALLS)]
+        [
+            *("/docs", "/health", "/openapi.json", "/ready", "/serving", "/version"),
+            *(path for _, path in HTTP_CALLS),
+        ]
     )
 
 

@@ -113,6 +113,7 @@ class Generation:
         scheduler: SchedulerClient,
         *,
         model: str,
+        shown_model: str = "",
         until: float,
         place: Place,
         request_id: str | None = None,
@@ -124,7 +125,9 @@ class Generation:
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
         )
-        self.model = model
+        self.model = shown_model or model
+        """The model's name for clients."""
+        self._pipeline_model = model
         self.options = options
         self.prompts = prompts
         self._submission_id = self.request_id
@@ -204,7 +207,7 @@ class Generation:
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
-            self.request_id, model=self.model, n_prompt_tokens=self.usage.prompt_tokens
+            self.request_id, model=self._pipeline_model, n_prompt_tokens=self.usage.prompt_tokens
         )
         if self._resumption is not None:
             for index, so_far in enumerate(self._resumption.answers):
@@ -388,7 +391,7 @@ class Generation:
                 account=self._place.account,
             ),
             self,
-            model=self.model,
+            model=self._pipeline_model,
             until=until,
             was_held=self._was_held or until is None,
             span=self._span,
@@ -398,12 +401,17 @@ class Generation:
         return () if self._resumption is None else self._resumption.answers[index].token_ids
 
     def _answer(self, index: int, prompt: EncodedPrompt) -> Answer:
+        options = self.options
+        is_shown = options.include_stop_str_in_output
+        tokenizer = self._tokenizer
+        if not options.skip_special_tokens:
+            tokenizer = tokenizer.with_special_tokens
         return Answer(
             index,
-            IncrementalText(self._tokenizer, prompt.context),
-            stops=StopStrings(self.options.stop),
-            stop_token_ids=frozenset(prompt.stop_token_ids),
-            min_tokens=self.options.sampling.min_tokens,
+            IncrementalText(tokenizer, prompt.context),
+            stops=StopStrings(options.stop, are_shown=is_shown),
+            stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
+            min_tokens=options.sampling.min_tokens,
         )
 
     def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:

@@ -15,6 +15,7 @@ import math
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from opentelemetry.trace import NoOpTracer, Tracer
@@ -30,7 +31,12 @@ from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
 from services.frontend.request.conversation import Conversation
-from services.frontend.request.generation_request import GenerationRequest, Prompt
+from services.frontend.request.generation_defaults import GenerationDefaults
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline
@@ -41,6 +47,15 @@ from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
+
+DETOKENIZED_FIELD = "tokens"
+"""Name of the field with tokens of which a client wants the text."""
+
+NAMED_AT_ONCE = 4096
+"""Tokens whose names are looked up in one go, which takes a millisecond."""
+
+TOKEN_NAME_BYTES = 96
+"""Bytes of memory that a token's name takes, as an object and in JSON."""
 
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
 """Bytes that a prompt's token takes in each of the submissions that the scheduler has at a time,
@@ -65,6 +80,8 @@ class GenerationService:
         refusals: Refusals | None = None,
         hold_s: float = 0.0,
         max_request_s: float = 0.0,
+        served_names: tuple[str, ...] = (),
+        defaults: GenerationDefaults | None = None,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
@@ -89,6 +106,8 @@ class GenerationService:
         self._anybody = Account()
         self._hold_s = hold_s
         self._max_request_s = max_request_s
+        self._served_names = served_names
+        self._defaults = defaults or GenerationDefaults()
         self.n_in_flight = 0
         """Answers that are admitted and not yet over for the scheduler, without those that wait for
         others of their call."""
@@ -125,6 +144,12 @@ class GenerationService:
         first."""
         return self._scheduler.last_known
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names by which clients know the model, the one that answers show first; raises
+        Unavailable before the first pipeline."""
+        return self._limits(self.describe()).names
+
     def check_room(self) -> None:
         """Refuses a new call that would find no place, before it costs anything. Calls that go on
         with a stream that broke need not ask.
@@ -137,18 +162,59 @@ class GenerationService:
         self._check_in_flight(1)
         self._scheduler.check_room()
 
-    async def tokenize(self, prompt: Prompt, account: Account | None = None) -> Sequence[int]:
-        """Returns the tokens that a generation would start with. The call counts as one with one
-        answer.
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        account: Account | None = None,
+        *,
+        model: str = "",
+        options: GenerationOptions | None = None,
+    ) -> Sequence[int]:
+        """Returns the tokens that a generation with these options would start with. The call counts
+        as one with one answer.
 
         Raises:
-            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, or a
-            conversation can't be written out.
+            InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
+            can't be written out, or an option is wrong.
+            UnknownModel: another model is meant.
             PoolFull: there is too much at once.
         """
-        request = GenerationRequest(prompts=(prompt,))
+        options = options or GenerationOptions()
+        options.check()
+        request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         with self._admitted(request, account or self._anybody) as place:
-            return await self._encoder.to_tokens(prompt, Limits(self.describe()), place.share)
+            limits = self._limits(self.describe())
+            limits.check_model(model)
+            limits.stop_token_ids(options)
+            return await self._encoder.to_tokens(
+                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
+            )
+
+    async def detokenize(
+        self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
+    ) -> str:
+        """Returns the text of tokens, with special ones. The call counts as one with one answer.
+
+        Raises:
+            InvalidRequest: there are more than the model can read, or one is not in the vocabulary.
+            UnknownModel: another model is meant.
+            PoolFull: there is too much at once.
+        """
+        limits = self._limits(self.describe())
+        limits.check_model(model)
+        limits.check_text(DETOKENIZED_FIELD, token_ids)
+        with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
+            return await self._encoder.to_text(token_ids, place.share)
+
+    async def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
+        memory for that."""
+        names: list[str] = []
+        with self._budget.share(TOKEN_NAME_BYTES * len(token_ids)):
+            for start in range(0, len(token_ids), NAMED_AT_ONCE):
+                names += self.tokenizer.names_of(token_ids[start : start + NAMED_AT_ONCE])
+                await asyncio.sleep(0)  # others come in between
+        return names
 
     @asynccontextmanager
     async def open(
@@ -165,6 +231,7 @@ class GenerationService:
             Unavailable: there is no pipeline in time, or this process is stopping.
         """
         until = _now() + self._hold_s
+        request = replace(request, options=self._defaults.apply(request.options))
         model = self._scheduler.last_model
         with (
             self._metrics.call(request, model=model) as call,
@@ -222,7 +289,8 @@ class GenerationService:
             pipeline = await self._scheduler.wait_open(until)
         finally:
             self.n_waiting -= request.n_answers
-        prompts = await self._encode(request, Limits(pipeline), place.share)
+        limits = self._limits(pipeline)
+        prompts = await self._encode(request, limits, place.share)
         place.share.grow(self._n_token_bytes(prompts, request.options.n))
         place.share.grow(
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
@@ -234,6 +302,7 @@ class GenerationService:
             self.tokenizer,
             self._scheduler,
             model=pipeline.model,
+            shown_model=limits.names[0],
             until=until,
             place=place,
             request_id=None if client_call is None else client_call.request_id,
@@ -305,7 +374,10 @@ class GenerationService:
 
     def _last_limits(self) -> Limits | None:
         """Returns the limits of the model that is served, or was, if it is known."""
-        return Limits(self.describe()) if self._scheduler.last_model else None
+        return self._limits(self.describe()) if self._scheduler.last_model else None
+
+    def _limits(self, pipeline: Pipeline) -> Limits:
+        return Limits(pipeline, self._served_names)
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
         """Returns about how many bytes the tokens of prompts take, besides those that came as
@@ -336,7 +408,9 @@ class GenerationService:
             )
         encoded = []
         for prompt in request.prompts:
-            token_ids = await self._encoder.to_tokens(prompt, limits, share)
+            token_ids = await self._encoder.to_tokens(
+                prompt, limits, share, add_special_tokens=options.add_special_tokens
+            )
             max_new_tokens = limits.max_new_tokens(
                 request.options,
                 n_prompt=len(token_ids),

@@ -16,6 +16,7 @@ from orcinus.v1 import inference_pb2
 
 from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
+from services.common.sampling import OPTIONS
 from services.common.sampling_proto import from_proto
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.answer import Piece
@@ -120,7 +121,7 @@ class InferenceServicer:
         """Answers with the model and how it is served."""
         pipeline = self._service.describe()
         return inference_pb2.DescribeModelResponse(
-            model=pipeline.model,
+            model=self._service.model_names[0],
             max_model_len=pipeline.max_model_len,
             vocab_size=pipeline.vocab_size,
             eos_token_ids=pipeline.eos_token_ids,
@@ -239,6 +240,7 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     else:
         given["format_field"] = "grammar"
     given |= {"sampling": sampling, "stop": tuple(options.stop)}
+    given["defaulted"] = OPTIONS.keys() - {field.name for field, _ in options.sampling.ListFields()}
     return GenerationOptions(**given)
 
 

@@ -1,24 +1,30 @@
 """Bodies of the HTTP API, read from JSON, and what is wrong with them in words for clients."""
 
+from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from services.common import errors
+from services.frontend.http.type_errors import MAX_NAME_LENGTH, explain
 
 Body = TypeVar("Body", bound=BaseModel)
 
-MAX_NAME_LENGTH = 64
-"""Characters of a client's field name that are repeated in an error."""
+MAX_UNKNOWN = 16
+"""Unknown fields of a body that are named at most."""
+
+OnUnknown = Callable[[tuple[str, ...]], None]
+"""A function of the paths of a body's unknown fields, without places in lists: `messages.mood`."""
 
 
-def parse_body(kind: type[Body], data: bytes) -> Body:
-    """Reads a body.
+def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
+    """Reads a body. Fields that nobody knows are left out, at every depth; `on_unknown` is told
+    the first of them, if there are any, and may raise.
 
     Raises:
-        InvalidRequest: it is not JSON in UTF-8, or a field is missing, unknown or of the wrong
-        type.
+        InvalidRequest: it is not JSON in UTF-8, or a field is missing or of the wrong type.
     """
     try:
         value = pydantic_core.from_json(data)
@@ -26,35 +32,29 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
         raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
         raise errors.InvalidRequest("body", "must be a JSON object")
-    for name in value:  # before validation, which would make an error for each of a million
-        if name not in kind.model_fields:
-            raise errors.InvalidRequest(name[:MAX_NAME_LENGTH], "unknown field")
     try:
-        return kind.model_validate(value)
+        # Unknown fields are kept first, which is cheap. An error for each of thousands is not.
+        body = kind.model_validate(value, extra="allow")
     except ValidationError as error:
-        raise _explain(error, value) from None
+        raise explain(error, value) from None
+    unknown: dict[str, None] = {}
+    _take_unknown(body, "", unknown)
+    if unknown:
+        on_unknown(tuple(unknown))
+    return body
 
 
-def _explain(error: ValidationError, body: object) -> errors.InvalidRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    return errors.InvalidRequest(_json_path(first["loc"], body), message)
-
-
-def _json_path(location: tuple[int | str, ...], body: object) -> str:
-    """Returns where in the body an error is, `messages.0.role` for example.
-
-    Pydantic puts names of union members between the body's own; what is in the body stays, and so
-    does the last name, which may be one that is missing.
-    """
-    path, value = [], body
-    for depth, name in enumerate(location):
-        is_last = depth == len(location) - 1
-        if isinstance(value, dict) and (name in value or is_last):
-            value = value.get(name)
-        elif isinstance(value, list) and isinstance(name, int):
-            value = value[name]
-        else:
-            continue
-        path.append(str(name)[:MAX_NAME_LENGTH])
-    return ".".join(path)
+def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
+    """Takes the unknown fields out of all models in a value, and notes the paths of the first."""
+    if isinstance(value, BaseModel):
+        if value.__pydantic_extra__:
+            for name in islice(value.__pydantic_extra__, MAX_UNKNOWN):
+                if len(found) < MAX_UNKNOWN:
+                    found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None
+            value.__pydantic_extra__.clear()
+        for name, field in value.__dict__.items():
+            if isinstance(field, (BaseModel, list)):
+                _take_unknown(field, f"{path}{name}.", found)
+    elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        for item in value:
+            _take_unknown(item, path, found)

@@ -21,9 +21,12 @@ class CompletionShape(Shape):
         position: StreamPosition | None = None,
         *,
         includes_usage: bool = False,
+        counts_usage: bool = False,
         echo: bool = False,
     ) -> None:
-        super().__init__(generation, position, includes_usage=includes_usage)
+        super().__init__(
+            generation, position, includes_usage=includes_usage, counts_usage=counts_usage
+        )
         self._echo = echo
 
     def _whole_choice(self, piece: Piece) -> Json:

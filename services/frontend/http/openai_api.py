@@ -1,15 +1,17 @@
 """The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from services.common import errors
+from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import event_id, openai_errors, openapi
+from services.frontend.http import docs_page, event_id, openai_errors, openapi
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
@@ -25,6 +27,8 @@ from services.frontend.http.exchange import (
 from services.frontend.http.json_structure import check_structure
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import Json, Shape, model_list, model_object, to_json
+from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
+from services.frontend.http.unknown_fields import UnknownFields
 
 
 def create_app(
@@ -34,6 +38,7 @@ def create_app(
     api_keys: ApiKeys,
     reason_against_serving: Callable[[], str],
     comment_s: float,
+    refuse_unknown_fields: bool = False,
 ) -> FastAPI:
     """Returns the API in front of a generation service; `reason_against_serving` says why requests
     that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
@@ -47,15 +52,28 @@ def create_app(
         api_keys=api_keys,
         reason_against_serving=reason_against_serving,
         comment_s=comment_s,
+        refuse_unknown_fields=refuse_unknown_fields,
     )
-    app.add_api_route("/v1/models", api.list_models, methods=["GET", "HEAD"])
-    app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
-    app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
-    app.add_api_route(openapi.PATH, api.openapi, methods=["GET", "HEAD"], response_model=None)
-    app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
-    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
-    app.add_api_route("/serving", api.serving, methods=["GET", "HEAD"], response_model=None)
+    posted = {
+        "/v1/chat/completions": api.chat,
+        "/v1/completions": api.complete,
+        "/tokenize": api.tokenize,
+        "/detokenize": api.detokenize,
+    }
+    shown: dict[str, Callable[..., Awaitable[Response]]] = {
+        "/v1/models": api.list_models,
+        "/v1/models/{model:path}": api.retrieve_model,
+        "/version": api.version,
+        openapi.PATH: api.openapi,
+        docs_page.PATH: api.docs,
+        "/health": api.health,
+        "/ready": api.ready,
+        "/serving": api.serving,
+    }
+    for path, post in posted.items():
+        app.add_api_route(path, post, methods=["POST"], response_model=None)
+    for path, get in shown.items():
+        app.add_api_route(path, get, methods=["GET", "HEAD"], response_model=None)
     return app
 
 
@@ -70,30 +88,44 @@ class OpenAIApi:
         api_keys: ApiKeys,
         reason_against_serving: Callable[[], str],
         comment_s: float,
+        refuse_unknown_fields: bool = False,
     ) -> None:
         self._service = service
+        self._unknown = UnknownFields(are_refused=refuse_unknown_fields)
         self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
         self._comment_s = comment_s
-        self._document = to_json(openapi.document(needs_key=api_keys.are_needed))
+        document = openapi.document(
+            needs_key=api_keys.are_needed, refuses_unknown=refuse_unknown_fields
+        )
+        self._document = to_json(document)
+        self._docs = docs_page.render(document)
 
-    async def list_models(self, request: Request) -> Json:
-        """Answers with the one model."""
+    async def list_models(self, request: Request) -> Response:
+        """Answers with the one model, by each of its names."""
         self._admit(request)
-        return model_list(self._service.describe())
+        return JSONResponse(model_list(self._service.describe(), self._service.model_names))
 
     async def retrieve_model(self, request: Request, model: str) -> Response:
-        """Answers with the one model, if its name is asked for."""
+        """Answers with the one model, if one of its names is asked for."""
         self._admit(request)
-        pipeline = self._service.describe()
-        if model != pipeline.model:
-            return openai_errors.model_not_found(model)
-        return JSONResponse(model_object(pipeline))
+        pipeline, names = self._service.describe(), self._service.model_names
+        if model not in names:
+            raise errors.UnknownModel(model, served=names[0])
+        return JSONResponse(model_object(pipeline, model))
+
+    async def version(self) -> Response:
+        """Answers with the version of the server, to anybody."""
+        return JSONResponse({"version": VERSION})
 
     async def openapi(self) -> Response:
         """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
         return Response(self._document, media_type=openapi.JSON)
+
+    async def docs(self) -> Response:
+        """Answers with the document as a page to read, to anybody."""
+        return Response(self._docs, headers=docs_page.HEADERS, media_type=docs_page.HTML)
 
     async def health(self) -> Response:
         """Answers that the process is up."""
@@ -123,6 +155,33 @@ class OpenAIApi:
         body = await self._read(request, ChatBody, account)
         return await self._respond(request, body, account)
 
+    async def tokenize(self, request: Request) -> Response:
+        """Answers with the tokens of a text or a conversation."""
+        account = self._admit(request)
+        body = await self._read(request, TokenizeBody, account)
+        asked = body.to_request()
+        (prompt,) = asked.prompts
+        token_ids = await self._service.tokenize(
+            prompt, account, model=asked.model, options=asked.options
+        )
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": self._service.describe().max_model_len,
+            "tokens": tuple(token_ids),
+            "token_strs": (
+                await self._service.names_of(token_ids) if body.return_token_strs else None
+            ),
+        }
+        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answers with the text of tokens."""
+        account = self._admit(request)
+        body = await self._read(request, DetokenizeBody, account)
+        text = await self._service.detokenize(tuple(body.tokens), account, model=body.model or "")
+        answer = to_json({"prompt": text})
+        return self._unknown.mark(request, Response(answer, media_type=openapi.JSON))
+
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
@@ -141,15 +200,17 @@ class OpenAIApi:
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
             check_structure(data, self._bodies.refusals)
-            return parse_body(kind, data)
+            return parse_body(kind, data, partial(self._unknown.found, request))
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
         if body.stream:
             events = self._events(body, position, account)
-            return EventStream(events, explain=_explain, comment_s=self._comment_s)
+            stream = EventStream(events, explain=_explain, comment_s=self._comment_s)
+            return self._unknown.mark(request, stream)
         body.check_resumption(position)
-        return JSONResponse(await while_connected(request.receive, self._whole(body, account)))
+        answer = await while_connected(request.receive, self._whole(body, account))
+        return self._unknown.mark(request, JSONResponse(answer))
 
     async def _whole(self, body: GenerationBody, account: Account) -> Json:
         request = body.to_request()
@@ -184,8 +245,7 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
+    usage = {"includes_usage": body.includes_usage, "counts_usage": body.counts_usage}
     if isinstance(body, CompletionBody):
-        return CompletionShape(
-            generation, position, includes_usage=body.includes_usage, echo=bool(body.echo)
-        )
-    return ChatShape(generation, position, includes_usage=body.includes_usage)
+        return CompletionShape(generation, position, **usage, echo=bool(body.echo))
+    return ChatShape(generation, position, **usage)

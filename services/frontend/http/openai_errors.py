@@ -18,9 +18,6 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request whose client has gone away; nobody reads it."""
 
 
-MODEL_CODE = "model_not_found"
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """How the API writes down a class of errors."""
@@ -34,6 +31,7 @@ _KINDS: dict[type[errors.OrcinusError], _Kind] = {
     errors.InvalidRequest: _Kind(400, "invalid_request_error"),
     errors.TooLarge: _Kind(413, "invalid_request_error", "too_large"),
     errors.Unsupported: _Kind(415, "invalid_request_error", "unsupported_media_type"),
+    errors.UnknownModel: _Kind(404, "invalid_request_error", "model_not_found"),
     errors.TimedOut: _Kind(408, "invalid_request_error", "timed_out"),
     errors.Unauthenticated: _Kind(401, "invalid_request_error", "invalid_api_key"),
     errors.PermissionDenied: _Kind(403, "invalid_request_error", "permission_denied"),
@@ -49,8 +47,7 @@ def error_object(error: errors.OrcinusError) -> dict[str, Any]:
     """Returns the error as an event of a stream, or as a body."""
     kind = _KINDS[type(error)]
     field = error.field if isinstance(error, errors.InvalidRequest) else None
-    code = MODEL_CODE if field == "model" else kind.code
-    return _object(error.message, kind.type, field, code)
+    return _object(error.message, kind.type, field, kind.code)
 
 
 def error_response(error: errors.OrcinusError) -> Response:
@@ -63,13 +60,6 @@ def error_response(error: errors.OrcinusError) -> Response:
     if isinstance(error, errors.TimedOut):
         headers["connection"] = "close"
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
-
-
-def model_not_found(model: str) -> Response:
-    """Returns the response for an unknown model in a path; in a body the model is a field, and the
-    error names that."""
-    message = f"{errors.shortened(model)!r} is not served here"
-    return JSONResponse(_object(message, "invalid_request_error", "model", MODEL_CODE), 404)
 
 
 def install(app: FastAPI) -> None:
@@ -90,8 +80,10 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests of unknown paths and methods."""
+    """Answers requests of unknown paths and methods, and OPTIONS of known paths."""
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)  # with `Allow`
     message = f"{error.detail}: {request.method} {errors.shortened(request.url.path)}"
     body = _object(message, "invalid_request_error", None, None)
     return JSONResponse(body, error.status_code, error.headers)

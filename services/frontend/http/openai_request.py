@@ -1,9 +1,9 @@
 """The bodies of the OpenAI API, and the requests that they stand for.
 
 The fields that choose tokens are those of `SamplingParams`, each with null for its default. Types
-are checked here, ranges where all requests are checked. Unknown fields are refused by name;
-known ones that are not served yet are accepted with the value that changes nothing. Extensions are
-spelled as other servers of the field spell them.
+are checked here, ranges where all requests are checked. Fields that are known and not served yet
+are accepted with the value that changes nothing. Extensions are spelled as other servers of the
+field spell them.
 """
 
 import dataclasses
@@ -27,10 +27,11 @@ from typing_extensions import TypeAliasType
 from services.common import errors
 from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.accepted_values import only
-from services.frontend.http.body_reader import MAX_NAME_LENGTH
 from services.frontend.http.chat_message import MAX_TURNS, Message
+from services.frontend.http.effectless_fields import EffectlessFields
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.http.type_errors import MAX_NAME_LENGTH
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -42,16 +43,15 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
+    "default_max_tokens",
     "format_field",
     "sampling",
+    "defaulted",
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Names in `logit_bias`: numbers of tokens."""
-
-MAX_METADATA = 16
-"""Items of metadata at most, as in the OpenAI API."""
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -67,22 +67,17 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
             return tuple(value)
         if all(isinstance(item, list) and _are_tokens(item) for item in value):
             return tuple(tuple(item) for item in value)
-    raise ValueError("must be a string, a list of strings, a list of tokens or a list of such")
+    raise ValueError("must be a text, a list of texts, a list of tokens or a list of such lists")
 
 
 def _as_list(value: object) -> object:
+    if not isinstance(value, str | list | None):
+        raise ValueError("must be a text or a list of texts")
     return [value] if isinstance(value, str) else value
 
 
 def _are_tokens(items: list[Any]) -> bool:
     return set(map(type, items)) <= {int}  # a bool is not a token; a million take some time
-
-
-def _check_metadata(value: object) -> object:
-    """Bounds it before validation, which would make an error for each of a million items."""
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
-    return value
 
 
 StopTexts = TypeAliasType("StopTexts", Annotated[list[str], FailFast()])
@@ -96,6 +91,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
@@ -170,7 +166,7 @@ class ResumptionBody(BaseModel):
         return Resumption(request_id=position.request_id, seed=self.seed, answers=tuple(answers))
 
 
-class GenerationBody(OutputFormatFields, SamplingBody, ABC):
+class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
     """The fields that both kinds of generation have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -184,12 +180,14 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     resumption: ResumptionBody | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
 
-    user: str | None = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
-    priority: Annotated[int | None, only(0)] = None
-    skip_special_tokens: Annotated[bool | None, only(True)] = None
-    include_stop_str_in_output: Annotated[bool | None, only(False)] = None
+    truncate_prompt_tokens: Annotated[int | None, only()] = None
+    bad_words: Annotated[list[Any] | None, only([])] = None
+    use_beam_search: Annotated[bool | None, only(False)] = None
+    length_penalty: Annotated[float | None, only(1)] = None
 
     @property
     @abstractmethod
@@ -200,6 +198,12 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far, which goes with that at the end."""
+        options = self.stream_options
+        return self.includes_usage and bool(options and options.continuous_usage_stats)
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -237,8 +241,13 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
 
     def _options(self) -> GenerationOptions:
         field, grammar = self.output_format() or ("response_format", "")
-        sampling = SamplingParams(**_given(self, SAMPLING), grammar=grammar)
-        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling, format_field=field)
+        given = _given(self, SAMPLING)
+        return GenerationOptions(
+            **_given(self, OPTIONS),
+            sampling=SamplingParams(**given, grammar=grammar),
+            defaulted=SAMPLING.keys() - given.keys(),
+            format_field=field,
+        )
 
 
 class CompletionBody(GenerationBody):
@@ -270,10 +279,10 @@ class ChatBody(GenerationBody):
     modalities: Annotated[list[str] | None, only(["text"])] = None
     audio: Annotated[dict[str, Any] | None, only()] = None
     prediction: Annotated[dict[str, Any] | None, only()] = None
-    store: Annotated[bool | None, only(False)] = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    echo: Annotated[bool | None, only(False)] = None
+    add_generation_prompt: Annotated[bool | None, only(True)] = None
+    continue_final_message: Annotated[bool | None, only(False)] = None
+    web_search_options: Annotated[dict[str, Any] | None, only()] = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -44,8 +44,12 @@ class Shape(ABC):
         position: StreamPosition | None = None,
         *,
         includes_usage: bool = False,
+        counts_usage: bool = False,
     ) -> None:
+        """Makes the shape of a call's answers. A stream that `includes_usage` has it at the end,
+        and if it `counts_usage`, each chunk has the usage so far."""
         self._generation = generation
+        self._counts_usage = counts_usage
         nowhere = (AnswerPosition(),) * generation.n_answers
         self._ids = EventIds(
             generation.request_id, nowhere if position is None else position.answers
@@ -72,7 +76,7 @@ class Shape(ABC):
                 self._chunk_start,
                 to_json(choice),
                 self._seed,
-                self._chunk_end,
+                b',"usage":%b}' % to_json(self._usage()) if self._counts_usage else self._chunk_end,
             )
             self._seed = b""  # only in the first
             yield Event(chunk, self._ids.current() if self._has_ids else b"")
@@ -124,10 +128,10 @@ class Shape(ABC):
         }
 
 
-def model_object(pipeline: Pipeline) -> Json:
-    """Returns one entry of the list of models."""
+def model_object(pipeline: Pipeline, name: str) -> Json:
+    """Returns one entry of the list of models: the model by one of its names."""
     return {
-        "id": pipeline.model,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "orcinus",
@@ -135,6 +139,6 @@ def model_object(pipeline: Pipeline) -> Json:
     }
 
 
-def model_list(pipeline: Pipeline) -> Json:
-    """Returns the list of models, which has one entry."""
-    return {"object": "list", "data": [model_object(pipeline)]}
+def model_list(pipeline: Pipeline, names: Sequence[str]) -> Json:
+    """Returns the list of models, which has an entry for each name of the one model."""
+    return {"object": "list", "data": [model_object(pipeline, name) for name in names]}

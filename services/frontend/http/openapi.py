@@ -21,9 +21,10 @@ from services.common.sampling import (
     TokenLists,
     WholeNumbers,
 )
-from services.frontend.http import event_id
+from services.frontend.http import docs_page, event_id, unknown_fields
 from services.frontend.http.openai_request import TOKEN_NAME, ChatBody, CompletionBody
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.request.client_call import (
     ID_HEADER,
     MAX_TIMEOUT_S,
@@ -190,12 +191,39 @@ class Model(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The models that are served, which is one."""
+    """The model that is served, by each of its names."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 
     object: Literal["list"]
     data: list[Model]
+
+
+class Tokens(TypedDict):
+    """The tokens of a prompt; `token_strs` are they as the vocabulary has them, if wanted."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(TypedDict):
+    """The text of tokens, with special ones."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    prompt: str
+
+
+class Version(TypedDict):
+    """The version of the server."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    version: str
 
 
 class ErrorObject(TypedDict):
@@ -227,18 +255,27 @@ class Status(TypedDict):
     reason: NotRequired[str]
 
 
-_TYPES: dict[str, Any] = {
+_BODIES: dict[str, Any] = {
     "CompletionBody": CompletionBody,
     "ChatBody": ChatBody,
+    "TokenizeBody": TokenizeBody,
+    "DetokenizeBody": DetokenizeBody,
+}
+"""Bodies by the names of their schemas."""
+
+_ANSWERS: dict[str, Any] = {
     "Completion": Completion,
     "ChatCompletion": ChatCompletion,
     "ChatChunk": ChatChunk,
     "Model": Model,
     "ModelList": ModelList,
+    "Tokens": Tokens,
+    "Text": Text,
+    "Version": Version,
     "Error": Error,
     "Status": Status,
 }
-"""Bodies and answers by the names of their schemas."""
+"""Answers by the names of their schemas."""
 
 _ERRORS = {
     400: "A field or header is wrong; `param` names it.",
@@ -258,8 +295,9 @@ _ANY = (400, 408, 431, 500, 503)
 operation."""
 
 
-def document(*, needs_key: bool) -> dict[str, Any]:
-    """Returns the document; `needs_key` says whether clients must show an API key."""
+def document(*, needs_key: bool, refuses_unknown: bool = False) -> dict[str, Any]:
+    """Returns the document; `needs_key` says whether clients must show an API key, and
+    `refuses_unknown` whether bodies have no other fields than those of the document."""
     return {
         "openapi": OPENAPI_VERSION,
         "info": {
@@ -271,7 +309,7 @@ def document(*, needs_key: bool) -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": _paths(needs_key=needs_key),
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(refuses_unknown=refuses_unknown),
             "responses": {_error_name(status): _error(status) for status in _ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -281,27 +319,36 @@ def document(*, needs_key: bool) -> dict[str, Any]:
 def _paths(*, needs_key: bool) -> dict[str, Any]:
     security: list[dict[str, list[str]]] = [{"key": []}] if needs_key else []
     errors = (*_ANY, 429, *([401] if needs_key else ()))
-    models = _operation("listModels", "Lists the one model.", "ModelList", errors)
+    models = _operation("listModels", "Lists the model's names.", "ModelList", errors)
     model = _operation("retrieveModel", "Describes the one model.", "Model", (*errors, 404))
     model["parameters"] = [
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
+    tokenize = _posted("tokenize", "Makes tokens of a prompt.", "TokenizeBody", "Tokens", errors)
+    detokenize = _posted("detokenize", "Makes a text of tokens.", "DetokenizeBody", "Text", errors)
     secured = {
         "/v1/models": {"get": models},
         "/v1/models/{model}": {"get": model},
         "/v1/completions": {"post": _generation("createCompletion", "CompletionBody", errors)},
         "/v1/chat/completions": {"post": _generation("createChatCompletion", "ChatBody", errors)},
+        "/tokenize": {"post": tokenize},
+        "/detokenize": {"post": detokenize},
     }
     for operations in secured.values():
         for operation in operations.values():
             operation["security"] = security
     document = _operation("openapi", "Returns this document; needs no key.", None, _ANY)
+    docs = _operation("docs", "Returns this document as a page; needs no key.", None, _ANY)
+    docs["responses"]["200"]["content"] = {"text/html": {"schema": {"type": "string"}}}
+    version = _operation("version", "Tells the server's version; needs no key.", "Version", _ANY)
     return {
         **secured,
         "/health": {"get": _probe("health", "Says that the process is up.")},
         "/ready": {"get": _probe("ready", "Says whether requests would be taken.")},
         "/serving": {"get": _probe("serving", "Says whether requests get tokens, or why not.")},
+        "/version": {"get": version},
         PATH: {"get": document},
+        docs_page.PATH: {"get": docs},
     }
 
 
@@ -320,12 +367,29 @@ def _operation(
     }
 
 
+def _posted(
+    name: str, summary: str, body: str, answer: str, errors: tuple[int, ...]
+) -> dict[str, Any]:
+    operation = _operation(name, summary, answer, (*errors, 404, 413, 415))
+    operation["requestBody"] = {
+        "required": True,
+        "content": {JSON: {"schema": _reference("schemas", body)}},
+    }
+    operation["responses"]["200"]["headers"] = {
+        unknown_fields.HEADER: {
+            "description": "Fields of the body that nobody knows, if it had any.",
+            "schema": {"type": "string"},
+        }
+    }
+    return operation
+
+
 def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]:
     answer, chunk = {
         "CompletionBody": ("Completion", "Completion"),
         "ChatBody": ("ChatCompletion", "ChatChunk"),
     }[body]
-    operation = _operation(name, "Continues what it is given.", answer, (*errors, 413, 415))
+    operation = _posted(name, "Continues what it is given.", body, answer, errors)
     operation["parameters"] = [
         _header(
             event_id.HEADER, "Id of the last event of a stream that broke; only with `resumption`."
@@ -337,10 +401,6 @@ def _generation(name: str, body: str, errors: tuple[int, ...]) -> dict[str, Any]
             pattern=SECONDS,
         ),
     ]
-    operation["requestBody"] = {
-        "required": True,
-        "content": {JSON: {"schema": _reference("schemas", body)}},
-    }
     operation["responses"]["200"]["content"][EVENTS] = {
         "schema": {
             "type": "string",
@@ -400,12 +460,14 @@ def _reference(section: str, name: str) -> dict[str, str]:
     return {"$ref": f"#/components/{section}/{name}"}
 
 
-def _schemas() -> dict[str, JsonSchemaValue]:
-    schemas: dict[str, JsonSchemaValue] = {}
-    for name, kind in _TYPES.items():
-        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= {**schema.pop("$defs", {}), name: schema}
-    for body in ("CompletionBody", "ChatBody"):
+def _schemas(*, refuses_unknown: bool) -> dict[str, JsonSchemaValue]:
+    schemas = _schemas_of(_BODIES)
+    if not refuses_unknown:
+        for schema in schemas.values():
+            if schema.get("additionalProperties") is False:
+                del schema["additionalProperties"]
+    schemas |= _schemas_of(_ANSWERS)
+    for body in ("CompletionBody", "ChatBody", "TokenizeBody"):
         _add_ranges(schemas[body]["properties"])
         _add_formats(schemas[body]["properties"])
     _add_formats(schemas["StructuredOutputs"]["properties"])
@@ -413,6 +475,14 @@ def _schemas() -> dict[str, JsonSchemaValue]:
     schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
     schemas["TokenIds"]["items"]["minimum"] = 0
     schemas["ResumptionBody"]["properties"]["seed"] |= _bounds(OPTIONS["seed"])
+    return schemas
+
+
+def _schemas_of(types: dict[str, Any]) -> dict[str, JsonSchemaValue]:
+    schemas: dict[str, JsonSchemaValue] = {}
+    for name, kind in types.items():
+        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= {**schema.pop("$defs", {}), name: schema}
     return schemas
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 from pydantic import Field as BodyField
 
 from services.common import errors
+from services.frontend.http.accepted_values import only
 from services.frontend.request import output_format
 
 Schema = dict[str, Any] | str
@@ -79,6 +80,10 @@ class StructuredOutputs(BaseModel):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: Annotated[str | None, only()] = None
+    whitespace_pattern: Annotated[str | None, only()] = None
+    disable_any_whitespace: Annotated[bool | None, only(False)] = None
+    disable_additional_properties: Annotated[bool | None, only(False)] = None
 
 
 class OutputFormatFields(BaseModel):

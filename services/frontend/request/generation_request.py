@@ -6,7 +6,7 @@ checked by `Limits`. Fields are named as clients spell them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from sys import getsizeof
 from typing import Self
@@ -51,12 +51,23 @@ class GenerationOptions:
 
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as this client spells it
+    default_max_tokens: int | None = None
+    """The checkpoint's limit of an answer, where the client has none and that of its kind of prompt
+    is not lower."""
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    defaulted: Set[str] = dataclasses.field(default=frozenset(), compare=False)
+    """Names of the options of `sampling` that the client leaves to the checkpoint's defaults."""
     format_field: str = "format"  # the field that asks for the grammar, as this client spells it
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
+    add_special_tokens: bool | None = None
+    """Whether a prompt gets the tokens that the checkpoint puts around a text; by default texts get
+    them, and conversations do not, since their template writes them."""
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    """Whether an answer's text has the stop string that ended it, or the text of the token."""
 
     @property
     def n_bytes(self) -> int:

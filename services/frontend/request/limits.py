@@ -13,20 +13,33 @@ class Limits:
     """The limits of the model that a pipeline serves, applied to requests."""
 
     pipeline: Pipeline
+    served_names: tuple[str, ...] = ()
+    """Names by which clients know the model; if there are none, its own is."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which clients know the model; the first one is shown in answers."""
+        return self.served_names or (self.pipeline.model,)
 
     def check_model(self, model: str) -> None:
-        """Raises InvalidRequest if the client wants another model; it need not name one."""
-        if model and model != self.pipeline.model:
-            raise errors.InvalidRequest(
-                "model",
-                f"{errors.shortened(model)!r} is not served here; {self.pipeline.model!r} is",
-            )
+        """Raises UnknownModel if the client wants another model; it need not name one."""
+        if model and model not in self.names:
+            raise errors.UnknownModel(model, served=self.names[0])
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest if the model can't read the tokens, or not one more after them."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
         self.check_length(field, len(token_ids))
+        self.check_tokens(field, token_ids)
+
+    def check_text(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if there are more tokens than the model can read, or one is not in
+        the vocabulary."""
+        if len(token_ids) > self.pipeline.max_model_len:
+            raise errors.InvalidRequest(
+                field, f"has {len(token_ids)} tokens, {self.pipeline.max_model_len} at most"
+            )
         self.check_tokens(field, token_ids)
 
     def is_too_long(self, n_tokens: int) -> bool:
@@ -52,6 +65,8 @@ class Limits:
         """
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
+        if options.default_max_tokens is not None:
+            default = min(default, options.default_max_tokens)
         max_tokens = default if options.max_tokens is None else options.max_tokens
         if max_tokens > room:
             raise errors.InvalidRequest(

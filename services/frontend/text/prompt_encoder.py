@@ -31,6 +31,12 @@ INLINE_TURNS = 32
 INLINE_RENDER_S = 0.02
 """Seconds of that; a template that needs more is never run there again."""
 
+INLINE_TOKENS = 4096
+"""Tokens of which a text is made in the event loop at most, which takes two milliseconds."""
+
+TEXT_BYTES = 160
+"""Bytes of memory for each token of which a text is made."""
+
 TURN_BYTES = 512
 """Bytes of memory that a turn takes while a conversation is written down. What is written is a few
 times `max_characters` at most, for one conversation in each lane."""
@@ -83,9 +89,17 @@ class PromptEncoder:
             if limits is not None and not isinstance(prompt, Conversation):
                 self._check_model_length(field, prompt, limits)
 
-    async def to_tokens(self, prompt: Prompt, limits: Limits, share: Share) -> Sequence[int]:
+    async def to_tokens(
+        self,
+        prompt: Prompt,
+        limits: Limits,
+        share: Share,
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> Sequence[int]:
         """Returns the tokens of a prompt, which the model can read, and one more after them. What
-        it takes to make them is added to the call's share meanwhile.
+        it takes to make them is added to the call's share meanwhile. By default texts get special
+        tokens, and conversations do not.
 
         Raises:
             InvalidRequest: it is too long, its tokens are not in the vocabulary, or a conversation
@@ -96,11 +110,14 @@ class PromptEncoder:
         if isinstance(prompt, tuple):
             limits.check_prompt(field, prompt)
             return prompt
-        is_text = isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else await self._render(prompt, share)
+        if add_special_tokens is None:
+            add_special_tokens = isinstance(prompt, str)
         self._check_model_length(field, text, limits)
         max_tokens = limits.pipeline.max_model_len - 1
-        work = partial(self._encode, text, add_special_tokens=is_text, max_tokens=max_tokens)
+        work = partial(
+            self._encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
         try:
             if len(text) <= INLINE_CHARACTERS:
                 token_ids = work()
@@ -117,6 +134,20 @@ class PromptEncoder:
             raise
         limits.check_prompt(field, token_ids)
         return token_ids
+
+    async def to_text(self, token_ids: Sequence[int], share: Share) -> str:
+        """Returns the text of tokens, with special tokens.
+
+        Raises:
+            PoolFull: there are too many texts at once.
+        """
+        n_tokens = len(token_ids)
+        work = partial(self._tokenizer.with_special_tokens.to_text, token_ids)
+        if n_tokens <= INLINE_TOKENS:
+            return work()
+        return await self._threads.run(
+            work, share, n_characters=n_tokens, n_bytes=TEXT_BYTES * n_tokens, is_short=False
+        )
 
     def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
         return array(

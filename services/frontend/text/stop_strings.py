@@ -10,9 +10,11 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first; of several, before the longest."""
+    """Cuts a text before the stop string that is complete first; of several, before the longest.
+    Where stop strings are shown, it cuts behind it."""
 
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], *, are_shown: bool = False) -> None:
+        self._are_shown = are_shown
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.is_met = False
@@ -31,7 +33,7 @@ class StopStrings:
             n_matched = max(match.advance(character) for match in self._matches)
             if n_matched and may_end:
                 self.is_met = True
-                return self._deliver(n_read - n_matched)
+                return self._deliver(n_read - (0 if self._are_shown else n_matched))
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 
     def flush(self) -> str:

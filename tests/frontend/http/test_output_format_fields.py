@@ -41,7 +41,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-    ({"structured_outputs": {"bogus": 1}}, "structured_outputs.bogus"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"json_schema": "[]"}, "json_schema"),
     ({"guided_choice": []}, "guided_choice"),
     ({"regex": 5}, "regex"),

@@ -210,7 +210,7 @@ async def test_a_client_that_goes_away_is_no_error(site: Site, spans: RecordedSp
     [
         ({"min_tokens": 9, "max_tokens": 5}, 400, "InvalidRequest"),
         ({"seed": 2**80}, 400, None),
-        ({"model": "other"}, 400, "InvalidRequest"),
+        ({"model": "other"}, 404, "UnknownModel"),
     ],
     ids=["a rule", "not a number that fits", "another model"],
 )

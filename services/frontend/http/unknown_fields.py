@@ -1,0 +1,68 @@
+"""Fields of bodies that nobody knows: ignored, and named in a header of the answer and in the log;
+or, by a setting, refused.
+
+Clients send a field with each request, and may make up any name. So the log has one line for each
+set of names, and only so many lines in a while.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from services.common import errors
+
+log = logging.getLogger(__name__)
+
+HEADER = "x-orcinus-ignored-fields"
+"""Header of an answer with the ignored fields' names, or those of the first of them."""
+
+LOGGED_AGAIN_S = 3600.0
+"""Seconds after which a set of names may have a line in the log again."""
+
+MAX_LOGGED = 64
+"""Lines in that time at most."""
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
+
+
+class UnknownFields:
+    """What happens to the unknown fields of the bodies that one frontend reads."""
+
+    def __init__(
+        self, *, are_refused: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._are_refused = are_refused
+        self._clock = clock
+        self._logged: set[str] = set()
+        self._logged_until = 0.0
+
+    def found(self, request: Request, paths: tuple[str, ...]) -> None:
+        """Notes the unknown fields of a request's body, for `mark`.
+
+        Raises:
+            InvalidRequest: such fields are refused.
+        """
+        if self._are_refused:
+            raise errors.InvalidRequest(paths[0], "unknown field")
+        names = ", ".join(sorted(_NOT_IN_NAMES.sub("?", path) for path in paths))
+        request.state.ignored_fields = names
+        self._log(names)
+
+    def mark(self, request: Request, response: Response) -> Response:
+        """Returns the response to a request, with a header if fields of its body were ignored."""
+        if names := getattr(request.state, "ignored_fields", ""):
+            response.headers[HEADER] = names
+        return response
+
+    def _log(self, names: str) -> None:
+        now = self._clock()
+        if now >= self._logged_until:
+            self._logged.clear()
+            self._logged_until = now + LOGGED_AGAIN_S
+        if names not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(names)
+            log.warning("ignoring unknown fields of requests: %s", names)

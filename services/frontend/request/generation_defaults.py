@@ -1,0 +1,84 @@
+"""The checkpoint's own defaults, from its `generation_config.json`: how its authors want tokens to
+be sampled where a client does not say.
+
+They apply to requests of both protocols before anything is checked, so a stream that goes on after
+it broke goes on with the same options. Tokens that end an answer are in the file too; the workers
+read them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from services.common import bounded_file, errors
+from services.common.sampling import OPTIONS, WholeNumbers
+from services.frontend.request.generation_request import MAX_TOKENS, GenerationOptions
+
+FILE = "generation_config.json"
+
+MAX_FILE_BYTES = 4 << 20
+"""Bytes of the file at most; most have some hundred."""
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Options that have a default in the file, under the same names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Values of options that clients may leave out."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self:
+        """Reads the file of a checkpoint; without one there are no defaults.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is broken, or a value is outside its range; the message says which.
+        """
+        path = directory / FILE
+        if not path.is_file():
+            return cls()
+        config = bounded_file.read_json_object(path, max_bytes=MAX_FILE_BYTES)
+        try:
+            return cls._from_config(config)
+        except errors.InvalidRequest as error:
+            raise ValueError(f"{path}: {error.message}") from None
+
+    @classmethod
+    def _from_config(cls, config: Mapping[str, Any]) -> Self:
+        given = {name: config[name] for name in SAMPLING if config.get(name) is not None}
+        for name, value in given.items():
+            allowed = OPTIONS[name].allowed
+            _check_number(name, value, is_whole=isinstance(allowed, WholeNumbers))
+            allowed.check(name, value)
+        if config.get("do_sample") is False:
+            given["temperature"] = 0.0
+        max_tokens = config.get("max_new_tokens")
+        if max_tokens is not None:
+            _check_number("max_new_tokens", max_tokens, is_whole=True)
+            MAX_TOKENS.check("max_new_tokens", max_tokens)
+        return cls(sampling=given, max_tokens=max_tokens)
+
+    def __str__(self) -> str:
+        values = dict(self.sampling)
+        if self.max_tokens is not None:
+            values["max_tokens"] = self.max_tokens
+        return ", ".join(f"{name} {value:g}" for name, value in values.items())
+
+    def apply(self, options: GenerationOptions) -> GenerationOptions:
+        """Returns the options with the defaults of those that the client left out."""
+        used = {name: v for name, v in self.sampling.items() if name in options.defaulted}
+        if not used and self.max_tokens is None:
+            return options
+        sampling = replace(options.sampling, **used)
+        return replace(options, sampling=sampling, default_max_tokens=self.max_tokens)
+
+
+def _check_number(name: str, value: object, *, is_whole: bool) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+        kind = "a whole number" if is_whole else "a number"
+        raise errors.InvalidRequest(name, f"must be {kind}")
