@@ -37,7 +37,8 @@ from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusals
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
-from services.frontend.text.message_reader import MessageReader, PlainReader
+from services.frontend.text.message_format import PLAIN, AnswerFormat
+from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
@@ -68,6 +69,7 @@ class EncodedPrompt:
     token_ids: Sequence[int]
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
+    answer_format: AnswerFormat = PLAIN
 
     @property
     def context(self) -> Sequence[int]:
@@ -138,6 +140,8 @@ class Generation:
         self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
+        self._replayed: dict[int, MessageReader] = {}
+        """Readers of answers to go on with."""
         self._running: set[str] = set()
         """Answers of which there is more to read."""
         self._waiting: deque[int] = deque()
@@ -179,8 +183,12 @@ class Generation:
         return self._tokenizer.to_text(prompt.token_ids)
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a new reader for the text of an answer to a conversation."""
-        return PlainReader()
+        """Returns a reader for the text of an answer to a conversation; one that goes on has read
+        what its client has. To be called once for each answer."""
+        reader = self._replayed.pop(index, None)
+        if reader is not None:
+            return reader
+        return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     async def start(self) -> None:
         """Submits the first answers that have not ended and waits until they are in the pool.
@@ -328,10 +336,12 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
+        reader = prompt.answer_format.reader(self.request_id, answer.index)
+        self._replayed[answer.index] = reader
         async with self._place.replaying:
             pause_at = time.perf_counter() + REPLAY_S
             for number, token_id in enumerate(so_far.token_ids, start=1):
-                answer.add((token_id,))
+                reader.feed(answer.add((token_id,)).text)
                 if answer.is_finished:
                     break
                 if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
@@ -377,7 +387,7 @@ class Generation:
     def _answer(self, index: int, prompt: EncodedPrompt) -> Answer:
         return Answer(
             index,
-            IncrementalText(self._tokenizer, prompt.context),
+            IncrementalText(self._tokenizer, prompt.context, marks=prompt.answer_format.marks),
             stops=StopStrings(self.options.stop),
             stop_token_ids=frozenset(prompt.stop_token_ids),
             min_tokens=self.options.sampling.min_tokens,
@@ -387,7 +397,8 @@ class Generation:
         """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
         params = self.options.sampling
         seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
-        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids)
+        grammar = prompt.answer_format.grammar or params.grammar
+        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids, grammar=grammar)
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]

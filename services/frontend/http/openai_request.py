@@ -9,7 +9,7 @@ spelled as other servers of the field spell them.
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -31,6 +31,7 @@ from services.frontend.http.body_reader import MAX_NAME_LENGTH
 from services.frontend.http.chat_message import MAX_TURNS, Message
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.http.tool_fields import ToolFields
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
@@ -49,6 +50,9 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Names in `logit_bias`: numbers of tokens."""
+
+NO_REASONING = ("none", "minimal")
+"""Efforts that turn reasoning off, where the template can."""
 
 MAX_METADATA = 16
 """Items of metadata at most, as in the OpenAI API."""
@@ -255,16 +259,13 @@ class CompletionBody(GenerationBody):
         return self.prompt
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ToolFields, GenerationBody):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
     logprobs: Annotated[bool | None, only(False)] = None
     top_logprobs: Annotated[int | None, only(0)] = None
-    tools: Annotated[list[Any] | None, only([])] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
-    parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
@@ -274,6 +275,10 @@ class ChatBody(GenerationBody):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -283,7 +288,36 @@ class ChatBody(GenerationBody):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        return (Conversation(tuple(message.to_message() for message in self.messages)),)
+        tools, tool_choice = self.tools_and_choice()
+        continues_last = bool(self.continue_final_message)
+        adds_prompt = self.add_generation_prompt
+        return (
+            Conversation(
+                tuple(message.to_message() for message in self.messages),
+                tools=tools,
+                tool_choice=tool_choice,
+                template_kwargs=self._template_kwargs(),
+                adds_generation_prompt=not continues_last if adds_prompt is None else adds_prompt,
+                continues_last=continues_last,
+            ),
+        )
+
+    def ignored_message_fields(self) -> Iterator[str]:
+        """Yields the fields of messages and tools that nobody knows, `messages.0.mood` for
+        example."""
+        for name, items in (("messages", self.messages), ("tools", self.tools or ())):
+            for number, item in enumerate(items):
+                for field in item.model_extra or ():
+                    yield f"{name}.{number}.{field[:MAX_NAME_LENGTH]}"
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Returns the variables for the template. Those of the effort are what templates know."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort = {"reasoning_effort": self.reasoning_effort}
+            if self.reasoning_effort in NO_REASONING:
+                effort["enable_thinking"] = False
+        return effort | (self.chat_template_kwargs or {})
 
     def _options(self) -> GenerationOptions:
         options = super()._options()
