@@ -19,7 +19,8 @@ TEMPLATES = [
         "{% set ns.s = ns.s + m.content %}{% endif %}{% endfor %}{{ ns.s }}"
         "{% for m in messages %}{{ m.name or m.role }}: {{ m.content.split('</think>')[-1] }}\n"
         "{{ m | tojson }}{{ m.content | int + 1 }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{{ strftime_now('%Y') }}",
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}{{ strftime_now('%Y') }}",
     )
 ]  # fmt: skip
 
