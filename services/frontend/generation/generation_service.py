@@ -166,6 +166,7 @@ class GenerationService:
             PoolFull: there is too much at once.
         """
         request = GenerationRequest(prompts=(prompt,))
+        request.check()
         with self._admitted(request, account or self._anybody) as place:
             return await self._encoder.to_tokens(prompt, Limits(self.describe()), place.share)
 
@@ -382,7 +383,7 @@ class GenerationService:
         try:
             await check(field, grammar)
         except errors.InvalidRequest:
-            for schema_field, schema in schema_grammars(conversation.tools):
+            for schema_field, schema in schema_grammars(conversation):
                 await check(schema_field, schema)
             raise
         return answer_format

@@ -120,8 +120,8 @@ class Message(TolerantModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    annotations: list[Any] | None = None
-    provider_specific_fields: dict[str, Any] | None = None
+    annotations: Any = None
+    provider_specific_fields: Any = None
     audio: Annotated[dict[str, Any] | None, only()] = None
     function_call: Annotated[dict[str, Any] | None, only()] = None
 

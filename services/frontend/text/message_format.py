@@ -161,11 +161,7 @@ class MessageFormat:
         strict tools keep their schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
-        tools = [
-            (number, tool)
-            for number, tool in enumerate(conversation.tools)
-            if choice.mode != "named" or tool.name == choice.name
-        ]
+        tools = _callable_tools(conversation)
         rules = [ToolRule(tool.name, f"arguments_{number}") for number, tool in tools]
         is_single = not choice.allows_parallel or choice.mode == "named"
         parts = [
@@ -182,10 +178,23 @@ class MessageFormat:
         return "\n".join(parts)
 
 
-def schema_grammars(tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of each tool's arguments, of the first few."""
-    for number, tool in enumerate(tools[:MAX_BLAMED]):
+def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
+    """Yields the field and the grammar of the arguments that must keep their schemas, of the first
+    few tools."""
+    is_free = conversation.tool_choice.mode == "auto"
+    kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
+    for number, tool in kept[:MAX_BLAMED]:
         yield _field(number), output_format.json_schema(_schema_of(tool, number))
+
+
+def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
+    """Returns the tools that may be called, with their places."""
+    choice = conversation.tool_choice
+    return [
+        (number, tool)
+        for number, tool in enumerate(conversation.tools)
+        if choice.mode != "named" or tool.name == choice.name
+    ]
 
 
 def _family_of(tokenizer: Tokenizer, template: str) -> str:
@@ -218,7 +227,10 @@ def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
     Raises:
         InvalidRequest: it is not that of an object.
     """
-    schema = pydantic_core.from_json(tool.parameters or "{}")
+    try:
+        schema = pydantic_core.from_json(tool.parameters or "{}")
+    except ValueError as error:
+        raise errors.InvalidRequest(_field(number), f"is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise errors.InvalidRequest(_field(number), "must be a JSON object")
     schema = _OBJECT | schema

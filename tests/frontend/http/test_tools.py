@@ -244,6 +244,7 @@ async def test_stream_has_the_deltas_that_clients_put_together(site: Site) -> No
         tools=[FIND, DIVE],  # type: ignore[list-item]
         stream=True,
     )
+    assert isinstance(stream, openai.AsyncStream)
     chunks: list[ChatCompletionChunk] = [chunk async for chunk in stream]
     await client.close()
     first, *others = [chunk.choices[0].delta for chunk in chunks]

@@ -38,7 +38,7 @@ class Checkpoint:
         tokenizer = checkpoints.byte_level()
         tokenizer.add_special_tokens([*special])
         tokenizer.save(str(directory / "tokenizer.json"))
-        self.eos = tokenizer.token_to_id(checkpoints.EOS)
+        self.eos: int = tokenizer.get_vocab()[checkpoints.EOS]
         self.library = tokenizer
         self.tokenizer = Tokenizer.from_directory(directory)
         self.grammars = Grammars(
@@ -164,12 +164,19 @@ def test_grammar_makes_calls_that_the_reader_reads(
         return found.of(conversation(FIND, DIVE, **choice), (), has_grammar=False).grammar
 
     assert grammar(mode="auto") == ""
-    cases = {
+    cases: dict[str, list[tuple[str, ...]]] = {
         grammar(mode="required"): [(ONE,), (OTHER,), (ONE, OTHER)],
         grammar(mode="required", allows_parallel=False): [(ONE,), (OTHER,)],
         grammar(mode="named", name="find"): [(ONE,)],
     }
-    possible = [(ONE,), (OTHER,), (ONE, OTHER), (WRONG,), (UNKNOWN,), (ONE, WRONG)]
+    possible: list[tuple[str, ...]] = [
+        (ONE,),
+        (OTHER,),
+        (ONE, OTHER),
+        (WRONG,),
+        (UNKNOWN,),
+        (ONE, WRONG),
+    ]
     for made, allowed in cases.items():
         for calls in possible:
             assert checkpoint.follows(made, written(*calls)) is (calls in allowed)
@@ -238,7 +245,7 @@ def test_calls_that_are_required_come_after_the_reasoning(
 
 
 @pytest.mark.parametrize(
-    "schema", ['{"type": "string"}', "[]", '{"type": ["object", "null"]}'], ids=str
+    "schema", ['{"type": "string"}', "[]", '{"type": ["object", "null"]}', "{"], ids=str
 )
 def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
     found = MessageFormat(Checkpoint(tmp_path).tokenizer, "")
