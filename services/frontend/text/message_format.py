@@ -33,6 +33,8 @@ ReasoningParser = Literal["auto", "none", "think"]
 TAIL_TOKENS = 8
 """Tokens at a prompt's end that may open the reasoning."""
 
+TAGS = reasoning.BEGIN, reasoning.END
+
 MAX_BLAMED = 16
 """Tools that are looked at one by one, where their grammar cannot be followed."""
 
@@ -115,8 +117,7 @@ class MessageFormat:
         if reasoning_parser == "auto":
             self._thinks = reasoning.END in template
         markers = self._family.markers if self._family else ()
-        tags = (reasoning.BEGIN, reasoning.END) if self._thinks else ()
-        self._special = tokenizer.special_tokens((*markers, *tags))
+        self._special = tokenizer.special_tokens((*markers, *TAGS))
 
     def of(
         self, conversation: Conversation, token_ids: Sequence[int], *, has_grammar: bool
@@ -138,6 +139,7 @@ class MessageFormat:
         tools = () if choice.mode == "none" else conversation.tools
         family = self._family if tools else None
         is_thinking = self._thinks and self._opens_reasoning(token_ids)
+        wanted = (*(family.markers if family else ()), *(TAGS if self._thinks else ()))
         grammar = ""
         if family is not None and (must_call or any(tool.is_strict for tool in tools)):
             grammar = self._grammar(family, conversation, is_thinking=is_thinking)
@@ -147,7 +149,7 @@ class MessageFormat:
             is_single=not choice.allows_parallel or choice.mode == "named",
             thinks=self._thinks,
             is_thinking=is_thinking,
-            marks={token: text for text, token in self._special.items()},
+            marks={self._special[text]: text for text in wanted if text in self._special},
             grammar=grammar,
             grammar_field="tool_choice" if must_call else "tools",
         )

@@ -266,6 +266,7 @@ def test_special_tokens_that_mark_calls_have_text_where_they_are_wanted(tmp_path
     for marks, text in ((answers.marks, "hé[TOOL_CALLS]find[ARGS]{}!"), ({}, "héfind{}!")):
         read = IncrementalText(checkpoint.tokenizer, marks=marks)
         assert "".join(map(read.feed, tokens)) + read.flush() == text
+    assert found.of(conversation(), (), has_grammar=False).marks == {}
     cut = checkpoint.library.encode("é").ids[1:2] + checkpoint.library.encode("[ARGS]").ids[1:]
     read = IncrementalText(checkpoint.tokenizer, marks=answers.marks)
     assert "".join(map(read.feed, cut)) == "\ufffd[ARGS]"
