@@ -161,7 +161,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _read(text: str, otherwise: object) -> object:
     """Returns the JSON object in a text, or something else if there is none."""
     try:
-        value = pydantic_core.from_json(text)
+        value = pydantic_core.from_json(text.encode())
     except ValueError:
         return otherwise
     return value if isinstance(value, dict) else otherwise

@@ -34,7 +34,7 @@ class Llama3:
         rules = one_of(tools, call_object("parameters"))
         if not is_free:
             return f"answer: {calls}\n{rules}"
-        other = r"OTHER: /[ \t\r\n]*[^{\[ \t\r\n](.|\n)*/"
+        other = r"OTHER: /[ \t\r\n]*[^{ \t\r\n](.|\n)*/"
         return f"answer: {markers[TAG]}? {calls} | OTHER?\n{other}\n{rules}"
 
 

@@ -230,7 +230,7 @@ def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
         InvalidRequest: it is not that of an object.
     """
     try:
-        schema = pydantic_core.from_json(tool.parameters or "{}")
+        schema = pydantic_core.from_json(tool.parameters.encode() or b"{}")
     except ValueError as error:
         raise errors.InvalidRequest(_field(number), f"is not JSON: {error}") from None
     if not isinstance(schema, dict):

@@ -217,7 +217,7 @@ def test_strict_tools_keep_their_schema_where_the_model_may_choose(
     strict = Tool(name="find", parameters=FIND.parameters, is_strict=True)
     made = found.of(conversation(strict, DIVE), (), has_grammar=False)
     assert made.grammar_field == "tools"
-    for text in ("", "hello", "1 < 2", written(ONE), written(ONE, OTHER)):
+    for text in ("", "hello", "[1] < 2", written(ONE), written(ONE, OTHER)):
         assert checkpoint.follows(made.grammar, text), text
     assert checkpoint.follows(made.grammar, "Well: " + written(ONE))
     assert not checkpoint.follows(made.grammar, written(WRONG))

@@ -57,6 +57,12 @@ def test_history_of_calls_replays(source: str, expected: str) -> None:
     assert "None" not in written
 
 
+def test_half_a_character_in_arguments_is_refused() -> None:
+    call = ToolCall("1", "find", '{"what": "\ud800"}')
+    with pytest.raises(errors.InvalidRequest):
+        render(chat_templates.HERMES, ChatMessage("assistant", "", tool_calls=(call,)))
+
+
 def test_arguments_that_are_no_object_replay_as_text() -> None:
     call = ToolCall("1", "find", '{"what": "wh')
     written = render(chat_templates.HERMES, ChatMessage("assistant", "", tool_calls=(call,)))
