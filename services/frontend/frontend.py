@@ -92,6 +92,8 @@ class Frontend:
             Tokenizer.from_directory(settings.model),
             self._scheduler,
             chat_template=ChatTemplate.from_directory(settings.model),
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
             tokenizer_file=settings.model / "tokenizer.json",
             max_in_flight=settings.max_in_flight,
             max_prompt_characters=settings.max_prompt_characters,

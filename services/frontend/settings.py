@@ -96,6 +96,14 @@ class FrontendSettings(ServerSettings):
     grpc_address: Address = "127.0.0.1:50051"
     """Where the gRPC API listens; this machine only unless told otherwise."""
 
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    """Format in which the model calls tools; `auto` finds it in the chat template and the special
+    tokens. With `none`, calls are text, and none can be required."""
+
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Format of the model's reasoning; `auto` looks for `</think>` in the chat template. With
+    `none`, it is part of the content."""
+
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, as a Secret mounts them;
     read again when they change. Without it clients speak in plaintext."""

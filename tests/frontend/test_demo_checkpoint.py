@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tokenizers
 
-from services.frontend.request.conversation import ChatMessage
+from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.text.chat_template import ChatTemplate
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -14,9 +14,8 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 def test_whatever_begins_a_turn_ends_the_answer() -> None:
     template = ChatTemplate.from_directory(DEMO)
     assert template is not None
-    written = template.render(
-        [ChatMessage("user", "a"), ChatMessage("assistant", "b")], limit_s=1.0, max_characters=1000
-    )
+    said = Conversation((ChatMessage("user", "a"), ChatMessage("assistant", "b")))
+    written = template.render(said, limit_s=1.0, max_characters=1000)
     encoding = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(
         written, add_special_tokens=False
     )

@@ -109,3 +109,30 @@ def test_every_answer_keeps_its_format(
         assert list(threads.map(partial(ask_plain, stack), range(3))) == plain
         for one in asked:
             one.result()
+
+
+TOOL = {"type": "function", "function": {"name": "dive", "parameters": SCHEMA}}
+OTHER = {"type": "function", "function": {"name": "surface", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("required", "tool_calls"), (TOOL, "stop")], ids=["required", "named"]
+)
+def test_tool_that_must_be_called_is_called(two_stages: Stack, choice: Any, reason: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "where is the whale"}],
+        "tools": [TOOL] if reason == "tool_calls" else [TOOL, OTHER],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "n": 4,
+        "temperature": 1.0,
+        "max_tokens": 2 * MAX_TOKENS,
+    }
+    response = two_stages.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    for answer in response.json()["choices"]:
+        assert answer["finish_reason"] == reason
+        assert answer["message"]["content"] is None
+        (call,) = answer["message"]["tool_calls"]
+        assert call["function"]["name"] == "dive"
+        assert keeps_schema(call["function"]["arguments"])

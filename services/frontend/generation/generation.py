@@ -37,7 +37,8 @@ from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusals
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
-from services.frontend.text.message_reader import MessageReader, PlainReader
+from services.frontend.text.message_format import PLAIN, AnswerFormat
+from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
@@ -70,6 +71,7 @@ class EncodedPrompt:
     token_ids: Sequence[int]
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
+    answer_format: AnswerFormat = PLAIN
 
     @property
     def context(self) -> Sequence[int]:
@@ -146,6 +148,8 @@ class Generation:
         self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
+        self._replayed: dict[int, MessageReader] = {}
+        """Readers of answers to go on with."""
         self._running: set[str] = set()
         """Answers of which there is more to read."""
         self._waiting: deque[int] = deque()
@@ -188,8 +192,12 @@ class Generation:
         return self._tokenizer.to_text(prompt.token_ids)
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a new reader for the text of an answer to a conversation."""
-        return PlainReader()
+        """Returns a reader for the text of an answer to a conversation; one that goes on has read
+        what its client has. To be called once for each answer."""
+        reader = self._replayed.pop(index, None)
+        if reader is not None:
+            return reader
+        return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     def end_at(self, deadline: float) -> None:
         """Ends the call as timed out at a point in time of the event loop's clock, unless it is
@@ -354,10 +362,12 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
+        reader = prompt.answer_format.reader(self.request_id, answer.index)
+        self._replayed[answer.index] = reader
         async with self._place.replaying:
             pause_at = time.perf_counter() + REPLAY_S
             for number, token_id in enumerate(so_far.token_ids, start=1):
-                answer.add((token_id,))
+                reader.feed(answer.add((token_id,)).text)
                 if answer.is_finished:
                     break
                 if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
@@ -408,7 +418,7 @@ class Generation:
             tokenizer = tokenizer.with_special_tokens
         return Answer(
             index,
-            IncrementalText(tokenizer, prompt.context),
+            IncrementalText(tokenizer, prompt.context, marks=prompt.answer_format.marks),
             stops=StopStrings(options.stop, are_shown=is_shown),
             stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
             min_tokens=options.sampling.min_tokens,
@@ -418,7 +428,8 @@ class Generation:
         """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
         params = self.options.sampling
         seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
-        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids)
+        grammar = prompt.answer_format.grammar or params.grammar
+        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids, grammar=grammar)
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]

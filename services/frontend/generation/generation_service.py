@@ -16,12 +16,14 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
 from services.common import errors
+from services.common.sampling import OPTIONS
 from services.frontend.api_keys import Account
 from services.frontend.generation.generation import EncodedPrompt, Generation, Place
 from services.frontend.link.scheduler_client import SchedulerClient
@@ -44,6 +46,14 @@ from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.grammar_check import GrammarCheck
+from services.frontend.text.message_format import (
+    PLAIN,
+    AnswerFormat,
+    MessageFormat,
+    ReasoningParser,
+    ToolParser,
+    schema_grammars,
+)
 from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -71,6 +81,8 @@ class GenerationService:
         scheduler: SchedulerClient,
         *,
         chat_template: ChatTemplate | None = None,
+        tool_parser: ToolParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
         tokenizer_file: Path | None = None,
         max_in_flight: int = 4096,
         max_prompt_characters: int = 256 * 2**10,
@@ -103,6 +115,12 @@ class GenerationService:
             refusals=self._refusals,
         )
         self._grammar_check = GrammarCheck(tokenizer_file, threads)
+        self._message_format = MessageFormat(
+            tokenizer,
+            "" if chat_template is None else chat_template.source,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
         self._anybody = Account()
         self._hold_s = hold_s
         self._max_request_s = max_request_s
@@ -182,6 +200,7 @@ class GenerationService:
         options = options or GenerationOptions()
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
+        request.check()
         with self._admitted(request, account or self._anybody) as place:
             limits = self._limits(self.describe())
             limits.check_model(model)
@@ -296,6 +315,8 @@ class GenerationService:
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
         )
         client_call = current_call()
+        n_copies = 1 + min(request.options.n, self._max_answers_at_once)
+        place.share.grow(n_copies * sum(len(prompt.answer_format.grammar) for prompt in prompts))
         return Generation(
             request.options,
             prompts,
@@ -416,9 +437,49 @@ class GenerationService:
                 n_prompt=len(token_ids),
                 is_chat=isinstance(prompt, Conversation),
             )
-            encoded.append(EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids))
+            answer_format = PLAIN
+            if isinstance(prompt, Conversation):
+                answer_format = await self._answer_format(
+                    prompt, token_ids, request.options, limits, share
+                )
+            encoded.append(
+                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
+            )
             await asyncio.sleep(0)  # others come in between
         return tuple(encoded)
+
+    async def _answer_format(
+        self,
+        conversation: Conversation,
+        token_ids: Sequence[int],
+        options: GenerationOptions,
+        limits: Limits,
+        share: Share,
+    ) -> AnswerFormat:
+        """Returns how answers to a conversation are written; a grammar in it can be followed.
+
+        Raises:
+            InvalidRequest: it cannot; the error names the tool, if it is one's.
+        """
+        if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
+            raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
+        answer_format = self._message_format.of(
+            conversation, token_ids, has_grammar=bool(options.sampling.grammar)
+        )
+        field, grammar = answer_format.grammar_field, answer_format.grammar
+        if not grammar:
+            return answer_format
+        if options.ignore_eos:
+            raise errors.InvalidRequest("ignore_eos", f"not together with {field}")
+        OPTIONS["grammar"].allowed.check(field, grammar)
+        check = partial(self._grammar_check.check, pipeline=limits.pipeline, share=share)
+        try:
+            await check(field, grammar)
+        except errors.InvalidRequest:
+            for schema_field, schema in schema_grammars(conversation):
+                await check(schema_field, schema)
+            raise
+        return answer_format
 
 
 def _now() -> float:

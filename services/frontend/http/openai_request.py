@@ -31,6 +31,7 @@ from services.frontend.http.chat_message import MAX_TURNS, Message
 from services.frontend.http.effectless_fields import EffectlessFields
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.http.tool_fields import ToolFields
 from services.frontend.http.type_errors import MAX_NAME_LENGTH
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
@@ -52,6 +53,9 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Names in `logit_bias`: numbers of tokens."""
+
+NO_REASONING = ("none", "minimal")
+"""Efforts that turn reasoning off, where the template can."""
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -264,25 +268,24 @@ class CompletionBody(GenerationBody):
         return self.prompt
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ToolFields, GenerationBody):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
     logprobs: Annotated[bool | None, only(False)] = None
     top_logprobs: Annotated[int | None, only(0)] = None
-    tools: Annotated[list[Any] | None, only([])] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
-    parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
     audio: Annotated[dict[str, Any] | None, only()] = None
     prediction: Annotated[dict[str, Any] | None, only()] = None
     echo: Annotated[bool | None, only(False)] = None
-    add_generation_prompt: Annotated[bool | None, only(True)] = None
-    continue_final_message: Annotated[bool | None, only(False)] = None
     web_search_options: Annotated[dict[str, Any] | None, only()] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -292,7 +295,28 @@ class ChatBody(GenerationBody):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        return (Conversation(tuple(message.to_message() for message in self.messages)),)
+        tools, tool_choice = self.tools_and_choice()
+        continues_last = bool(self.continue_final_message)
+        adds_prompt = self.add_generation_prompt
+        return (
+            Conversation(
+                tuple(message.to_message() for message in self.messages),
+                tools=tools,
+                tool_choice=tool_choice,
+                template_kwargs=self._template_kwargs(),
+                adds_generation_prompt=not continues_last if adds_prompt is None else adds_prompt,
+                continues_last=continues_last,
+            ),
+        )
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Returns the variables for the template. Those of the effort are what templates know."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort = {"reasoning_effort": self.reasoning_effort}
+            if self.reasoning_effort in NO_REASONING:
+                effort["enable_thinking"] = False
+        return effort | (self.chat_template_kwargs or {})
 
     def _options(self) -> GenerationOptions:
         options = super()._options()

@@ -104,14 +104,35 @@ class Completion(TypedDict):
     seed: NotRequired[int]
 
 
+class CalledFunction(TypedDict):
+    """The function that a call names, and its arguments: JSON, as far as the model wrote it."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(TypedDict):
-    """A message of the model."""
+    """A message of the model; the content is null where it only thinks or calls tools."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -122,7 +143,7 @@ class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: NotRequired[list[int]]
 
 
@@ -140,15 +161,37 @@ class ChatCompletion(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class FunctionDelta(TypedDict):
+    """The part of a call's function that a chunk adds."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The part of a call that a chunk adds: the first has its id and its name."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class Delta(TypedDict):
-    """The part of a message that a chunk adds: first the role, then text; nothing in a chunk whose
-    tokens make no text yet."""
+    """The part of a message that a chunk adds: first the role, then reasoning, text and calls;
+    nothing in a chunk whose tokens make no text yet."""
 
     __pydantic_config__ = _EXACT  # type: ignore[misc]
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
     refusal: NotRequired[None]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
@@ -159,7 +202,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: Delta
     logprobs: None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     token_ids: NotRequired[list[int]]
 
 

@@ -47,11 +47,14 @@ SENTENCES = {
 
 OTHER = "is of a wrong type"
 
+MISSING = ("missing", "value_error")
+"""Types of errors of fields that need not be in the body; a check of ours may want them there."""
+
 
 def explain(error: ValidationError, body: object) -> errors.InvalidRequest:
     """Returns what is wrong with a body: the first error, with all that the field may be."""
     found = [
-        (_json_path(item["loc"], body, is_missing=item["type"] == "missing"), item)
+        (_json_path(item["loc"], body, is_missing=item["type"] in MISSING), item)
         for item in error.errors(include_url=False, include_input=False)
     ]
     first, _ = found[0]

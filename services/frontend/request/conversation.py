@@ -8,8 +8,27 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Literal
 
+import pydantic_core
+
+from services.common import errors
+
 TURN_BYTES = 256
 """Bytes that a turn of a conversation, a call or a tool takes besides its texts."""
+
+JSON_BYTES = 32
+"""Bytes that a character of JSON takes at most where it is read, as lists in each other."""
+
+MAX_TOOLS = 128
+"""Tools at most, as in the OpenAI API."""
+
+MAX_TOOL_NAME = 256
+"""Characters of a tool's name at most."""
+
+MAX_TEMPLATE_KWARGS = 16 * 2**10
+"""Bytes of a client's variables for the template at most, as JSON."""
+
+RESERVED_KWARGS = {"messages", "tools", "add_generation_prompt"}
+"""Variables of the template that have fields of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +122,74 @@ class Conversation:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables that the client sets for the chat template, such as `enable_thinking`; JSON."""
+    adds_generation_prompt: bool = True
+    """Whether the assistant's turn is begun after the last one."""
+    continues_last: bool = False
+    """Whether the answer continues the last turn instead."""
+
+    @property
+    def n_characters(self) -> int:
+        """The number of characters that came from the client, and one more for each part."""
+        n_characters = sum(turn.n_characters for turn in self.messages)
+        n_characters += sum(tool.n_characters for tool in self.tools)
+        return n_characters + self._n_kwargs
+
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes of memory the conversation takes."""
+        n_bytes = sum(turn.n_bytes for turn in self.messages)
+        return n_bytes + sum(tool.n_bytes for tool in self.tools) + JSON_BYTES * self._n_kwargs
+
+    @property
+    def n_parts(self) -> int:
+        """The number of turns, calls and tools."""
+        n_calls = sum(len(turn.tool_calls) for turn in self.messages)
+        return len(self.messages) + n_calls + len(self.tools)
+
+    @property
+    def n_json_characters(self) -> int:
+        """The number of characters of JSON that the template reads as objects."""
+        n_characters = sum(len(tool.parameters) for tool in self.tools) + self._n_kwargs
+        calls = (call for turn in self.messages for call in turn.tool_calls)
+        return n_characters + sum(len(call.arguments) for call in calls)
+
+    @property
+    def _n_kwargs(self) -> int:
+        return len(pydantic_core.to_json(self.template_kwargs)) if self.template_kwargs else 0
+
+    def check(self) -> None:
+        """Checks everything that doesn't depend on the model.
+
+        Raises:
+            InvalidRequest: the error names the field, as clients spell it.
+        """
+        if len(self.tools) > MAX_TOOLS:
+            raise errors.InvalidRequest(
+                "tools", f"has {len(self.tools)} tools; at most {MAX_TOOLS} may be"
+            )
+        for number, tool in enumerate(self.tools):
+            if not 1 <= len(tool.name) <= MAX_TOOL_NAME:
+                raise errors.InvalidRequest(
+                    f"tools.{number}.function.name", f"must have 1 to {MAX_TOOL_NAME} characters"
+                )
+        self._check_choice()
+        for name in RESERVED_KWARGS.intersection(self.template_kwargs):
+            raise errors.InvalidRequest(f"chat_template_kwargs.{name}", "has a field of its own")
+        if self._n_kwargs > MAX_TEMPLATE_KWARGS:
+            raise errors.InvalidRequest(
+                "chat_template_kwargs", f"must not have more than {MAX_TEMPLATE_KWARGS} bytes"
+            )
+        if self.continues_last and self.adds_generation_prompt:
+            raise errors.InvalidRequest(
+                "continue_final_message", "only with add_generation_prompt = false"
+            )
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice.mode in ("required", "named") and not self.tools:
+            raise errors.InvalidRequest("tool_choice", "needs tools to choose from")
+        if choice.mode == "named" and choice.name not in {tool.name for tool in self.tools}:
+            raise errors.InvalidRequest(
+                "tool_choice",
+                f"{errors.shortened(choice.name)!r} is none of the tools",
+            )

@@ -119,7 +119,7 @@ class GenerationRequest:
                 case str():
                     n_bytes += getsizeof(prompt)
                 case Conversation():
-                    n_bytes += sum(turn.n_bytes for turn in prompt.messages)
+                    n_bytes += prompt.n_bytes
                 case tuple():
                     n_bytes += TOKEN_BYTES * len(prompt)
         if self.resumption is not None:
@@ -151,6 +151,9 @@ class GenerationRequest:
         self.options.check()
         if not self.prompts:
             raise errors.InvalidRequest("prompt", "must not be empty")
+        for prompt in self.prompts:
+            if isinstance(prompt, Conversation):
+                prompt.check()
         if self.n_answers > MAX_ANSWERS:
             raise errors.InvalidRequest(
                 "prompt", f"asks for more than {MAX_ANSWERS} answers at once"
@@ -170,7 +173,7 @@ def n_characters(prompt: Prompt) -> int:
         case str():
             return len(prompt)
         case Conversation():
-            return sum(turn.n_characters for turn in prompt.messages)
+            return prompt.n_characters
     return 0
 
 

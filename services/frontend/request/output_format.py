@@ -47,6 +47,11 @@ def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") 
     return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
 
 
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Returns JSON that keeps a schema, as a part of a grammar in Lark."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+
+
 def regex(pattern: str) -> str:
     """Returns the grammar of texts that match a regular expression as a whole."""
     return LLMatcher.grammar_from_regex(pattern)

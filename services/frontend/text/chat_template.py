@@ -7,17 +7,18 @@ as plain dictionaries.
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import jinja2
+import pydantic_core
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from services.common import bounded_file, errors
-from services.frontend.request.conversation import ChatMessage
+from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolCall
 from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
 TEMPLATE_ERRORS = (
@@ -44,14 +45,26 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class ChatTemplate:
     """The checkpoint's chat template."""
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
+        """`tool_source` is a template of its own for conversations with tools, if there is one."""
         environment = MeteredEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
         )
         environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = tool_source or source
         self._template = environment.read(source, dict(special_tokens or {}))
+        self._tool_template = self._template
+        if tool_source is not None:
+            self._tool_template = environment.read(tool_source, dict(special_tokens or {}))
+        self._knows_developers = "developer" in source
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
@@ -63,14 +76,18 @@ class ChatTemplate:
         try:
             config = _read_config(directory / "tokenizer_config.json")
             file = directory / "chat_template.jinja"
-            source = (
-                bounded_file.read_bytes(file, max_bytes=MAX_TEMPLATE_BYTES).decode()
+            sources = (
+                {"default": bounded_file.read_bytes(file, max_bytes=MAX_TEMPLATE_BYTES).decode()}
                 if file.is_file()
-                else _default_template(config.get("chat_template"))
+                else _named_templates(config.get("chat_template"))
             )
-            if source is None:
+            if "default" not in sources:
                 return None
-            return cls(source, special_tokens=_special_tokens(config))
+            return cls(
+                sources["default"],
+                special_tokens=_special_tokens(config),
+                tool_source=sources.get("tool_use"),
+            )
         except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
             # Jinja compiles to Python, which gives up on too many loops or brackets in each other.
             explanation = " ".join(str(error).split())  # Jinja's have several lines
@@ -79,10 +96,8 @@ class ChatTemplate:
                 f"{explanation}"
             ) from error
 
-    def render(
-        self, messages: Sequence[ChatMessage], *, limit_s: float, max_characters: int
-    ) -> str:
-        """Returns the conversation's text, up to where the assistant's turn begins.
+    def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
+        """Returns the conversation's text, up to where the assistant's turn begins, or goes on.
 
         Raises:
             TooMuch: it would have more characters than that, or TooSlow: it took more than so many
@@ -90,29 +105,81 @@ class ChatTemplate:
             InvalidRequest: the template refuses the conversation.
         """
         meter = Meter(limit_s=limit_s, max_characters=max_characters)
+        shows_tools = conversation.tool_choice.mode != "none" and bool(conversation.tools)
+        template = self._tool_template if shows_tools else self._template
+        tools = [_tool(tool) for tool in conversation.tools] if shows_tools else None
+        variables = {
+            "documents": None,
+            **conversation.template_kwargs,
+            "messages": [self._turn(message) for message in conversation.messages],
+            "tools": tools,
+            "add_generation_prompt": conversation.adds_generation_prompt,
+        }
         try:
             with metered(meter):
-                pieces = self._template.generate(
-                    messages=[_to_dict(message) for message in messages],
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                )
-                text = _joined(pieces, meter)
+                text = _joined(template.generate(variables), meter)
             text.encode()  # a template can make halves of characters, of which there are no tokens
-            return text
         except TooMuch:
             raise
         except TEMPLATE_ERRORS as error:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+        return _cut(text, conversation) if conversation.continues_last else text
+
+    def _turn(self, message: ChatMessage) -> dict[str, Any]:
+        """Returns a turn as templates want it: what was not given is left out."""
+        role = message.role
+        if role == "developer" and not self._knows_developers:
+            role = "system"
+        turn: dict[str, Any] = {"role": role, "content": message.content or ""}
+        given = {
+            "name": message.name,
+            "tool_call_id": message.tool_call_id,
+            "reasoning_content": message.reasoning_content,
+        }
+        turn |= {name: value for name, value in given.items() if value is not None}
+        if message.tool_calls:
+            turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+        return turn
 
 
-def _to_dict(message: ChatMessage) -> dict[str, Any]:
-    """Returns a turn as templates want it: a name that was not given is left out."""
-    turn = {"role": message.role, "content": message.content}
-    return turn if message.name is None else {**turn, "name": message.name}
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Returns a call as templates want it, its arguments as an object if they are one."""
+    function = {"name": call.name, "arguments": _read(call.arguments, call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """Returns a tool as OpenAI's clients write it."""
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters:
+        function["parameters"] = _read(tool.parameters, {})
+    return {"type": "function", "function": function}
+
+
+def _read(text: str, otherwise: object) -> object:
+    """Returns the JSON object in a text, or something else if there is none."""
+    try:
+        value = pydantic_core.from_json(text.encode())
+    except ValueError:
+        return otherwise
+    return value if isinstance(value, dict) else otherwise
+
+
+def _cut(text: str, conversation: Conversation) -> str:
+    """Returns the text up to the end of what the last turn says.
+
+    Raises:
+        InvalidRequest: it says nothing, or the text does not have it.
+    """
+    said = (conversation.messages[-1].content or "").strip()
+    at = text.rfind(said)
+    if not said or at < 0:
+        raise errors.InvalidRequest(
+            "continue_final_message", "needs a last message whose content the template shows"
+        )
+    return text[: at + len(said)]
 
 
 def _joined(pieces: Iterable[str], meter: Meter) -> str:
@@ -142,11 +209,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
 
 
-def _default_template(template: object) -> str | None:
-    """Returns the template itself, or the one called "default" in a list of named ones."""
+def _named_templates(template: object) -> dict[str, str]:
+    """Returns templates by their names, of which "default" is that of a single one."""
     if isinstance(template, list):
-        return {named["name"]: str(named["template"]) for named in template}.get("default")
-    return template if isinstance(template, str) else None
+        return {named["name"]: str(named["template"]) for named in template}
+    return {"default": template} if isinstance(template, str) else {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.common import errors
-from services.frontend.request.conversation import Conversation
+from services.frontend.request.conversation import JSON_BYTES, Conversation
 from services.frontend.request.generation_request import Prompt, n_characters, prompt_field
 from services.frontend.request.limits import Limits
 from services.frontend.request.memory_budget import Share
@@ -167,16 +167,14 @@ class PromptEncoder:
             limits.check_length(field, n_tokens, is_least=is_text)
 
     async def _render(self, conversation: Conversation, share: Share) -> str:
-        template, n_turns = self._chat_template, len(conversation.messages)
-        if not n_turns:
+        template, n_turns = self._chat_template, conversation.n_parts
+        if not conversation.messages:
             raise errors.InvalidRequest("messages", "must not be empty")
         if template is None:
             raise errors.InvalidRequest(
                 "messages", "the model has no chat template; send a prompt instead"
             )
-        render = partial(
-            template.render, conversation.messages, max_characters=self._limits.max_characters
-        )
+        render = partial(template.render, conversation, max_characters=self._limits.max_characters)
         length = n_characters(conversation)
         is_small = length <= INLINE_CHARACTERS and n_turns <= INLINE_TURNS
         limit_s = self._limits.render_limit_s
@@ -190,7 +188,7 @@ class PromptEncoder:
                 partial(render, limit_s=limit_s),
                 share,
                 n_characters=length,
-                n_bytes=TURN_BYTES * n_turns,
+                n_bytes=TURN_BYTES * n_turns + JSON_BYTES * conversation.n_json_characters,
                 is_short=is_small and not self._is_template_slow,
             )
         except TooMuch as error:

@@ -7,7 +7,7 @@ delivers what no later token can change. What was delivered is never taken back.
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -121,6 +121,15 @@ class Tokenizer:
         """Returns the text of tokens, without special tokens unless they are wanted."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips_special)
 
+    def to_marked_text(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, with special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
+        """Returns those of the texts that are special tokens, with their numbers."""
+        ids = {text: self._tokenizer.token_to_id(text) for text in texts}
+        return {text: token for text, token in ids.items() if token in self._special_ids}
+
     def is_silent(self, token_id: int) -> bool:
         """Returns whether the token never shows in a text: it is special, and these are skipped, or
         it is not in the tokenizer."""
@@ -141,10 +150,19 @@ class IncrementalText:
     one exception: tokenizers that spell unknown characters byte by byte replace a whole run of
     bytes if any of it is invalid, even characters that were complete and are delivered; here these
     stay.
+
+    `marks` are texts of special tokens that are wanted: the text begins anew after each.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int] = (),
+        *,
+        marks: Mapping[int, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks or {}
         self._window = _clean_tail(tokenizer, context)
         self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
         self._delivered = tokenizer.to_text(self._window)  # what the window's text starts with
@@ -152,7 +170,7 @@ class IncrementalText:
     def feed(self, token_id: int) -> str:
         """Takes one more token and returns the text that is now final."""
         if self._tokenizer.is_silent(token_id):
-            return ""
+            return self._mark(token_id) if token_id in self._marks else ""
         self._window.append(token_id)
         text = self._tokenizer.to_text(self._window)
         if not text.startswith(self._delivered):
@@ -172,6 +190,13 @@ class IncrementalText:
     def flush(self) -> str:
         """Returns the text that was held back; nothing is fed afterwards."""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
+
+    def _mark(self, token_id: int) -> str:
+        piece = self.flush() + self._marks[token_id]
+        self._window.clear()
+        self._n_settled = 0
+        self._delivered = ""
+        return piece
 
     def _without_context(self) -> str:
         """Returns the window's text without the context, since the new token has changed what that

@@ -183,7 +183,7 @@ def test_fields_that_change_nothing_are_accepted_in_a_chat() -> None:
         "logprobs": False,
         "top_logprobs": 0,
         "tools": [],
-        "tool_choice": "none",
+        "tool_choice": "auto",
         "response_format": {"type": "text"},
         "modalities": ["text"],
         "store": False,
@@ -241,7 +241,9 @@ def test_other_fields_and_values_are_refused_by_name(field: str, value: Any) -> 
         ([{"role": "user", "content": None}], "messages.0.content"),
         ([{"role": "user", "content": 5}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0.type"),
-        ([{**USER, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls"),
+        ([{**USER, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
+        ([{**USER, "function_call": {"name": "f"}}], "messages.0.function_call"),
+        ([{**USER, "audio": {"id": "1"}}], "messages.0.audio"),
     ],
     ids=str,
 )
@@ -254,7 +256,6 @@ def test_wrong_messages_are_named_by_their_path(messages: Any, field: str) -> No
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function"}]},
         {"response_format": {"type": "xml"}},
         {"logprobs": True},
         {"max_tokens": 1, "max_completion_tokens": 1},

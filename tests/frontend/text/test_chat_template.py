@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common import errors
-from services.frontend.request.conversation import ChatMessage
+from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
 
@@ -16,7 +16,7 @@ HELLO = [ChatMessage("user", "hello <b> ü")]
 
 
 def rendered(template: ChatTemplate, messages: list[ChatMessage]) -> str:
-    return template.render(messages, limit_s=10.0, max_characters=10_000)
+    return template.render(Conversation(tuple(messages)), limit_s=10.0, max_characters=10_000)
 
 
 def render(source: str, messages: list[ChatMessage] | None = None) -> str:
@@ -204,7 +204,7 @@ def test_template_that_takes_too_much_is_ended(source: str) -> None:
     began = time.thread_time()
     try:
         with pytest.raises((TooMuch, errors.InvalidRequest)):
-            template.render(HELLO, limit_s=LIMIT_S, max_characters=MAX_CHARACTERS)
+            template.render(Conversation((*HELLO,)), limit_s=LIMIT_S, max_characters=MAX_CHARACTERS)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -214,10 +214,10 @@ def test_template_that_takes_too_much_is_ended(source: str) -> None:
 
 def test_conversation_that_is_written_too_often_is_ended() -> None:
     template = ChatTemplate("{% for m in messages %}{{ messages | tojson }}{% endfor %}")
-    messages = [ChatMessage("user", "x" * 90)] * 100
+    many, two = (Conversation((ChatMessage("user", "x" * 90),) * n) for n in (100, 2))
     with pytest.raises(TooMuch):
-        template.render(messages, limit_s=10.0, max_characters=MAX_CHARACTERS)
-    assert template.render(messages[:2], limit_s=10.0, max_characters=MAX_CHARACTERS)
+        template.render(many, limit_s=10.0, max_characters=MAX_CHARACTERS)
+    assert template.render(two, limit_s=10.0, max_characters=MAX_CHARACTERS)
 
 
 def test_half_a_character_is_refused() -> None:

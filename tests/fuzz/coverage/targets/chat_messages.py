@@ -1,7 +1,7 @@
 """Messages of clients, rendered by templates of the kinds that checkpoints have."""
 
 from services.common import errors
-from services.frontend.request.conversation import ChatMessage
+from services.frontend.request.conversation import ChatMessage, Conversation, ToolCall
 from services.frontend.text.chat_template import ChatTemplate
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
@@ -18,7 +18,9 @@ TEMPLATES = [
         "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}"
         "{% set ns.s = ns.s + m.content %}{% endif %}{% endfor %}{{ ns.s }}"
         "{% for m in messages %}{{ m.name or m.role }}: {{ m.content.split('</think>')[-1] }}\n"
-        "{{ m | tojson }}{{ m.content | int + 1 }}{% endfor %}{{ strftime_now('%Y') }}",
+        "{{ m | tojson }}{{ m.content | int + 1 }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}{{ strftime_now('%Y') }}",
     )
 ]  # fmt: skip
 
@@ -31,9 +33,10 @@ def run(data: bytes) -> None:
     while not choices.is_over and len(messages) < 64:
         role = choices.one_of(["user", "assistant", "system", "tool", None])
         name = choices.one_of([None, "bob", ""])
-        messages.append(ChatMessage(role or choices.text(), choices.text(), name))
+        calls = choices.one_of([(), (), (ToolCall("1", "find", choices.text()),)])
+        messages.append(ChatMessage(role or choices.text(), choices.text(), name, calls))
     try:
-        text = template.render(messages, limit_s=0.5, max_characters=100_000)
+        text = template.render(Conversation(tuple(messages)), limit_s=0.5, max_characters=100_000)
         assert len(text) <= 100_000
     except errors.InvalidRequest as error:
         str(error).encode(errors="surrogateescape")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.common import errors
-from services.frontend.request.conversation import ChatMessage
+from services.frontend.request.conversation import ChatMessage, Conversation, Tool
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
@@ -22,7 +22,10 @@ CONFIG = {
     "eos_token": "</s>",
     "added_tokens_decoder": {"0": {"content": "<s>"}},
 }
-MESSAGES = [ChatMessage("user", "hello"), ChatMessage("assistant", "you", "bob")]
+CONVERSATION = Conversation(
+    (ChatMessage("user", "hello"), ChatMessage("assistant", "you", "bob")),
+    tools=(Tool(name="find", parameters='{"type": "object"}'),),
+)
 _DIRECTORY = tempfile.TemporaryDirectory()
 
 
@@ -47,7 +50,7 @@ def run(data: bytes) -> None:
         return
     if read is not None:
         with suppress(errors.InvalidRequest, TooMuch):
-            read.render(MESSAGES, limit_s=0.5, max_characters=10_000)
+            read.render(CONVERSATION, limit_s=0.5, max_characters=10_000)
 
 
 TARGET = Target(

@@ -1,0 +1,133 @@
+"""Text that is still arriving, read from its front in one go.
+
+A reader is a generator of steps: it yields when it needs more text, and goes on where it was when
+more has come. So what it reads depends on the text alone, never on how that was cut. Each character
+is looked at a fixed number of times.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+Steps = Generator[None, None, Result]
+"""Steps of reading; it yields where more text is needed, and returns its result."""
+
+SPACES = re.compile(r"[ \t\r\n]+")
+NEWLINES = re.compile(r"\n+")
+
+_IN_STRING = re.compile(r'[^"\\]+|\\.|"', re.DOTALL)
+_OUTSIDE = re.compile(r'[^"{}\[\]]+|["{}\[\]]')
+
+
+class ArrivingText:
+    """A text of which only the first part may be there."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._is_over = False
+        self._kept: list[str] | None = None
+
+    def add(self, text: str) -> None:
+        """Takes text that has arrived."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        """Notes that no more comes."""
+        self._is_over = True
+
+    def take(self, n_characters: int) -> str:
+        """Returns the next characters, which must be there, and moves on."""
+        text = self._text[self._at : self._at + n_characters]
+        self._at += n_characters
+        if self._kept is not None:
+            self._kept.append(text)
+        return text
+
+    def take_rest(self) -> str:
+        """Returns all that is there, and moves on."""
+        return self.take(len(self._text) - self._at)
+
+    def keep(self) -> None:
+        """Keeps what is taken from here on, until it is asked for."""
+        self._kept = []
+
+    def kept(self) -> str:
+        """Returns what was taken since `keep`, and keeps no more."""
+        text = "".join(self._kept or ())
+        self._kept = None
+        return text
+
+    def peek(self) -> Steps[str]:
+        """Returns the next character; nothing at the text's end."""
+        while self._at == len(self._text) and not self._is_over:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def begins_with(self, start: str) -> Steps[bool]:
+        """Returns whether the text goes on so."""
+        while True:
+            unread = self._text[self._at : self._at + len(start)]
+            if unread == start:
+                return True
+            if self._is_over or not start.startswith(unread):
+                return False
+            yield
+
+    def run(self, characters: re.Pattern[str]) -> Steps[str]:
+        """Takes as many characters as match a pattern, which says of each alone whether it
+        does."""
+        pieces = []
+        while (yield from self.peek()):
+            match = characters.match(self._text, self._at)
+            if match is None:
+                break
+            pieces.append(self.take(len(match[0])))
+            if self._at < len(self._text):
+                break
+        return "".join(pieces)
+
+    def until(self, marker: str, pass_on: Callable[[str], None]) -> Steps[bool]:
+        """Passes text on until a marker is next; returns False if the text ends without it."""
+        while True:
+            found = self._text.find(marker, self._at)
+            if found >= 0:
+                pass_on(self.take(found - self._at))
+                return True
+            if self._is_over:
+                pass_on(self.take_rest())
+                return False
+            n_unread = len(self._text) - self._at
+            pass_on(self.take(n_unread - _n_begun(self._text, marker, n_unread)))
+            yield
+
+    def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
+        """Passes a JSON object, list or string on as it comes; returns False if the text ends
+        before it. Only brackets and strings are looked at."""
+        depth, is_in_string = 0, False
+        while (yield from self.peek()):
+            match = (_IN_STRING if is_in_string else _OUTSIDE).match(self._text, self._at)
+            if match is None:  # a backslash, the last character there
+                if self._is_over:
+                    break
+                yield
+                continue
+            part = self.take(len(match[0]))
+            pass_on(part)
+            if part == '"':
+                is_in_string = not is_in_string
+            elif not is_in_string:
+                depth += (part in ("{", "[")) - (part in ("}", "]"))
+            if depth == 0 and not is_in_string:
+                return True
+        pass_on(self.take_rest())
+        return False
+
+
+def _n_begun(text: str, marker: str, n_unread: int) -> int:
+    """Returns how many characters at the text's end begin the marker."""
+    most = min(len(marker) - 1, n_unread)
+    return next((n for n in range(most, 0, -1) if text.endswith(marker[:n])), 0)

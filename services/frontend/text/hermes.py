@@ -1,0 +1,66 @@
+"""Calls as Hermes, Qwen, SmolLM and others write them, between content.
+
+    <tool_call>
+    {"name": "find", "arguments": {"what": "whales"}}
+    </tool_call>
+
+A tag may hold a list of calls, too.
+"""
+
+from collections.abc import Sequence
+
+from services.frontend.text.arriving_text import SPACES, Steps
+from services.frontend.text.message_reader import MessageReader
+from services.frontend.text.tool_calls import CallRules, ToolCallReader
+from services.frontend.text.tool_grammar import (
+    Markers,
+    ToolRule,
+    call_object,
+    one_of,
+    quoted,
+    repeated,
+)
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+NEWLINE = "\n"
+
+
+class Hermes:
+    """The format."""
+
+    markers = (BEGIN, END)
+    id_prefix, id_length = "call_", 24
+
+    def reader(self, rules: CallRules) -> MessageReader:
+        """Returns a reader for an answer."""
+        return HermesReader(rules)
+
+    def grammar(
+        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
+    ) -> str:
+        """Returns the rule `answer` of calls, or of text with calls in it if that `is_free`."""
+        rules = one_of(tools, call_object("arguments"))
+        if is_free:
+            answer = markers.after_text(BEGIN, "body", is_single=is_single)
+        else:
+            answer = f"answer: {repeated('tagged', NEWLINE, is_single=is_single)}\n"
+            answer += f"tagged: {markers[BEGIN]} body\n"
+        return f"{answer}body: {quoted(NEWLINE)} call {quoted(NEWLINE)} {markers[END]}\n{rules}"
+
+
+class HermesReader(ToolCallReader):
+    """Reads an answer."""
+
+    def _read(self) -> Steps[None]:
+        text = self._text
+        while (yield from text.until(BEGIN, self._say)):
+            text.keep()
+            text.take(len(BEGIN))
+            yield from text.run(SPACES)
+            if not (yield from self._read_calls()):
+                self._say(text.kept())
+                continue
+            text.kept()
+            if (yield from text.begins_with(END)):
+                text.take(len(END))

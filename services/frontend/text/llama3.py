@@ -1,0 +1,61 @@
+"""Calls as Llama 3 writes them, instead of content.
+
+    {"name": "find", "parameters": {"what": "whales"}}; {"name": "dive", "parameters": {}}
+
+`<|python_tag|>` may come before. Without it, only an answer that begins with the name of a tool
+that there is holds calls: other JSON is content.
+"""
+
+from collections.abc import Callable, Sequence
+
+from services.frontend.text.arriving_text import SPACES, Steps
+from services.frontend.text.message_reader import MessageReader
+from services.frontend.text.tool_calls import CallRules, ToolCallReader
+from services.frontend.text.tool_grammar import Markers, ToolRule, call_object, one_of, repeated
+
+TAG = "<|python_tag|>"
+
+
+class Llama3:
+    """The format."""
+
+    markers = (TAG,)
+    id_prefix, id_length = "call_", 24
+
+    def reader(self, rules: CallRules) -> MessageReader:
+        """Returns a reader for an answer."""
+        return Llama3Reader(rules)
+
+    def grammar(
+        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
+    ) -> str:
+        """Returns the rule `answer` of calls, or of calls or other text if that `is_free`."""
+        calls = repeated("call", "; ", is_single=is_single)
+        rules = one_of(tools, call_object("parameters"))
+        if not is_free:
+            return f"answer: {calls}\n{rules}"
+        other = r"OTHER: /[ \t\r\n]*[^{ \t\r\n](.|\n)*/"
+        return f"answer: {markers[TAG]}? {calls} | OTHER?\n{other}\n{rules}"
+
+
+class Llama3Reader(ToolCallReader):
+    """Reads an answer."""
+
+    def _read(self) -> Steps[None]:
+        text = self._text
+        text.keep()
+        yield from text.run(SPACES)
+        if (yield from text.peek()) in ("{", "["):
+            yield from self._read_all(self._rules.names.__contains__)
+        self._say(text.kept())
+        while (yield from text.until(TAG, self._say)):
+            text.keep()
+            text.take(len(TAG))
+            yield from text.run(SPACES)
+            yield from self._read_all(bool)
+            self._say(text.kept())
+
+    def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
+        """Reads calls; what else was taken is kept."""
+        if (yield from self._read_calls(is_call)):
+            self._text.kept()

@@ -1,0 +1,245 @@
+"""The format in which the model that is served writes messages, and what follows for an answer: how
+its text is read, and which grammar makes it call tools.
+
+Operators name the format, or it is found in the chat template and the special tokens of the
+checkpoint. Tags of Hermes stand for unknown ones: a reader that meets none reads plain content, and
+where a tool must be called, the grammar sees to it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import pydantic_core
+
+from services.common import errors
+from services.frontend.request import output_format
+from services.frontend.request.conversation import Conversation, Tool
+from services.frontend.text import hermes, reasoning
+from services.frontend.text.hermes import Hermes
+from services.frontend.text.llama3 import TAG, Llama3
+from services.frontend.text.message_reader import MessageReader, PlainReader
+from services.frontend.text.mistral import BEGIN, Mistral
+from services.frontend.text.reasoning import ThinkReader
+from services.frontend.text.tokenizer import Tokenizer
+from services.frontend.text.tool_calls import CallRules
+from services.frontend.text.tool_grammar import TEXT, Markers, ToolRule
+
+ToolParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
+
+TAIL_TOKENS = 8
+"""Tokens at a prompt's end that may open the reasoning."""
+
+TAGS = reasoning.BEGIN, reasoning.END
+
+MAX_BLAMED = 16
+"""Tools that are looked at one by one, where their grammar cannot be followed."""
+
+
+class Family(Protocol):
+    """The format of the calls of a family of models."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that mark calls, and are special tokens in some checkpoints."""
+
+    @property
+    def id_prefix(self) -> str:
+        """How the id of a call begins."""
+
+    @property
+    def id_length(self) -> int:
+        """Hexadecimal digits of the id after that."""
+
+    def reader(self, rules: CallRules) -> MessageReader:
+        """Returns a reader for an answer."""
+
+    def grammar(
+        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
+    ) -> str:
+        """Returns the rule `answer`, and those that it needs but for arguments and `TEXT`."""
+
+
+FAMILIES: Mapping[str, Family] = {"hermes": Hermes(), "llama3": Llama3(), "mistral": Mistral()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """How the answers to one prompt are written, and read."""
+
+    family: Family | None = None
+    tool_names: frozenset[str] = frozenset()
+    is_single: bool = False
+    thinks: bool = False
+    is_thinking: bool = False
+    """Whether the prompt ends inside the reasoning."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that readers need to see, with their texts."""
+    grammar: str = ""
+    """The grammar that makes answers call tools, if they must."""
+    grammar_field: str = ""
+    """The field that asks for it."""
+
+    def reader(self, request_id: str, index: int) -> MessageReader:
+        """Returns a new reader of the request's answer with that index."""
+        reader: MessageReader = PlainReader()
+        if self.family is not None:
+            new_id = partial(_call_id, self.family, f"{request_id}-{index}")
+            rules = CallRules(new_id=new_id, names=self.tool_names, is_single=self.is_single)
+            reader = self.family.reader(rules)
+        return ThinkReader(reader, has_begun=self.is_thinking) if self.thinks else reader
+
+
+PLAIN = AnswerFormat()
+
+_OBJECT = {"type": "object"}
+
+
+class MessageFormat:
+    """The format of the checkpoint's messages."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        *,
+        tool_parser: ToolParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
+    ) -> None:
+        """`template` is the text of the chat template."""
+        self._tokenizer = tokenizer
+        name = _family_of(tokenizer, template) if tool_parser == "auto" else tool_parser
+        self._family = FAMILIES.get(name)
+        self._thinks = reasoning_parser == "think"
+        if reasoning_parser == "auto":
+            self._thinks = reasoning.END in template
+        markers = self._family.markers if self._family else ()
+        self._special = tokenizer.special_tokens((*markers, *TAGS))
+
+    def of(
+        self, conversation: Conversation, token_ids: Sequence[int], *, has_grammar: bool
+    ) -> AnswerFormat:
+        """Returns the format of answers to a conversation that is written in these tokens. Where
+        the client wants another format, and so `has_grammar`, answers are plain text.
+
+        Raises:
+            InvalidRequest: a tool must be called that cannot be.
+        """
+        choice = conversation.tool_choice
+        must_call = choice.mode in ("required", "named")
+        if must_call and self._family is None:
+            raise errors.InvalidRequest(
+                "tool_choice", "cannot force a call: the server has no tool parser for the model"
+            )
+        if has_grammar:
+            return PLAIN
+        tools = () if choice.mode == "none" else conversation.tools
+        family = self._family if tools else None
+        is_thinking = self._thinks and self._opens_reasoning(token_ids)
+        wanted = (*(family.markers if family else ()), *(TAGS if self._thinks else ()))
+        grammar = ""
+        if family is not None and (must_call or any(tool.is_strict for tool in tools)):
+            grammar = self._grammar(family, conversation, is_thinking=is_thinking)
+        return AnswerFormat(
+            family=family,
+            tool_names=frozenset(tool.name for tool in tools),
+            is_single=not choice.allows_parallel or choice.mode == "named",
+            thinks=self._thinks,
+            is_thinking=is_thinking,
+            marks={self._special[text]: text for text in wanted if text in self._special},
+            grammar=grammar,
+            grammar_field="tool_choice" if must_call else "tools",
+        )
+
+    def _opens_reasoning(self, token_ids: Sequence[int]) -> bool:
+        tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS:])
+        return tail.rstrip().endswith(reasoning.BEGIN)
+
+    def _grammar(self, family: Family, conversation: Conversation, *, is_thinking: bool) -> str:
+        """Returns the grammar of answers that call tools; where the model may call or not, only
+        strict tools keep their schemas."""
+        choice, markers = conversation.tool_choice, Markers(self._special)
+        is_free = choice.mode == "auto"
+        tools = _callable_tools(conversation)
+        rules = [ToolRule(tool.name, f"arguments_{number}") for number, tool in tools]
+        is_single = not choice.allows_parallel or choice.mode == "named"
+        parts = [
+            "start: answer",
+            family.grammar(rules, markers, is_single=is_single, is_free=is_free),
+            TEXT,
+        ]
+        if self._thinks:
+            parts[0] = _after_thought(markers, is_thinking=is_thinking)
+        for rule, (number, tool) in zip(rules, tools, strict=True):
+            is_kept = tool.is_strict or not is_free
+            schema = _schema_of(tool, number) if is_kept else dict(_OBJECT)
+            parts.append(f"{rule.arguments}: {output_format.json_rule(schema)}")
+        return "\n".join(parts)
+
+
+def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
+    """Yields the field and the grammar of the arguments that must keep their schemas, of the first
+    few tools."""
+    is_free = conversation.tool_choice.mode == "auto"
+    kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
+    for number, tool in kept[:MAX_BLAMED]:
+        yield _field(number), output_format.json_schema(_schema_of(tool, number))
+
+
+def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
+    """Returns the tools that may be called, with their places."""
+    choice = conversation.tool_choice
+    return [
+        (number, tool)
+        for number, tool in enumerate(conversation.tools)
+        if choice.mode != "named" or tool.name == choice.name
+    ]
+
+
+def _family_of(tokenizer: Tokenizer, template: str) -> str:
+    if BEGIN in template or tokenizer.special_tokens([BEGIN]):
+        return "mistral"
+    if hermes.BEGIN in template:
+        return "hermes"
+    if "tools" in template and (TAG in template or tokenizer.special_tokens([TAG])):
+        return "llama3"
+    return "hermes"
+
+
+def _call_id(family: Family, answer: str, index: int) -> str:
+    digest = hashlib.sha256(f"{answer}-{index}".encode()).hexdigest()
+    return family.id_prefix + digest[: family.id_length]
+
+
+def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
+    """Returns the rule of an answer after its reasoning, which may be left out unless the prompt
+    has begun it."""
+    thought = r"thought /\n*/ answer"
+    if not is_thinking:
+        thought = f"{markers[reasoning.BEGIN]} {thought} | answer"
+    return f"start: {thought}\n{markers.up_to('thought', reasoning.END)}"
+
+
+def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
+    """Returns the schema of a tool's arguments.
+
+    Raises:
+        InvalidRequest: it is not that of an object.
+    """
+    try:
+        schema = pydantic_core.from_json(tool.parameters.encode() or b"{}")
+    except ValueError as error:
+        raise errors.InvalidRequest(_field(number), f"is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise errors.InvalidRequest(_field(number), "must be a JSON object")
+    schema = _OBJECT | schema
+    if schema["type"] != "object":
+        raise errors.InvalidRequest(_field(number), "must be a schema of type 'object'")
+    return schema
+
+
+def _field(number: int) -> str:
+    return f"tools.{number}.function.parameters"

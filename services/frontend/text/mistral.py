@@ -1,0 +1,92 @@
+"""Calls as Mistral's models write them, after content.
+
+    [TOOL_CALLS][{"name": "find", "arguments": {"what": "whales"}}]
+    [TOOL_CALLS]find[ARGS]{"what": "whales"}
+
+The first is that of version 3 of its tokenizers, the other of versions 11 and 13, with or without
+`[CALL_ID]` and `[ARGS]`. Its templates want ids of nine letters and digits.
+"""
+
+import re
+from collections.abc import Sequence
+
+from services.frontend.text.arriving_text import SPACES, Steps
+from services.frontend.text.message_reader import MessageReader
+from services.frontend.text.tool_calls import CallRules, ToolCallReader
+from services.frontend.text.tool_grammar import (
+    Markers,
+    ToolRule,
+    call_object,
+    one_of,
+    quoted,
+    repeated,
+)
+
+BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+_NAME = re.compile(r"[\w.-]+")
+
+
+class Mistral:
+    """The format."""
+
+    markers = (BEGIN, CALL_ID, ARGS)
+    id_prefix, id_length = "", 9
+
+    def reader(self, rules: CallRules) -> MessageReader:
+        """Returns a reader for an answer."""
+        return MistralReader(rules)
+
+    def grammar(
+        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
+    ) -> str:
+        """Returns the rule `answer` of calls, or of text and then calls if that `is_free`."""
+        if markers.is_special(ARGS):
+            body = one_of(tools, lambda tool: _named_call(tool, markers))
+            marked = "call"
+        else:
+            calls = repeated("call", ", ", is_single=is_single)
+            body = f'list: " "? "[" {calls} "]"\n{one_of(tools, call_object("arguments"))}'
+            marked, is_single = "list", True
+        if is_free:
+            return markers.after_text(BEGIN, marked, is_single=is_single) + body
+        answer = repeated("marked", "", is_single=is_single)
+        return f"answer: {answer}\nmarked: {markers[BEGIN]} {marked}\n{body}"
+
+
+def _named_call(tool: ToolRule, markers: Markers) -> str:
+    return f"{quoted(tool.name)} {markers[ARGS]} {tool.arguments}"
+
+
+class MistralReader(ToolCallReader):
+    """Reads an answer."""
+
+    def _read(self) -> Steps[None]:
+        text = self._text
+        while (yield from text.until(BEGIN, self._say)):
+            text.keep()
+            text.take(len(BEGIN))
+            yield from text.run(SPACES)
+            if (yield from text.peek()) in ("{", "["):
+                is_read = yield from self._read_calls()
+            else:
+                is_read = yield from self._read_named()
+            if is_read:
+                text.kept()
+            self._say(text.kept())
+
+    def _read_named(self) -> Steps[bool]:
+        """Reads a call whose name comes before its arguments; returns whether it is one."""
+        text = self._text
+        name = yield from text.run(_NAME)
+        if (yield from text.begins_with(CALL_ID)):
+            text.take(len(CALL_ID))
+            yield from text.run(_NAME)
+        if (yield from text.begins_with(ARGS)):
+            text.take(len(ARGS))
+        yield from text.run(SPACES)
+        if not name or not (yield from text.begins_with("{")):
+            return False
+        self._begin(name)
+        yield from text.json_value(self._argue)
+        return True

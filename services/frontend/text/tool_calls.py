@@ -1,0 +1,222 @@
+"""Calls of tools in a model's text: what the formats of all families share.
+
+A call is a JSON object with a name and arguments. Its arguments are passed on as they come, once
+its name is known. Text that is no call after all becomes content, so nothing is lost. White space
+around calls is not content.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pydantic_core
+
+from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
+from services.frontend.text.message_reader import MessageDelta, ToolCallDelta
+
+ARGUMENTS = ("arguments", "parameters")
+"""Names under which a call has its arguments."""
+
+_SCALAR = re.compile(r"[^,}\]\s]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """The rules of the calls in one answer."""
+
+    new_id: Callable[[int], str]
+    """Returns the id of the call with that index, the same one each time."""
+    names: frozenset[str] = frozenset()
+    """Names of the tools there are."""
+    is_single: bool = False
+    """Whether all calls but the first are left out."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call as far as it was read."""
+
+    name: str = ""
+    arguments: str = "{}"
+    has_begun: bool = False
+
+
+class ToolCallReader(ABC):
+    """Reads the content and the calls of an answer; each family's reader says how these follow
+    each other."""
+
+    def __init__(self, rules: CallRules) -> None:
+        self.n_tool_calls = 0
+        self._rules = rules
+        self._text = ArrivingText()
+        self._steps = self._read()
+        self._new_content: list[str] = []
+        self._new_calls: list[ToolCallDelta] = []
+        self._new_arguments: list[str] = []
+        self._spaces: list[str] = []  # before words that may still come
+        self._is_speaking = False
+        self._is_left_out = False
+
+    def feed(self, text: str) -> MessageDelta:
+        """Takes new text and returns what it adds to the message."""
+        self._text.add(text)
+        next(self._steps, None)
+        return self._take_delta()
+
+    def flush(self) -> MessageDelta:
+        """Returns what was held back, when the text has ended."""
+        self._text.end()
+        next(self._steps, None)
+        if not self.n_tool_calls:
+            self._new_content += self._spaces
+        return self._take_delta()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Reads the answer from its beginning to its end."""
+
+    def _say(self, text: str) -> None:
+        """Adds content; white space waits until words follow it."""
+        if not self._is_speaking and not text.strip():
+            self._spaces.append(text)
+            return
+        self._is_speaking = True
+        self._new_content += (*self._spaces, text)
+        self._spaces.clear()
+
+    def _begin(self, name: str) -> None:
+        """Begins a call; what was kept of the text belongs to it."""
+        self._text.kept()
+        self._spaces.clear()
+        self._is_speaking = False
+        self._end_arguments()
+        self._is_left_out = self._rules.is_single and self.n_tool_calls > 0
+        if not self._is_left_out:
+            index = self.n_tool_calls
+            self.n_tool_calls += 1
+            delta = ToolCallDelta(index=index, id=self._rules.new_id(index), name=name)
+            self._new_calls.append(delta)
+
+    def _argue(self, text: str) -> None:
+        """Adds to the arguments of the call that has begun."""
+        if not self._is_left_out:
+            self._new_arguments.append(text)
+
+    def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
+        """Reads a call, or several, with or without the brackets of a list. Calls are of names
+        that `is_call`.
+
+        Returns False where the text is something else. What was taken since the last call is kept.
+        """
+        text = self._text
+        has_brackets = yield from text.begins_with("[")
+        if has_brackets:
+            text.take(1)
+        while True:
+            yield from text.run(SPACES)
+            if not (yield from self._read_call(is_call)):
+                return False
+            text.keep()
+            yield from text.run(SPACES)
+            follows = yield from text.peek()
+            if follows in (",", ";"):
+                text.take(1)
+            elif follows != "{":
+                break
+        if has_brackets and (yield from text.begins_with("]")):
+            text.take(1)
+        return True
+
+    def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
+        """Reads an object; returns whether it is a call."""
+        text, call = self._text, _Call()
+        if not (yield from text.begins_with("{")):
+            return False
+        text.take(1)
+        while True:
+            yield from text.run(SPACES)
+            if (yield from text.begins_with("}")):
+                text.take(1)
+                break
+            if not (yield from self._read_member(call, is_call)):
+                return False
+            yield from text.run(SPACES)
+            if (yield from text.begins_with(",")):
+                text.take(1)
+            elif not (yield from text.begins_with("}")):
+                return False
+        if call.name and not call.has_begun:
+            self._begin(call.name)
+            self._argue(call.arguments)
+        return bool(call.name)
+
+    def _read_member(self, call: _Call, is_call: Callable[[str], object]) -> Steps[bool]:
+        """Reads a name and its value; returns whether they are whole."""
+        text = self._text
+        key = yield from self._read_string()
+        yield from text.run(SPACES)
+        if key is None or not (yield from text.begins_with(":")):
+            return False
+        text.take(1)
+        yield from text.run(SPACES)
+        first = yield from text.peek()
+        if key in ARGUMENTS and first == "{" and call.name and not call.has_begun:
+            self._begin(call.name)
+            call.has_begun = True
+            is_whole = yield from text.json_value(self._argue)
+            text.keep()
+            return is_whole
+        if first not in ("{", "[", '"'):
+            return bool((yield from text.run(_SCALAR)))
+        parts: list[str] = []
+        if not (yield from text.json_value(parts.append)):
+            return False
+        value = "".join(parts)
+        if key == "name" and not call.name:
+            name = _string_of(value)
+            call.name = name if name and is_call(name) else ""
+            return bool(call.name)
+        if key in ARGUMENTS:
+            written = _string_of(value)  # some write the object as a text
+            call.arguments = value if written is None else written or call.arguments
+        return True
+
+    def _read_string(self) -> Steps[str | None]:
+        """Returns the JSON string that is next, or None."""
+        parts: list[str] = []
+        if not (yield from self._text.begins_with('"')):
+            return None
+        if not (yield from self._text.json_value(parts.append)):
+            return None
+        return _string_of("".join(parts))
+
+    def _end_arguments(self) -> None:
+        if self._new_arguments:
+            arguments = "".join(self._new_arguments)
+            self._new_arguments.clear()
+            self._new_calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
+
+    def _take_delta(self) -> MessageDelta:
+        self._end_arguments()
+        if not self._new_content and not self._new_calls:
+            return _NOTHING
+        new = MessageDelta(content="".join(self._new_content))
+        calls = MessageDelta(tool_calls=tuple(self._new_calls))
+        self._new_content.clear()
+        self._new_calls.clear()
+        return new + calls
+
+
+_NOTHING = MessageDelta()
+
+
+def _string_of(text: str) -> str | None:
+    """Returns the text that a JSON string stands for; None if it is none."""
+    if not text.startswith('"'):
+        return None
+    try:
+        value: str = pydantic_core.from_json(text)
+    except ValueError:
+        return None
+    return value

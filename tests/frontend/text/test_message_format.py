@@ -1,0 +1,276 @@
+"""The format of a checkpoint's messages is found, and its grammars make what its readers read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common import errors
+from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
+from services.frontend.text import message_format
+from services.frontend.text.hermes import HermesReader
+from services.frontend.text.llama3 import Llama3Reader
+from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.message_reader import MessageDelta, PlainReader
+from services.frontend.text.mistral import MistralReader
+from services.frontend.text.reasoning import ThinkReader
+from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.grammar.grammars import Grammars
+from tests.frontend import chat_templates, checkpoints
+
+SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"]
+HELLO = (ChatMessage("user", "hello"),)
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+FIND = Tool(name="find", parameters=json.dumps(SCHEMA))
+DIVE = Tool(name="dive")
+
+
+class Checkpoint:
+    """A tokenizer with some special tokens, and grammars for it."""
+
+    def __init__(self, directory: Path, *special: str) -> None:
+        tokenizer = checkpoints.byte_level()
+        tokenizer.add_special_tokens([*special])
+        tokenizer.save(str(directory / "tokenizer.json"))
+        self.eos: int = tokenizer.get_vocab()[checkpoints.EOS]
+        self.library = tokenizer
+        self.tokenizer = Tokenizer.from_directory(directory)
+        self.grammars = Grammars(
+            directory / "tokenizer.json",
+            vocab_size=tokenizer.get_vocab_size(),
+            eos_token_ids=[self.eos],
+        )
+
+    def follows(self, grammar: str, text: str) -> bool:
+        """Returns whether an answer may be this text."""
+        matcher = self.grammars.matcher(grammar)
+        for token in [*self.library.encode(text, add_special_tokens=False).ids, self.eos]:
+            if not int.from_bytes(matcher.mask(), "little") >> token & 1:
+                return False
+            matcher.take(token)
+        return True
+
+
+def conversation(*tools: Tool, **choice: Any) -> Conversation:
+    return Conversation(HELLO, tools=tools, tool_choice=ToolChoice(**choice))
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "reader"),
+    [
+        (chat_templates.HERMES, (), ThinkReader),
+        (chat_templates.HERMES.replace("</think>", ""), (), HermesReader),
+        (chat_templates.LLAMA3, (), Llama3Reader),
+        (chat_templates.LLAMA3.replace("<|python_tag|>", ""), ("<|python_tag|>",), Llama3Reader),
+        (chat_templates.MISTRAL, (), MistralReader),
+        ("{{ tools }}", ("[TOOL_CALLS]",), MistralReader),
+        (chat_templates.SMOLLM2, (), HermesReader),
+    ],
+    ids=["qwen3", "qwen2", "llama3.1", "llama3.2", "mistral", "mistral-token", "unknown"],
+)
+def test_format_is_found_in_the_checkpoint(
+    tmp_path: Path, template: str, special: tuple[str, ...], reader: type[object]
+) -> None:
+    tokenizer = Checkpoint(tmp_path, *special).tokenizer
+    found = MessageFormat(tokenizer, template)
+    answers = found.of(conversation(FIND), (), has_grammar=False)
+    assert type(answers.reader("request", 0)) is reader
+
+
+def test_answers_are_plain_without_tools_or_where_none_may_be_called(tmp_path: Path) -> None:
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, chat_templates.LLAMA3)
+    parsers_off = MessageFormat(
+        Checkpoint(tmp_path).tokenizer,
+        chat_templates.HERMES,
+        tool_parser="none",
+        reasoning_parser="none",
+    )
+    for answers in (
+        found.of(conversation(), (), has_grammar=False),
+        found.of(conversation(FIND, mode="none"), (), has_grammar=False),
+        found.of(conversation(FIND), (), has_grammar=True),
+        parsers_off.of(conversation(FIND), (), has_grammar=False),
+    ):
+        assert isinstance(answers.reader("request", 0), PlainReader)
+    with pytest.raises(errors.InvalidRequest) as caught:
+        parsers_off.of(conversation(FIND, mode="required"), (), has_grammar=False)
+    assert caught.value.field == "tool_choice"
+
+
+def test_prompt_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
+    tokenizer = Checkpoint(tmp_path, "<think>", "</think>").tokenizer
+    found = MessageFormat(tokenizer, "</think>")
+    for end, is_thinking in (("a<think>\n", True), ("a", False), ("<think>\n\n</think>\n", False)):
+        token_ids = tokenizer.to_tokens(end)
+        assert found.of(conversation(), token_ids, has_grammar=False).is_thinking is is_thinking
+
+
+def test_ids_of_calls_are_the_same_each_time(tmp_path: Path) -> None:
+    for template, length in ((chat_templates.LLAMA3, 29), (chat_templates.MISTRAL, 9)):
+        found = MessageFormat(Checkpoint(tmp_path).tokenizer, template)
+        answers = found.of(conversation(FIND), (), has_grammar=False)
+        text = (
+            "[TOOL_CALLS]find{}"
+            if template == chat_templates.MISTRAL
+            else ('{"name": "find", "parameters": {}}')
+        )
+        ids = set()
+        for index in (0, 1, 0):
+            (call,) = (answers.reader("r", index).feed(text) + MessageDelta()).tool_calls
+            ids.add(call.id)
+            assert len(call.id) == length
+        assert len(ids) == 2
+
+
+ONE = '{"name": "find", "arguments": {"n": 12}}'
+OTHER = '{"name": "dive", "arguments": {"a": 1, "b": [2]}}'
+WRONG = '{"name": "find", "arguments": {"n": "12"}}'
+UNKNOWN = '{"name": "swim", "arguments": {}}'
+
+
+def tagged(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def listed(*calls: str) -> str:
+    return f"[TOOL_CALLS][{', '.join(calls)}]"
+
+
+def with_parameters(*calls: str) -> str:
+    return "; ".join(call.replace('"arguments"', '"parameters"') for call in calls)
+
+
+@pytest.mark.parametrize("special", [(), SPECIAL], ids=["text", "special"])
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [("hermes", tagged), ("llama3", with_parameters), ("mistral", listed)],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_grammar_makes_calls_that_the_reader_reads(
+    tmp_path: Path, special: tuple[str, ...], parser: Any, written: Any
+) -> None:
+    if special and parser == "mistral":
+        special = ("[TOOL_CALLS]",)
+    checkpoint = Checkpoint(tmp_path, *special)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser=parser)
+
+    def grammar(**choice: Any) -> str:
+        return found.of(conversation(FIND, DIVE, **choice), (), has_grammar=False).grammar
+
+    assert grammar(mode="auto") == ""
+    cases: dict[str, list[tuple[str, ...]]] = {
+        grammar(mode="required"): [(ONE,), (OTHER,), (ONE, OTHER)],
+        grammar(mode="required", allows_parallel=False): [(ONE,), (OTHER,)],
+        grammar(mode="named", name="find"): [(ONE,)],
+    }
+    possible: list[tuple[str, ...]] = [
+        (ONE,),
+        (OTHER,),
+        (ONE, OTHER),
+        (WRONG,),
+        (UNKNOWN,),
+        (ONE, WRONG),
+    ]
+    for made, allowed in cases.items():
+        for calls in possible:
+            assert checkpoint.follows(made, written(*calls)) is (calls in allowed)
+        for text in ("", "hello", "{", written(ONE) + "!"):
+            assert not checkpoint.follows(made, text)
+    answers = found.of(conversation(FIND, DIVE), (), has_grammar=False)
+    reader = answers.reader("request", 0)
+    said = reader.feed(written(ONE, OTHER)) + reader.flush()
+    assert [(call.name, call.arguments) for call in said.tool_calls] == [
+        ("find", '{"n": 12}'),
+        ("dive", '{"a": 1, "b": [2]}'),
+    ]
+    assert said.content == ""
+
+
+def test_grammar_of_newer_mistral_names_the_tool_first(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, *SPECIAL)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser="mistral")
+    made = found.of(conversation(FIND, DIVE, mode="required"), (), has_grammar=False).grammar
+    one, wrong = '[TOOL_CALLS]find[ARGS]{"n": 1}', '[TOOL_CALLS]find[ARGS]{"n": "1"}'
+    assert checkpoint.follows(made, one)
+    assert checkpoint.follows(made, one + "[TOOL_CALLS]dive[ARGS]{}")
+    assert not checkpoint.follows(made, wrong)
+    assert not checkpoint.follows(made, one + wrong)
+
+
+@pytest.mark.parametrize("special", [(), SPECIAL[:1] + SPECIAL[2:]], ids=["text", "special"])
+@pytest.mark.parametrize(
+    ("parser", "written", "speaks_before"),
+    [("hermes", tagged, True), ("llama3", with_parameters, False), ("mistral", listed, True)],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_strict_tools_keep_their_schema_where_the_model_may_choose(
+    tmp_path: Path, special: tuple[str, ...], parser: Any, written: Any, speaks_before: bool
+) -> None:
+    checkpoint = Checkpoint(tmp_path, *special)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser=parser)
+    strict = Tool(name="find", parameters=FIND.parameters, is_strict=True)
+    made = found.of(conversation(strict, DIVE), (), has_grammar=False)
+    assert made.grammar_field == "tools"
+    for text in ("", "hello", "[1] < 2", written(ONE), written(ONE, OTHER)):
+        assert checkpoint.follows(made.grammar, text), text
+    assert checkpoint.follows(made.grammar, "Well: " + written(ONE))
+    assert not checkpoint.follows(made.grammar, written(WRONG))
+    assert not checkpoint.follows(made.grammar, written(UNKNOWN))
+    if speaks_before:
+        assert not checkpoint.follows(made.grammar, "Well: " + written(WRONG))
+
+
+@pytest.mark.parametrize("special", [(), SPECIAL], ids=["text", "special"])
+def test_calls_that_are_required_come_after_the_reasoning(
+    tmp_path: Path, special: tuple[str, ...]
+) -> None:
+    checkpoint = Checkpoint(tmp_path, *special)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser="hermes", reasoning_parser="think")
+    opened = checkpoint.library.encode("<think>\n", add_special_tokens=False).ids
+    asked = conversation(FIND, mode="required")
+    inside = found.of(asked, opened, has_grammar=False).grammar
+    outside = found.of(asked, (), has_grammar=False).grammar
+    thought = f"Hm {{}}.\n</think>\n\n{tagged(ONE)}"
+    assert checkpoint.follows(inside, thought)
+    assert not checkpoint.follows(inside, tagged(ONE))
+    assert checkpoint.follows(outside, f"<think>{thought}")
+    assert checkpoint.follows(outside, tagged(ONE))
+    assert not checkpoint.follows(outside, f"<think>Hm</think>{tagged(WRONG)}")
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"type": "string"}', "[]", '{"type": ["object", "null"]}', "{"], ids=str
+)
+def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "")
+    with pytest.raises(errors.InvalidRequest) as caught:
+        found.of(
+            conversation(DIVE, Tool(name="a", parameters=schema), mode="required"),
+            (),
+            has_grammar=False,
+        )
+    assert caught.value.field == "tools.1.function.parameters"
+
+
+def test_special_tokens_that_mark_calls_have_text_where_they_are_wanted(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, *SPECIAL)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser="mistral")
+    answers = found.of(conversation(FIND), (), has_grammar=False)
+    tokens = checkpoint.library.encode("hé[TOOL_CALLS]find[ARGS]{}<|python_tag|>!").ids
+    for marks, text in ((answers.marks, "hé[TOOL_CALLS]find[ARGS]{}!"), ({}, "héfind{}!")):
+        read = IncrementalText(checkpoint.tokenizer, marks=marks)
+        assert "".join(map(read.feed, tokens)) + read.flush() == text
+    assert found.of(conversation(), (), has_grammar=False).marks == {}
+    cut = checkpoint.library.encode("é").ids[1:2] + checkpoint.library.encode("[ARGS]").ids[1:]
+    read = IncrementalText(checkpoint.tokenizer, marks=answers.marks)
+    assert "".join(map(read.feed, cut)) == "\ufffd[ARGS]"
+
+
+def test_settings_have_all_families() -> None:
+    assert set(message_format.FAMILIES) == {"hermes", "llama3", "mistral"}
