@@ -60,6 +60,9 @@ class NullRunner:
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
 
+    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: torch.Tensor) -> None:
+        return None
+
     def close(self) -> None:
         pass
 

@@ -54,6 +54,9 @@ class Runner:
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.tensor(self.tokens[: sum(batch.sample)])
 
+    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: torch.Tensor) -> None:
+        return None
+
     def close(self) -> None:
         pass
 
