@@ -29,8 +29,13 @@ from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.conversation import Conversation
-from services.frontend.request.generation_request import GenerationRequest, Prompt
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
 from services.frontend.request.limits import Limits
+from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
@@ -202,7 +207,8 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         prompts = await self._encode(request, Limits(pipeline), place.share)
-        place.share.grow(self._n_token_bytes(prompts, request.options.n))
+        place.share.grow(self._n_token_bytes(prompts, request.options.n_generated))
+        place.share.grow(_n_prompt_logprob_bytes(prompts, request.options))
         place.share.grow(
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
         )
@@ -319,9 +325,18 @@ class GenerationService:
                 n_prompt=len(token_ids),
                 is_chat=isinstance(prompt, Conversation),
             )
+            limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
             encoded.append(EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids))
             await asyncio.sleep(0)  # others come in between
         return tuple(encoded)
+
+
+def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
+    """Returns about how many bytes the log-probabilities of prompts take that come with answers."""
+    if options.n_prompt_logprobs is None:
+        return 0
+    n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated
+    return LOGPROB_BYTES * n_numbers * sum(len(prompt.token_ids) for prompt in prompts)
 
 
 def _now() -> float:

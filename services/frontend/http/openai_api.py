@@ -1,5 +1,6 @@
 """The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from fastapi import FastAPI, Request
@@ -22,6 +23,7 @@ from services.frontend.http.exchange import (
     while_connected,
 )
 from services.frontend.http.json_structure import check_structure
+from services.frontend.http.logprobs_shape import MANY_LOGPROBS
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import Json, Shape, model_list, model_object, to_json
 
@@ -142,13 +144,17 @@ class OpenAIApi:
         if body.stream:
             return EventStream(self._events(body, position, account), explain=_explain)
         body.check_resumption(position)
-        return JSONResponse(await while_connected(request.receive, self._whole(body, account)))
+        return await while_connected(request.receive, self._whole(body, account))
 
-    async def _whole(self, body: GenerationBody, account: Account) -> Json:
+    async def _whole(self, body: GenerationBody, account: Account) -> Response:
         request = body.to_request()
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
-            return _shape(generation, body).answer(pieces)
+            shape = _shape(generation, body)
+            if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
+                data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
+                return Response(data, media_type=openapi.JSON)
+            return JSONResponse(shape.answer(pieces))
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -178,6 +184,15 @@ def _shape(
 ) -> Shape:
     if isinstance(body, CompletionBody):
         return CompletionShape(
-            generation, position, includes_usage=body.includes_usage, echo=bool(body.echo)
+            generation,
+            position,
+            includes_usage=body.includes_usage,
+            echo=bool(body.echo),
+            n_prompt_logprobs=body.prompt_logprobs,
         )
-    return ChatShape(generation, position, includes_usage=body.includes_usage)
+    return ChatShape(
+        generation,
+        position,
+        includes_usage=body.includes_usage,
+        n_prompt_logprobs=body.prompt_logprobs,
+    )

@@ -44,6 +44,11 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
     "format_field",
     "sampling",
+    "best_of",
+    "echo",
+    "n_logprobs",
+    "n_prompt_logprobs",
+    "logprobs_field",
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
@@ -184,6 +189,7 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     resumption: ResumptionBody | None = None
+    prompt_logprobs: int | None = None
 
     user: str | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
@@ -205,6 +211,12 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise errors.InvalidRequest("stream_options", "only with stream = true")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_answers_have_prompt_logprobs(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise errors.InvalidRequest("prompt_logprobs", "not with stream = true")
         return self
 
     def check_resumption(self, position: StreamPosition | None) -> None:
@@ -238,7 +250,12 @@ class GenerationBody(OutputFormatFields, SamplingBody, ABC):
     def _options(self) -> GenerationOptions:
         field, grammar = self.output_format() or ("response_format", "")
         sampling = SamplingParams(**_given(self, SAMPLING), grammar=grammar)
-        return GenerationOptions(**_given(self, OPTIONS), sampling=sampling, format_field=field)
+        return GenerationOptions(
+            **_given(self, OPTIONS),
+            sampling=sampling,
+            format_field=field,
+            n_prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 class CompletionBody(GenerationBody):
@@ -246,13 +263,31 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts_of)]
     echo: bool | None = None
-    logprobs: Annotated[int | None, only()] = None
-    best_of: Annotated[int | None, only(1)] = None
+    logprobs: int | None = None
+    best_of: int | None = None
     suffix: Annotated[str | None, only("")] = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return self.prompt
+
+    @model_validator(mode="after")
+    def _whole_answers_are_compared(self) -> Self:
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise errors.InvalidRequest("best_of", "not with stream = true")
+        return self
+
+    def _options(self) -> GenerationOptions:
+        n_prompt_logprobs = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            n_prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+        return dataclasses.replace(
+            super()._options(),
+            best_of=self.best_of,
+            echo=bool(self.echo),
+            n_logprobs=self.logprobs,
+            n_prompt_logprobs=n_prompt_logprobs,
+        )
 
 
 class ChatBody(GenerationBody):
@@ -260,8 +295,8 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
-    logprobs: Annotated[bool | None, only(False)] = None
-    top_logprobs: Annotated[int | None, only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Annotated[list[Any] | None, only([])] = None
     tool_choice: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
     parallel_tool_calls: bool | None = None
@@ -281,12 +316,22 @@ class ChatBody(GenerationBody):
             raise errors.InvalidRequest("max_tokens", "not together with max_completion_tokens")
         return self
 
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise errors.InvalidRequest("top_logprobs", "only with logprobs = true")
+        return self
+
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return (Conversation(tuple(message.to_message() for message in self.messages)),)
 
     def _options(self) -> GenerationOptions:
         options = super()._options()
+        if self.logprobs:
+            options = dataclasses.replace(
+                options, n_logprobs=self.top_logprobs or 0, logprobs_field="top_logprobs"
+            )
         if self.max_completion_tokens is None:
             return options
         return dataclasses.replace(

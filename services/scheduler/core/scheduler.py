@@ -31,7 +31,6 @@ from services.scheduler.core.request import (
 )
 from services.scheduler.core.request_pool import RequestPool
 
-
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 

@@ -187,7 +187,9 @@ class LogprobRequests:
         places: list[int] = []
         n_top_of = self._n_sampled
         sampled = np.flatnonzero(spans.sample).tolist()
-        for place, (span, row) in enumerate(zip(sampled, spans.rows[sampled].tolist(), strict=True)):
+        for place, (span, row) in enumerate(
+            zip(sampled, spans.rows[sampled].tolist(), strict=True)
+        ):
             if row in n_top_of:
                 found.append(LogprobSpan(span, 1, n_top_of[row], None))
                 places.append(place)

@@ -123,10 +123,10 @@ class ModelRunner:
         run before the next one is prepared.
         """
         spans = self._table.apply(plan)
-        if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
-            if not self._table.logprobs.are_of_prompts(spans):  # a graph keeps no hidden states
-                return self.graphs.build(spans, shape)
-        return self._builder.build(spans)
+        if self.graphs is None or self._table.logprobs.are_of_prompts(spans):
+            return self._builder.build(spans)  # graphs keep no hidden states
+        shape = self.graphs.shape_of(spans)
+        return self._builder.build(spans) if shape is None else self.graphs.build(spans, shape)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
         """Returns room for the previous stage's hidden states of spans of `n_tokens`,
@@ -185,9 +185,7 @@ class ModelRunner:
             self._table.constraints.sampled(batch.constrained, tokens)
         return tokens
 
-    def logprobs(
-        self, batch: InputBatch, logits: Logits, tokens: Numbers
-    ) -> BatchLogprobs | None:
+    def logprobs(self, batch: InputBatch, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests of the batch want, given its `logits` and
         what was sampled from them; None if no request wants any. Called before the next batch is
         run."""

@@ -54,9 +54,7 @@ def results_of(
             yield worker_pb2.WatchStageResponse(
                 pipeline_id=place.pipeline_id,
                 epoch=place.epoch,
-                logprobs=worker_pb2.IterationLogprobs(
-                    iteration=timing.iteration, logprobs=pieces
-                ),
+                logprobs=worker_pb2.IterationLogprobs(iteration=timing.iteration, logprobs=pieces),
             )
             pieces, n_bytes = [], len(piece.logprobs)
         pieces.append(piece)
