@@ -67,7 +67,7 @@ def test_of_mixed_batches_equal_transformers(one_stage: Stack, model: Path) -> N
     "options",
     [
         {"stages": 2},
-        {"stages": 2, "max_batch_tokens": 16},
+        {"stages": 2, "max_batch_tokens": 16, "max_batch_size": 8},
         {"tp": 2},
         {"policy": "orca", "stages": 2},
     ],

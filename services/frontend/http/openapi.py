@@ -448,7 +448,7 @@ def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     ranges["n"] = ranges["best_of"] = {"minimum": 1, "maximum": MAX_N}
     # In a conversation `logprobs` is a boolean, and alternatives have a field of their own.
     counts = {"prompt_logprobs", "top_logprobs" if "top_logprobs" in properties else "logprobs"}
-    ranges |= dict.fromkeys(counts, {"minimum": 0, "maximum": MAX_LOGPROBS})
+    ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
     ranges |= dict.fromkeys(("max_tokens", "max_completion_tokens"), _range(MAX_TOKENS))
     for name, bounds in ranges.items():
         if name in properties:
