@@ -39,7 +39,7 @@ def check(oracle: Oracle, prompt: list[int], choice: dict[str, Any]) -> None:
 
 def ask_all(stack: Stack, oracle: Oracle) -> None:
     random = Random(3)
-    requests = [
+    requests: list[dict[str, Any]] = [
         {
             "prompt": tokens(random, 90),
             "max_tokens": random.randint(1, 8),
@@ -49,7 +49,9 @@ def ask_all(stack: Stack, oracle: Oracle) -> None:
         }
         for index in range(16)
     ]
-    plain = [{"prompt": tokens(random, 60), "max_tokens": 20, "seed": i} for i in range(8)]
+    plain: list[dict[str, Any]] = [
+        {"prompt": tokens(random, 60), "max_tokens": 20, "seed": i} for i in range(8)
+    ]
     with ThreadPoolExecutor(24) as threads:
         others = threads.map(lambda body: stack.complete(**body), plain)
         choices = list(threads.map(lambda body: stack.complete(**body), requests))

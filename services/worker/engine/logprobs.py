@@ -250,14 +250,15 @@ def logprobs_of(
     n_top, parts = wanted.n_top, []
     if wanted.n_sampled:
         tokens = torch.as_tensor(sampled_tokens)
-        for places in wanted.sampled_places.split(ROWS_AT_ONCE):
+        for some in _pieces(wanted.n_sampled):
+            places = wanted.sampled_places[some]
             rows, chosen = sampled_logits.index_select(0, places), tokens.index_select(0, places)
             parts.append(LogprobColumns.of(rows, chosen, n_top=n_top))
-    if wanted.of_prompts:
-        for places, chosen in zip(
-            wanted.prompt_places.split(ROWS_AT_ONCE),
-            wanted.prompt_tokens.split(ROWS_AT_ONCE),
-            strict=True,
-        ):
-            parts.append(LogprobColumns.of(logits_at(places), chosen, n_top=n_top))
+    for some in _pieces(len(wanted.prompt_places)):
+        rows = logits_at(wanted.prompt_places[some])
+        parts.append(LogprobColumns.of(rows, wanted.prompt_tokens[some], n_top=n_top))
     return BatchLogprobs(wanted.spans, LogprobColumns.joined(parts))
+
+
+def _pieces(n_rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, n_rows, ROWS_AT_ONCE))
