@@ -78,9 +78,9 @@ async def measure(options: argparse.Namespace) -> None:
     """Prints the costs."""
     size = {"n_requests": options.requests, "n_tokens": options.n_tokens}
     greedy = bodies([GREEDY], **size)
-    arguments = (f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR")
+    arguments = [f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR"]
     if options.load_format is not None:
-        arguments += (f"--load-format={options.load_format}",)
+        arguments.append(f"--load-format={options.load_format}")
     limits = httpx.Limits(max_connections=options.requests)
     async with (
         local_system.running(arguments) as system,

@@ -246,8 +246,9 @@ async def test_log_probabilities_beyond_the_limits_are_refused(
         prompt_token_ids=[1] * 3,
         max_new_tokens=2,
         sampling=sampling_pb2.SamplingParams(seed=3),
-        **fields,
     )
+    for name, value in fields.items():
+        setattr(asking, name, value)
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.send(asking)
         assert [r.field for r in (await frontend.read()).rejected] == [named]

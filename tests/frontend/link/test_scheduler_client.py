@@ -510,15 +510,13 @@ async def test_log_probabilities_come_once_and_with_their_tokens() -> None:
         Tokens("r", (9,), 2, Logprobs.parse(logprobs_of([9], 1))),
     ]
     client.cancel("r")
-    for wrong in (
+    nothing = scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7], start=0)
+    wrongs: list[Callable[[], None]] = [
         lambda: bring(2, [3], 0),
         lambda: bring(1, [2], 0, 7),
-        lambda: client._apply(
-            scheduler_pb2.ConnectResponse(
-                tokens=[scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7], start=0)]
-            )
-        ),
-    ):
+        lambda: client._apply(scheduler_pb2.ConnectResponse(tokens=[nothing])),
+    ]
+    for wrong in wrongs:
         begin()
         wrong()
         failed = [inbox.get_nowait() for _ in range(inbox.qsize())][-1]

@@ -289,18 +289,21 @@ async def test_log_probabilities_of_several_reports_come_with_their_iteration() 
         batch = scheduler.select()
         assert batch is not None
         await master.engine.run(batch)
-        place = {"pipeline_id": "p", "epoch": master.engine.pipeline.epoch}
+        epoch = master.engine.pipeline.epoch
         first, second = (
             worker_pb2.SpanLogprobs(span=0, prompt_position=position, logprobs=b"x")
             for position in (1, 3)
         )
         reports = (
             worker_pb2.WatchStageResponse(
-                logprobs=worker_pb2.IterationLogprobs(iteration=1, logprobs=[first]), **place
+                pipeline_id="p",
+                epoch=epoch,
+                logprobs=worker_pb2.IterationLogprobs(iteration=1, logprobs=[first]),
             ),
             worker_pb2.WatchStageResponse(
+                pipeline_id="p",
+                epoch=epoch,
                 result=worker_pb2.IterationResult(iteration=1, token_ids=[7], logprobs=[second]),
-                **place,
             ),
         )
         for report in reports:
