@@ -21,6 +21,7 @@ from kernels.logits import Logits
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.controller.plan_relay import PlanRelay
+from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank import __main__ as rank_process
@@ -59,6 +60,9 @@ class NullRunner:
 
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
+
+    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
+        return None
 
     def close(self) -> None:
         pass

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import logprobs_pb2, scheduler_pb2
 
 from services.common import errors, rpc, rpc_handlers
 from services.common.health import Health
@@ -31,6 +31,42 @@ PIPELINE = scheduler_pb2.PipelineDescription(
     tp_size=1,
     can_follow_grammars=True,
 )
+
+
+PROMPT_PIECE = 3
+"""Tokens of a prompt whose log-probabilities come together, if the prompt is short."""
+
+
+def logprob_of(token_id: int) -> float:
+    """The log-probability that a token has wherever it is generated."""
+    return -(token_id % 7) / 4 - 0.25
+
+
+def rank_of(token_id: int) -> int:
+    """The place in the vocabulary that a token has by that."""
+    return token_id % 5 + 1
+
+
+def tops_of(token_id: int, n_top: int) -> list[tuple[int, float]]:
+    """The most likely tokens in the place of one; it is one of them if its rank is among theirs."""
+    ids = [(token_id + place) % PIPELINE.vocab_size for place in range(1, n_top + 1)]
+    if rank_of(token_id) <= n_top:
+        ids[rank_of(token_id) - 1] = token_id
+    return [
+        (other, logprob_of(other) if other == token_id else -place / 8)
+        for place, other in enumerate(ids)
+    ]
+
+
+def logprobs_of(token_ids: Sequence[int], n_top: int) -> bytes:
+    """The log-probabilities of tokens, as a rank would write them."""
+    tops = [top for token_id in token_ids for top in tops_of(token_id, n_top)]
+    return logprobs_pb2.Logprobs(
+        logprobs=map(logprob_of, token_ids),
+        ranks=map(rank_of, token_ids),
+        top_token_ids=[token_id for token_id, _ in tops],
+        top_logprobs=[value for _, value in tops],
+    ).SerializeToString()
 
 
 class FakeRequest:
@@ -94,9 +130,18 @@ class FakeRequest:
 
     def _update(self, token_ids: Sequence[int]) -> scheduler_pb2.TokenUpdate:
         start, self.n_tokens = self.n_tokens, self.n_tokens + len(token_ids)
-        return scheduler_pb2.TokenUpdate(
+        update = scheduler_pb2.TokenUpdate(
             request_id=self.request_id, token_ids=token_ids, start=start
         )
+        if self.submission.HasField("n_logprobs"):
+            update.logprobs = logprobs_of(token_ids, self.submission.n_logprobs)
+        if self.submission.HasField("n_prompt_logprobs") and not start:
+            prompt, n_top = self.submission.prompt_token_ids, self.submission.n_prompt_logprobs
+            n_at_once = max(PROMPT_PIECE, len(prompt) // 8)
+            for position in range(1, len(prompt), n_at_once):
+                data = logprobs_of(prompt[position : position + n_at_once], n_top)
+                update.prompt_logprobs.add(position=position, logprobs=data)
+        return update
 
 
 Behaviour = Callable[[FakeRequest], Awaitable[None]]

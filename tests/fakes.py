@@ -177,7 +177,9 @@ class FakeEngine:
             await asyncio.wait_for(self._has_batch.wait(), 5)
         return self.batches[0]
 
-    async def return_oldest(self, token_id: int = 5) -> Batch:
+    async def return_oldest(
+        self, token_id: int = 5, logprobs: Sequence[worker_pb2.SpanLogprobs] = ()
+    ) -> Batch:
         """Lets the oldest batch come back with the same token for everyone."""
         batch = await self.next_batch()
         del self.batches[0]
@@ -186,6 +188,7 @@ class FakeEngine:
             worker_pb2.IterationResult(
                 iteration=batch.iteration,
                 token_ids=[token_id] * n_sampled,
+                logprobs=logprobs,
                 timing=worker_pb2.IterationTiming(iteration=batch.iteration),
             )
         )

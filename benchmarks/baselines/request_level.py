@@ -9,13 +9,14 @@ It is kinder than engines of that time: a request that is done is computed no fu
 hold its memory while it waits for its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.kv_manager import KVManager, Reservation
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
 
 
 class Group:
@@ -101,9 +102,14 @@ class RequestLevelScheduler(Scheduler):
         )
         self._groups = policy.groups
 
-    def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
+    def apply(
+        self,
+        iteration: int,
+        token_ids: Sequence[int],
+        logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+    ) -> list[Update]:
         """Applies tokens like `Scheduler.apply`; all updates of a batch are returned at its end."""
-        return self._withhold(super().apply(iteration, token_ids))
+        return self._withhold(super().apply(iteration, token_ids, logprobs))
 
     def cancel(self, request: Request) -> list[Update]:
         """Cancels like `Scheduler.cancel`; a batch may be done by it."""

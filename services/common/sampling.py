@@ -26,6 +26,12 @@ MAX_STOP_TOKENS = 256
 """Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
 
 
+MAX_LOGPROBS = 20
+"""Alternatives that come with a token's log-probability at most, as in the OpenAI API."""
+
+MAX_PROMPT_LOGPROBS = 2**18
+"""Log-probabilities of a prompt at most, of its tokens and their alternatives together."""
+
 MAX_GRAMMAR_LENGTH = 2**16
 """Characters of a grammar at most."""
 

@@ -22,7 +22,12 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
-from services.common.sampling import MAX_STOP_TOKENS, SamplingParams
+from services.common.sampling import (
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_STOP_TOKENS,
+    SamplingParams,
+)
 from services.common.sampling_proto import from_proto
 from services.common.stream_places import StreamPlaces
 from services.scheduler.core.accounts import (
@@ -32,6 +37,7 @@ from services.scheduler.core.accounts import (
     KeyInFlight,
     KeyRate,
 )
+from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -46,6 +52,12 @@ CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 MAX_UNSENT_UPDATES = 16_384
 """Updates that may wait for one frontend, besides the 4 MiB that gRPC sends to one that does not
 read."""
+
+UPDATE_BYTES = 1024
+"""Bytes of log-probabilities that count as an update."""
+
+MAX_LOGPROB_BYTES = 2**20
+"""Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
 
 SEND_LIMIT_S = 10.0
 """Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
@@ -77,7 +89,8 @@ class Connection:
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before a loss
+        self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before it
+        self._n_logprob_bytes = 0  # in the outbox
         self._has_mail = asyncio.Event()
         self._n_unsent = 0  # updates since all were sent
 
@@ -87,7 +100,7 @@ class Connection:
         if self._sealed:
             return self._sealed.popleft()
         self._has_mail.clear()
-        self._n_unsent = 0
+        self._n_unsent = self._n_logprob_bytes = 0
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         n_free = self._n_free()
         if n_free is not None:
@@ -110,8 +123,7 @@ class Connection:
         """Tells the frontend that no more requests are taken, in a message after all that was
         before."""
         if self._has_mail.is_set():
-            self._sealed.append(self._outbox)
-            self._outbox = scheduler_pb2.ConnectResponse()
+            self._seal()
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
         self._note_update()
@@ -135,7 +147,9 @@ class Connection:
     def update(self, update: Update) -> None:
         request, reason = update.request, update.finish_reason
         request_id = request.request_id
-        if update.token_id is not None:
+        if update.logprobs is not None:
+            self._add_with_logprobs(update, update.logprobs)
+        elif update.token_id is not None:
             start = update.n_generated - 1
             self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id], start=start)
         if reason is not None:
@@ -144,6 +158,41 @@ class Connection:
                 request_id=request_id, reason=_REASONS[reason], message=update.message
             )
         self._note_update()
+
+    def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
+        """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
+        is made when there are many."""
+        pieces = iter(logprobs.prompt)
+        while True:
+            has_token = update.token_id is not None
+            tokens = self._outbox.tokens.add(
+                request_id=update.request.request_id, start=update.n_generated - has_token
+            )
+            for position, data in pieces:
+                tokens.prompt_logprobs.add(position=position, logprobs=data)
+                self._note_logprobs(len(data))
+                if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+                    break
+            else:
+                break
+            self._seal()
+        if update.token_id is not None:
+            tokens.token_ids.append(update.token_id)
+            tokens.logprobs = logprobs.sampled
+            self._note_logprobs(len(logprobs.sampled))
+        if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+            self._seal()
+
+    def _note_logprobs(self, n_bytes: int) -> None:
+        self._n_logprob_bytes += n_bytes
+        self._n_unsent += n_bytes // UPDATE_BYTES
+
+    def _seal(self) -> None:
+        """Begins another message, which is sent after all that was before."""
+        self._sealed.append(self._outbox)
+        self._outbox = scheduler_pb2.ConnectResponse()
+        self._n_logprob_bytes = 0
+        self._has_mail.set()
 
     def suspend(self, request: Request) -> None:
         """Tells the frontend that a request waits for the next pipeline."""
@@ -362,6 +411,10 @@ class SchedulerService:
             generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
             account=account,
+            n_logprobs=submission.n_logprobs if submission.HasField("n_logprobs") else None,
+            n_prompt_logprobs=(
+                submission.n_prompt_logprobs if submission.HasField("n_prompt_logprobs") else None
+            ),
         )
         self._loop.submit(request)
         if account is not None and not submission.is_resubmitted:
@@ -406,6 +459,14 @@ class SchedulerService:
                 "max_tokens",
                 f"prompt and output of {n_tokens} tokens exceed the limit of "
                 f"{self._pipeline.max_model_len}",
+            )
+        for field in ("n_logprobs", "n_prompt_logprobs"):
+            if getattr(submission, field) > MAX_LOGPROBS:
+                raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
+        n_numbers = len(submission.prompt_token_ids) * (1 + submission.n_prompt_logprobs)
+        if submission.HasField("n_prompt_logprobs") and n_numbers > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                "prompt_logprobs", f"are {n_numbers} numbers, {MAX_PROMPT_LOGPROBS} at most"
             )
         _check_sampling(sampling, self._pipeline)
 

@@ -6,14 +6,14 @@ lock.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, SpanLogprobs
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
 
@@ -85,7 +85,8 @@ class ServingLoop:
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
-                updates = self._scheduler.apply(result.iteration, result.token_ids)
+                logprobs = _logprobs_of(result) if result.logprobs else NO_LOGPROBS
+                updates = self._scheduler.apply(result.iteration, result.token_ids, logprobs)
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)
                 # Before the next result is applied: of two batches that have both returned, the
@@ -103,3 +104,16 @@ class ServingLoop:
                     self._requests.admitted(span.request)
             self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)
+
+
+def _logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs]:
+    """Returns the log-probabilities of an iteration by their spans."""
+    by_span: dict[int, SpanLogprobs] = {}
+    for piece in result.logprobs:
+        logprobs = by_span.get(piece.span, SpanLogprobs())
+        if piece.HasField("prompt_position"):
+            prompt = (*logprobs.prompt, (piece.prompt_position, piece.logprobs))
+            by_span[piece.span] = logprobs._replace(prompt=prompt)
+        else:
+            by_span[piece.span] = logprobs._replace(sampled=piece.logprobs)
+    return by_span

@@ -141,9 +141,14 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     assert CompletionBody.model_fields.keys() >= OPTIONS.keys() - {"grammar"}
     over_grpc = {field.name for field in inference_pb2.GenerationOptions.DESCRIPTOR.fields}
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
-    assert over_grpc == named - {"max_tokens_field", "format_field"} | {
-        "format"
-    }  # which becomes a grammar
+    spelled = {"max_tokens_field", "format_field", "logprobs_field"}
+    counts = {"n_logprobs", "n_prompt_logprobs"}
+    # A format becomes a grammar; the prompt is echoed over HTTP only.
+    assert over_grpc == named - spelled - counts - {"echo"} | {
+        "format",
+        "logprobs",
+        "prompt_logprobs",
+    }
 
 
 @pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.column])

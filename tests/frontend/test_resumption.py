@@ -147,6 +147,11 @@ def cases(draw: st.DrawFn) -> Case:
         http_options["stream_options"] = {"include_usage": True}
     if not is_chat and draw(st.booleans()):
         http_options["echo"] = True
+    if draw(st.booleans()):
+        n_top = draw(st.integers(0, 2))
+        http_options |= (
+            {"logprobs": True, "top_logprobs": n_top} if is_chat else {"logprobs": n_top}
+        )
     words = st.sampled_from(["a", "b", "a", "b", "世", "🐋", "half", "eos"])
     answer = st.lists(words, min_size=1, max_size=8)
     return Case(
@@ -231,9 +236,10 @@ def grpc_request(case: Case) -> inference_pb2.GenerateStreamRequest:
     if case.is_chat:
         turns = [inference_pb2.ChatMessage(role="user", content="hello")]
         prompt = inference_pb2.Prompt(conversation=inference_pb2.Conversation(messages=turns))
-    return inference_pb2.GenerateStreamRequest(
-        prompt=prompt, options=generation_options(**case.options)
-    )
+    options = generation_options(**case.options)
+    if "logprobs" in case.http_options:
+        options.logprobs = 2
+    return inference_pb2.GenerateStreamRequest(prompt=prompt, options=options)
 
 
 def grpc_resumption(received: Sequence[Any], n_answers: int) -> inference_pb2.Resumption:

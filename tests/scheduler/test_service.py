@@ -22,7 +22,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
-from services.scheduler.service import SchedulerService
+from services.scheduler.service import MAX_LOGPROB_BYTES, SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from tests.fakes import FakeEngine
 from tests.scheduler.core.workload import build
@@ -193,6 +193,65 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
             ("b", scheduler_pb2.COMPLETION_REASON_STOP),
         ]
         assert len(it.scheduler.pool) == 0
+
+
+async def test_log_probabilities_are_passed_on_in_messages_of_bounded_size() -> None:
+    asking = scheduler_pb2.Submission(
+        request_id="a",
+        prompt_token_ids=[1] * 3,
+        max_new_tokens=2,
+        sampling=sampling_pb2.SamplingParams(seed=3),
+        n_logprobs=2,
+        n_prompt_logprobs=0,
+    )
+    large = [bytes([number]) * (MAX_LOGPROB_BYTES // 2 + 1) for number in range(5)]
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.send(asking)
+        assert (await frontend.read()).accepted
+        [request] = it.scheduler.pool
+        assert (request.n_logprobs, request.n_prompt_logprobs) == (2, 0)
+        brought = [
+            worker_pb2.SpanLogprobs(span=0, prompt_position=1 + number, logprobs=data)
+            for number, data in enumerate(large)
+        ]
+        brought.append(worker_pb2.SpanLogprobs(span=0, logprobs=b"sampled"))
+        await it.engine.return_oldest(5, brought)
+        pieces: list[tuple[int, bytes]] = []
+        tokens: list[int] = []
+        while not tokens:
+            message = await frontend.read()
+            assert message.ByteSize() < 2 * MAX_LOGPROB_BYTES
+            for update in message.tokens:
+                assert update.start == 0
+                pieces += [(piece.position, piece.logprobs) for piece in update.prompt_logprobs]
+                tokens += update.token_ids
+        assert pieces == list(enumerate(large, start=1))
+        assert tokens == [5]
+        assert update.logprobs == b"sampled"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"n_logprobs": 21}, "logprobs"),
+        ({"n_prompt_logprobs": 21}, "prompt_logprobs"),
+    ],
+    ids=str,
+)
+async def test_log_probabilities_beyond_the_limits_are_refused(
+    fields: dict[str, int], named: str
+) -> None:
+    asking = scheduler_pb2.Submission(
+        request_id="a",
+        prompt_token_ids=[1] * 3,
+        max_new_tokens=2,
+        sampling=sampling_pb2.SamplingParams(seed=3),
+    )
+    for name, value in fields.items():
+        setattr(asking, name, value)
+    async with world() as it, Frontend(it.address) as frontend:
+        await frontend.send(asking)
+        assert [r.field for r in (await frontend.read()).rejected] == [named]
 
 
 async def test_each_message_says_how_many_places_are_free() -> None:

@@ -5,9 +5,10 @@ Pure: it knows neither the scheduler nor the clients.
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText
 
@@ -21,16 +22,34 @@ class Piece:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    logprobs: Logprobs | None = None
+    """Log-probabilities of the tokens, if they are wanted."""
+    text_offsets: tuple[int, ...] = ()
+    """Characters of the answer before each token, if log-probabilities are wanted. The text of a
+    stop string counts, and that of a character of several tokens comes with the last of these."""
+    prompt_logprobs: Logprobs | None = None
+    """Log-probabilities of the prompt's tokens after the first, if they are wanted; they come with
+    the answer's first piece."""
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
         """Returns all pieces of an answer, at least one, as one piece."""
+        logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         return cls(
             pieces[-1].index,
             "".join(piece.text for piece in pieces),
             tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces)),
             pieces[-1].finish_reason,
+            Logprobs.joined(logprobs) if logprobs else None,
+            tuple(itertools.chain.from_iterable(piece.text_offsets for piece in pieces)),
+            pieces[0].prompt_logprobs,
         )
+
+    @property
+    def n_logprobs(self) -> int:
+        """The number of its log-probabilities, alternatives and the prompt's included."""
+        both = self.logprobs, self.prompt_logprobs
+        return sum(logprobs.n_numbers for logprobs in both if logprobs is not None)
 
 
 class Answer:
@@ -48,7 +67,9 @@ class Answer:
         stops: StopStrings,
         stop_token_ids: frozenset[int],
         min_tokens: int,
+        has_offsets: bool = False,
     ) -> None:
+        """With `has_offsets`, pieces say where in the text their tokens begin."""
         self.index = index
         self.n_tokens = 0
         self.is_finished = False
@@ -56,8 +77,15 @@ class Answer:
         self._stops = stops
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
+        self._offsets: list[int] | None = [] if has_offsets else None  # of the piece in the making
+        self._n_characters = 0
+        self._prompt_logprobs: list[Logprobs] = []
 
-    def add(self, token_ids: Iterable[int]) -> Piece:
+    def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
+        """Takes log-probabilities of the prompt, which the next piece has."""
+        self._prompt_logprobs.append(logprobs)
+
+    def add(self, token_ids: Iterable[int], logprobs: Logprobs | None = None) -> Piece:
         """Takes new tokens and returns their piece; tokens after the one that completes a stop
         string are left out."""
         text: list[str] = []
@@ -65,20 +93,46 @@ class Answer:
         for token_id in token_ids:
             self.n_tokens += 1
             taken.append(token_id)
+            if self._offsets is not None:
+                self._offsets.append(self._n_characters)
             if token_id not in self._stop_token_ids:
-                text.append(self._cut(self._text.feed(token_id)))
+                new = self._text.feed(token_id)
+                self._n_characters += len(new)
+                text.append(self._cut(new))
             if self._stops.is_met:
-                return self._end("".join(text), tuple(taken), FinishReason.STOP)
-        return Piece(self.index, "".join(text), tuple(taken))
+                self.is_finished = True
+                break
+        piece = Piece(
+            self.index,
+            "".join(text),
+            tuple(taken),
+            FinishReason.STOP if self.is_finished else None,
+        )
+        if self._offsets is None and not self._prompt_logprobs:
+            return piece
+        return self._with_logprobs(piece, logprobs)
 
     def finish(self, reason: FinishReason) -> Piece:
         """Ends the answer and returns its last piece, with the text that was held back."""
         text = self._cut(self._text.flush()) + self._stops.flush()
-        return self._end(text, (), FinishReason.STOP if self._stops.is_met else reason)
+        self.is_finished = True
+        reason = FinishReason.STOP if self._stops.is_met else reason
+        return self._with_logprobs(Piece(self.index, text, (), reason), None)
+
+    def _with_logprobs(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
+        """Returns the piece with the log-probabilities of its tokens, and with the prompt's if it
+        is the first."""
+        of_prompt = Logprobs.joined(self._prompt_logprobs) if self._prompt_logprobs else None
+        offsets = tuple(self._offsets or ())
+        self._prompt_logprobs.clear()
+        if self._offsets is not None:
+            self._offsets.clear()
+        return replace(
+            piece,
+            logprobs=None if logprobs is None else logprobs.part(0, len(piece.token_ids)),
+            text_offsets=offsets,
+            prompt_logprobs=of_prompt,
+        )
 
     def _cut(self, text: str) -> str:
         return self._stops.feed(text, may_end=self.n_tokens >= self._min_tokens)
-
-    def _end(self, text: str, token_ids: tuple[int, ...], reason: FinishReason) -> Piece:
-        self.is_finished = True
-        return Piece(self.index, text, token_ids, reason)

@@ -26,13 +26,21 @@ from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.inbox import Inbox
 from services.frontend.link.scheduler_client import SchedulerClient
-from services.frontend.link.scheduler_events import Accepted, Event, Failed, Finished, Tokens
+from services.frontend.link.scheduler_events import (
+    Accepted,
+    Event,
+    Failed,
+    Finished,
+    PromptLogprobs,
+    Tokens,
+)
 from services.frontend.observing.metrics import Call
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
+from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusals
 from services.frontend.request.request_id import new_request_id
@@ -40,7 +48,8 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 from services.frontend.text.message_format import PLAIN, AnswerFormat
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+from services.frontend.text.token_texts import TokenTexts
+from services.frontend.text.tokenizer import IncrementalText, Tokenizer, text_offsets
 
 REPLAYED_TOKENS, REPLAY_S = 64, 0.001
 """Tokens that are read again at a time, and seconds, if stop strings make them take longer; others
@@ -165,7 +174,7 @@ class Generation:
     @property
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
-        return len(self.prompts) * self.options.n
+        return len(self.prompts) * self.options.n_generated
 
     @property
     def is_resumed(self) -> bool:
@@ -180,9 +189,19 @@ class Generation:
             sum(answer.n_tokens for answer in self._answers.values()),
         )
 
+    @property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return self._tokenizer.token_texts
+
     def prompt_of(self, index: int) -> EncodedPrompt:
         """Returns the prompt that an answer belongs to."""
         return self.prompts[index // self.options.n]
+
+    def prompt_text_offsets(self, index: int) -> Sequence[int]:
+        """Returns where in the text of an answer's prompt each of its tokens begins. It takes some
+        20 µs for each."""
+        return text_offsets(self._tokenizer, self.prompt_of(index).token_ids)
 
     def prompt_text(self, index: int) -> str:
         """Returns the text of an answer's prompt."""
@@ -256,7 +275,8 @@ class Generation:
 
     async def complete(self) -> list[Piece]:
         """Returns the finished answers, each as one piece, in order; raises as `pieces` does, and
-        PoolFull if they take more memory than is left."""
+        PoolFull if they take more memory than is left. Of `best_of` answers to a prompt, those with
+        the highest mean log-probability are returned, the best one first."""
         answers: list[list[Piece]] = [[] for _ in range(self.n_answers)]
         async for piece in self.pieces():
             pieces = answers[piece.index]
@@ -265,18 +285,31 @@ class Generation:
                 n_before = _n_bytes(pieces[0])
                 pieces[:] = [self._joined(pieces)]
                 self._place.share.grow(_n_bytes(pieces[0]) - n_before)
-        return [self._joined(pieces) for pieces in answers]
+        return self._best([self._joined(pieces) for pieces in answers])
+
+    def _best(self, answers: list[Piece]) -> list[Piece]:
+        n, n_generated = self.options.n, self.options.n_generated
+        if n == n_generated:
+            return answers
+        best: list[Piece] = []
+        for start in range(0, len(answers), n_generated):
+            candidates = answers[start : start + n_generated]
+            for piece in sorted(candidates, key=_mean_logprob, reverse=True)[:n]:
+                wanted = piece.logprobs if self.options.n_logprobs is not None else None
+                best.append(replace(piece, index=len(best), logprobs=wanted))
+        return best
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:
         """Returns all pieces of an answer as one, without tokens that nobody wants to see."""
         joined = Piece.joined(pieces)
-        return joined if self.options.return_token_ids else replace(joined, token_ids=())
+        is_seen = self.options.return_token_ids or self.options.n_logprobs is not None
+        return joined if is_seen else replace(joined, token_ids=())
 
     def put_nowait(self, event: Event, /) -> None:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
         if event.request_id not in self._at_scheduler:
             return
-        if not isinstance(event, Tokens):
+        if not isinstance(event, Tokens | PromptLogprobs):
             self._note_arrival(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
@@ -350,14 +383,14 @@ class Generation:
             raise InvalidRequest(TOKENS_FIELD, f"answer {index} does not end with its tokens")
 
     def _begin(self, index: int) -> Answer:
-        answer = self._answer(index, self.prompt_of(index))
+        answer = self._answer(index, self._prompt_at(index))
         self._answers[self._name(index)] = answer
         return answer
 
     async def _replay(self, answer: Answer, so_far: AnswerSoFar) -> Piece:
         """Brings an answer to where the client has it; returns its last piece if that is next, or
         an empty one."""
-        prompt = self.prompt_of(answer.index)
+        prompt = self._prompt_at(answer.index)
         ending = so_far.ending(
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
@@ -386,7 +419,7 @@ class Generation:
             self._submit(self._waiting.popleft(), until=until)
 
     def _submit(self, index: int, *, until: float | None) -> None:
-        request_id, prompt = self._name(index), self.prompt_of(index)
+        request_id, prompt = self._name(index), self._prompt_at(index)
         if request_id not in self._answers:
             self._begin(index)
         self._at_scheduler.add(request_id)
@@ -394,7 +427,10 @@ class Generation:
             scheduler_pb2.Submission(
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
-                max_new_tokens=prompt.max_new_tokens,
+                # An answer without tokens has the prompt's log-probabilities, which come with one.
+                max_new_tokens=max(1, prompt.max_new_tokens),
+                n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
+                n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
                 sampling=to_proto(self._sampling(index, prompt)),
                 trace=self._trace,
                 generated_token_ids=self._tokens_so_far(index),
@@ -406,6 +442,17 @@ class Generation:
             was_held=self._was_held or until is None,
             span=self._span,
         )
+
+    def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
+        """Returns what the scheduler is asked for; nothing where there is only a first token, or
+        where they have come with tokens that the client has."""
+        if len(prompt.token_ids) < 2 or self._tokens_so_far(index):
+            return None
+        return self.options.n_prompt_logprobs
+
+    def _prompt_at(self, index: int) -> EncodedPrompt:
+        """Returns the prompt of an answer by its place among all that are generated."""
+        return self.prompts[index // self.options.n_generated]
 
     def _tokens_so_far(self, index: int) -> tuple[int, ...]:
         return () if self._resumption is None else self._resumption.answers[index].token_ids
@@ -422,6 +469,7 @@ class Generation:
             stops=StopStrings(options.stop, are_shown=is_shown),
             stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
             min_tokens=options.sampling.min_tokens,
+            has_offsets=options.n_ranked is not None,
         )
 
     def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:
@@ -437,7 +485,10 @@ class Generation:
             case Tokens():
                 self._span.first_token()
                 self._call.took_tokens(answer.index)
-                piece = answer.add(event.token_ids)
+                if self._prompt_at(answer.index).max_new_tokens:
+                    piece = answer.add(event.token_ids, event.logprobs)
+                else:
+                    piece = answer.finish(FinishReason.LENGTH)
                 if answer.is_finished:
                     self._scheduler.cancel(event.request_id)
                     self._end_at_scheduler(event.request_id)
@@ -445,6 +496,9 @@ class Generation:
                 piece = answer.finish(event.reason)
             case Failed():
                 raise event.error
+            case PromptLogprobs():
+                answer.take_prompt_logprobs(event.logprobs)
+                piece = Piece(answer.index)
             case Accepted():
                 piece = Piece(answer.index)
         if answer.is_finished:
@@ -463,9 +517,20 @@ class Generation:
             )
 
     def _shows_tokens(self, piece: Piece) -> bool:
-        return self.options.return_token_ids and bool(piece.token_ids)
+        if piece.prompt_logprobs is not None:
+            return True
+        is_seen = self.options.return_token_ids or self.options.n_logprobs is not None
+        return is_seen and bool(piece.token_ids)
 
 
 def _n_bytes(piece: Piece) -> int:
     """Returns about how many bytes of memory a piece takes."""
-    return len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)
+    n_bytes = len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)
+    return n_bytes if piece.logprobs is None else n_bytes + LOGPROB_BYTES * piece.logprobs.n_numbers
+
+
+def _mean_logprob(piece: Piece) -> float:
+    """Returns the mean log-probability of an answer's tokens."""
+    if piece.logprobs is None or not len(piece.logprobs):
+        return 0.0
+    return sum(piece.logprobs.values) / len(piece.logprobs)

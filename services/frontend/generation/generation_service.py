@@ -40,6 +40,7 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 from services.frontend.request.limits import Limits
+from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
@@ -310,7 +311,8 @@ class GenerationService:
             self.n_waiting -= request.n_answers
         limits = self._limits(pipeline)
         prompts = await self._encode(request, limits, place.share)
-        place.share.grow(self._n_token_bytes(prompts, request.options.n))
+        place.share.grow(self._n_token_bytes(prompts, request.options.n_generated))
+        place.share.grow(_n_prompt_logprob_bytes(prompts, request.options))
         place.share.grow(
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
         )
@@ -442,6 +444,7 @@ class GenerationService:
                 answer_format = await self._answer_format(
                     prompt, token_ids, request.options, limits, share
                 )
+            limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
             encoded.append(
                 EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
             )
@@ -480,6 +483,14 @@ class GenerationService:
                 await check(schema_field, schema)
             raise
         return answer_format
+
+
+def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
+    """Returns about how many bytes the log-probabilities of prompts take that come with answers."""
+    if options.n_prompt_logprobs is None:
+        return 0
+    n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated
+    return LOGPROB_BYTES * n_numbers * sum(len(prompt.token_ids) for prompt in prompts)
 
 
 def _now() -> float:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from services.common import errors
-from services.frontend.link.scheduler_events import Event, Tokens
+from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -25,6 +26,10 @@ EVENT_BYTES = 256
 """Bytes that an event takes."""
 
 TOKEN_BYTES = array("I").itemsize
+
+NUMBER_BYTES = 2 * TOKEN_BYTES
+"""Bytes that a log-probability takes, with the token or the rank that belongs to it. Those of a
+prompt are counted before they come."""
 
 MAX_UNREAD_BYTES = 2**20
 """Bytes that the unread events of one call may take: some 80,000 tokens."""
@@ -104,17 +109,17 @@ class Inbox:
         """Joins the tokens of each answer, and counts what is unread."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
-        n_tokens = sum(len(event.token_ids) for event in self._events if isinstance(event, Tokens))
-        if not self._count(max_loose, n_tokens):
+        n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, Tokens))
+        if not self._count(max_loose, n_bytes):
             self._refusals[Refusal.UNREAD] += 1
             self._error = errors.PoolFull(
                 "too much of the answers was not read", retry_after_s=RETRY_AFTER_S
             )
             self.close()
 
-    def _count(self, max_loose: int, n_tokens: int = 0) -> bool:
+    def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
         """Counts so much as unread; returns whether so much may be."""
-        n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + TOKEN_BYTES * n_tokens
+        n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):
             return False
@@ -126,17 +131,30 @@ class Inbox:
         return True
 
 
+def _n_bytes(tokens: Tokens) -> int:
+    n_numbers = 0 if tokens.logprobs is None else tokens.logprobs.n_numbers
+    return TOKEN_BYTES * len(tokens.token_ids) + NUMBER_BYTES * n_numbers
+
+
 def _packed(events: Iterable[Event]) -> Iterator[Event]:
     """Yields the events with the tokens of each answer together, as many as are read at once.
     Answers do not wait for each other: only the order of each one's own events matters."""
     tokens: dict[str, array[int]] = {}
+    logprobs: dict[str, list[Logprobs]] = {}
     ends: list[Event] = []
     for event in events:
         if isinstance(event, Tokens):
             tokens.setdefault(event.request_id, array("I")).extend(event.token_ids)
+            if event.logprobs is not None:
+                logprobs.setdefault(event.request_id, []).append(event.logprobs)
+        elif isinstance(event, PromptLogprobs):
+            yield event  # no token of its answer is there before it
         else:
             ends.append(event)
     for request_id, token_ids in tokens.items():
+        of_all = Logprobs.joined(logprobs[request_id]) if request_id in logprobs else None
         for start in range(0, len(token_ids), READ_AT_ONCE):
-            yield Tokens(request_id, token_ids[start : start + READ_AT_ONCE], start)
+            part = token_ids[start : start + READ_AT_ONCE]
+            of_part = of_all and of_all.part(start, start + len(part))
+            yield Tokens(request_id, part, start, of_part)
     yield from ends

@@ -23,6 +23,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.grpc import reflection
+from services.frontend.grpc.logprobs import token_logprobs
 from services.frontend.grpc.transfers import Transfers
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation
@@ -87,6 +88,7 @@ class InferenceServicer:
         if not message.HasField("resumption"):
             self._service.check_room()
         request = self._to_request(message)
+        _refuse_in_stream(request.options)
         if message.HasField("resumption"):
             request = _resumed(request, message)
         async with self._service.open(request, account) as generation:
@@ -232,6 +234,9 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
                 "see inference.proto",
             )
     given = {field.name: value for field, value in options.ListFields() if field.name != "format"}
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in given:
+            given[f"n_{name}"] = given.pop(name)
     sampling = from_proto(options.sampling)
     if options.HasField("format"):
         if sampling.grammar:
@@ -242,6 +247,13 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     given |= {"sampling": sampling, "stop": tuple(options.stop)}
     given["defaulted"] = OPTIONS.keys() - {field.name for field, _ in options.sampling.ListFields()}
     return GenerationOptions(**given)
+
+
+def _refuse_in_stream(options: GenerationOptions) -> None:
+    if options.n_prompt_logprobs is not None:
+        raise errors.InvalidRequest("prompt_logprobs", "not in a stream")
+    if options.n_generated > options.n:
+        raise errors.InvalidRequest("best_of", "not in a stream")
 
 
 def _grammar_of(message: inference_pb2.OutputFormat) -> str:
@@ -284,12 +296,23 @@ def _first_fields(generation: Generation) -> dict[str, Any]:
 
 
 def _to_choice(piece: Piece, generation: Generation) -> inference_pb2.Choice:
-    return inference_pb2.Choice(
+    choice = inference_pb2.Choice(
         index=piece.index,
         text=piece.text,
         token_ids=piece.token_ids if generation.options.return_token_ids else (),
         finish_reason=_FINISH_REASONS[piece.finish_reason],
     )
+    options, texts = generation.options, generation.token_texts
+    if options.n_logprobs is not None:
+        choice.logprobs.extend(
+            token_logprobs(texts, piece.token_ids, piece.logprobs, n_top=options.n_logprobs)
+        )
+    if options.n_prompt_logprobs is not None:
+        prompt = generation.prompt_of(piece.index).token_ids[1:]
+        choice.prompt_logprobs.extend(
+            token_logprobs(texts, prompt, piece.prompt_logprobs, n_top=options.n_prompt_logprobs)
+        )
+    return choice
 
 
 def _to_usage(usage: Usage) -> inference_pb2.Usage:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.event_id import StreamPosition
+from services.frontend.http.logprobs_shape import chat_logprobs
 from services.frontend.http.openai_response import Json, Shape
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
@@ -30,14 +31,20 @@ class ChatShape(Shape):
         *,
         includes_usage: bool = False,
         counts_usage: bool = False,
+        n_prompt_logprobs: int | None = None,
     ) -> None:
         super().__init__(
-            generation, position, includes_usage=includes_usage, counts_usage=counts_usage
+            generation,
+            position,
+            includes_usage=includes_usage,
+            counts_usage=counts_usage,
+            n_prompt_logprobs=n_prompt_logprobs,
         )
         self._readers: dict[int, MessageReader] = {}
 
     def answer(self, pieces: Sequence[Piece]) -> Json:
-        return super().answer(pieces) | self._prompt_token_ids(0)
+        answer = super().answer(pieces) | self._prompt_token_ids(0)
+        return answer | self._prompt_logprobs(pieces[0])
 
     def _whole_choice(self, piece: Piece) -> Json:
         reader = self._generation.message_reader(piece.index)
@@ -56,6 +63,17 @@ class ChatShape(Shape):
                 for call in said.tool_calls
             ]
         return self._ended(self._choice(piece, {"message": message}), reader)
+
+    def _logprobs(self, piece: Piece, *, is_first: bool) -> Json | None:
+        if piece.logprobs is None or not piece.token_ids:
+            return None
+        generation = self._generation
+        return chat_logprobs(
+            generation.token_texts,
+            piece.token_ids,
+            piece.logprobs,
+            n_top=generation.options.n_logprobs or 0,
+        )
 
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
         if is_first:

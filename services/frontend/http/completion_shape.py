@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.event_id import StreamPosition
+from services.frontend.http.logprobs_shape import CompletionLogprobs
 from services.frontend.http.openai_response import Json, Shape
 
 
@@ -23,21 +24,49 @@ class CompletionShape(Shape):
         includes_usage: bool = False,
         counts_usage: bool = False,
         echo: bool = False,
+        n_prompt_logprobs: int | None = None,
     ) -> None:
         super().__init__(
-            generation, position, includes_usage=includes_usage, counts_usage=counts_usage
+            generation,
+            position,
+            includes_usage=includes_usage,
+            counts_usage=counts_usage,
+            n_prompt_logprobs=n_prompt_logprobs,
         )
         self._echo = echo
+        self._n_echoed: dict[int, int] = {}  # characters before the answer's own, by index
 
     def _whole_choice(self, piece: Piece) -> Json:
         content = {"text": self._echoed(piece.index) + piece.text}
-        return self._choice(piece, content) | self._prompt_token_ids(piece.index)
+        return (
+            self._choice(piece, content, is_first=True)
+            | self._prompt_token_ids(piece.index)
+            | self._prompt_logprobs(piece)
+        )
 
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:
         if is_first:
             yield piece, self._whole_choice(piece)
         else:
             yield piece, self._choice(piece, {"text": piece.text})
+
+    def _logprobs(self, piece: Piece, *, is_first: bool) -> Json | None:
+        generation, index = self._generation, piece.index
+        logprobs = CompletionLogprobs(generation.token_texts, generation.options.n_logprobs or 0)
+        if self._echo and is_first:
+            first, *others = generation.prompt_of(index).token_ids
+            logprobs.add_unknown(first)
+            if piece.prompt_logprobs is not None:
+                logprobs.add(others, piece.prompt_logprobs)
+            logprobs.add_offsets(generation.prompt_text_offsets(index), start=0)
+        elif not piece.token_ids:
+            return None
+        if piece.logprobs is not None:
+            if self._echo and index not in self._n_echoed:
+                self._n_echoed[index] = len(generation.prompt_text(index))
+            logprobs.add(piece.token_ids, piece.logprobs)
+            logprobs.add_offsets(piece.text_offsets, start=self._n_echoed.get(index, 0))
+        return logprobs.to_json()
 
     def _echoed(self, index: int) -> str:
         return self._generation.prompt_text(index) if self._echo else ""

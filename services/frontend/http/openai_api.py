@@ -1,5 +1,6 @@
 """The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 
@@ -25,8 +26,9 @@ from services.frontend.http.exchange import (
     while_connected,
 )
 from services.frontend.http.json_structure import check_structure
+from services.frontend.http.logprobs_shape import MANY_LOGPROBS
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
-from services.frontend.http.openai_response import Json, Shape, model_list, model_object, to_json
+from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.http.unknown_fields import UnknownFields
 
@@ -210,13 +212,17 @@ class OpenAIApi:
             return self._unknown.mark(request, stream)
         body.check_resumption(position)
         answer = await while_connected(request.receive, self._whole(body, account))
-        return self._unknown.mark(request, JSONResponse(answer))
+        return self._unknown.mark(request, answer)
 
-    async def _whole(self, body: GenerationBody, account: Account) -> Json:
+    async def _whole(self, body: GenerationBody, account: Account) -> Response:
         request = body.to_request()
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
-            return _shape(generation, body).answer(pieces)
+            shape = _shape(generation, body)
+            if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
+                data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
+                return Response(data, media_type=openapi.JSON)
+            return JSONResponse(shape.answer(pieces))
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -245,7 +251,11 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
-    usage = {"includes_usage": body.includes_usage, "counts_usage": body.counts_usage}
+    options = {
+        "includes_usage": body.includes_usage,
+        "counts_usage": body.counts_usage,
+        "n_prompt_logprobs": body.prompt_logprobs,
+    }
     if isinstance(body, CompletionBody):
-        return CompletionShape(generation, position, **usage, echo=bool(body.echo))
-    return ChatShape(generation, position, **usage)
+        return CompletionShape(generation, position, **options, echo=bool(body.echo))
+    return ChatShape(generation, position, **options)

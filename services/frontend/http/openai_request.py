@@ -48,6 +48,11 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "format_field",
     "sampling",
     "defaulted",
+    "best_of",
+    "echo",
+    "n_logprobs",
+    "n_prompt_logprobs",
+    "logprobs_field",
 }
 """The options of a request that a body has a field for, but for those of `SamplingParams`."""
 
@@ -187,6 +192,7 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     bad_words: Annotated[list[Any] | None, only([])] = None
@@ -213,6 +219,12 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise errors.InvalidRequest("stream_options", "only with stream = true")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_answers_have_prompt_logprobs(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise errors.InvalidRequest("prompt_logprobs", "not with stream = true")
         return self
 
     def check_resumption(self, position: StreamPosition | None) -> None:
@@ -251,6 +263,7 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
             sampling=SamplingParams(**given, grammar=grammar),
             defaulted=SAMPLING.keys() - given.keys(),
             format_field=field,
+            n_prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -259,13 +272,31 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts_of)]
     echo: bool | None = None
-    logprobs: Annotated[int | None, only()] = None
-    best_of: Annotated[int | None, only(1)] = None
+    logprobs: int | None = None
+    best_of: int | None = None
     suffix: Annotated[str | None, only("")] = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return self.prompt
+
+    @model_validator(mode="after")
+    def _whole_answers_are_compared(self) -> Self:
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise errors.InvalidRequest("best_of", "not with stream = true")
+        return self
+
+    def _options(self) -> GenerationOptions:
+        n_prompt_logprobs = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            n_prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+        return dataclasses.replace(
+            super()._options(),
+            best_of=self.best_of,
+            echo=bool(self.echo),
+            n_logprobs=self.logprobs,
+            n_prompt_logprobs=n_prompt_logprobs,
+        )
 
 
 class ChatBody(ToolFields, GenerationBody):
@@ -273,8 +304,8 @@ class ChatBody(ToolFields, GenerationBody):
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
-    logprobs: Annotated[bool | None, only(False)] = None
-    top_logprobs: Annotated[int | None, only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     functions: Annotated[list[Any] | None, only([])] = None
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
@@ -291,6 +322,12 @@ class ChatBody(ToolFields, GenerationBody):
     def _one_limit(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise errors.InvalidRequest("max_tokens", "not together with max_completion_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise errors.InvalidRequest("top_logprobs", "only with logprobs = true")
         return self
 
     @property
@@ -320,6 +357,10 @@ class ChatBody(ToolFields, GenerationBody):
 
     def _options(self) -> GenerationOptions:
         options = super()._options()
+        if self.logprobs:
+            options = dataclasses.replace(
+                options, n_logprobs=self.top_logprobs or 0, logprobs_field="top_logprobs"
+            )
         if self.max_completion_tokens is None:
             return options
         return dataclasses.replace(

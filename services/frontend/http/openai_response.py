@@ -17,6 +17,7 @@ import pydantic_core
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
+from services.frontend.http import logprobs_shape
 from services.frontend.http.event_id import AnswerPosition, EventIds, StreamPosition
 from services.frontend.http.exchange import Event
 from services.frontend.request.pipeline import Pipeline
@@ -45,11 +46,15 @@ class Shape(ABC):
         *,
         includes_usage: bool = False,
         counts_usage: bool = False,
+        n_prompt_logprobs: int | None = None,
     ) -> None:
         """Makes the shape of a call's answers. A stream that `includes_usage` has it at the end,
-        and if it `counts_usage`, each chunk has the usage so far."""
+        and if it `counts_usage`, each chunk has the usage so far. `n_prompt_logprobs` are the
+        alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the
+        field out."""
         self._generation = generation
         self._counts_usage = counts_usage
+        self._n_prompt_logprobs = n_prompt_logprobs
         nowhere = (AnswerPosition(),) * generation.n_answers
         self._ids = EventIds(
             generation.request_id, nowhere if position is None else position.answers
@@ -87,6 +92,22 @@ class Shape(ABC):
         return Event(chunk, self._ids.usage() if self._has_ids else b"")
 
     @abstractmethod
+    def _logprobs(self, piece: Piece, *, is_first: bool) -> Json | None:
+        """Returns the log-probabilities of a piece's tokens; None if it has no tokens. `is_first`
+        says that the piece begins with what comes before the answer."""
+
+    def _prompt_logprobs(self, piece: Piece) -> Json:
+        """Returns the prompt's log-probabilities as vLLM shows them, if the client wants them."""
+        n_top = self._n_prompt_logprobs
+        if n_top is None:
+            return {}
+        token_ids = self._generation.prompt_of(piece.index).token_ids
+        listed = logprobs_shape.prompt_logprobs(
+            self._generation.token_texts, token_ids, piece.prompt_logprobs, n_top=n_top
+        )
+        return {"prompt_logprobs": listed}
+
+    @abstractmethod
     def _whole_choice(self, piece: Piece) -> Json: ...
 
     @abstractmethod
@@ -101,11 +122,12 @@ class Shape(ABC):
             "model": self._generation.model,
         }
 
-    def _choice(self, piece: Piece, content: Json) -> Json:
+    def _choice(self, piece: Piece, content: Json, *, is_first: bool = False) -> Json:
+        wants_logprobs = self._generation.options.n_logprobs is not None
         choice = {
             "index": piece.index,
             **content,
-            "logprobs": None,
+            "logprobs": self._logprobs(piece, is_first=is_first) if wants_logprobs else None,
             "finish_reason": piece.finish_reason,
         }
         if self._generation.options.return_token_ids:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from services.common.sampling import (
     MAX_GRAMMAR_LENGTH,
+    MAX_LOGPROBS,
     OPTIONS,
     Numbers,
     Option,
@@ -75,6 +76,57 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class CompletionLogprobs(TypedDict):
+    """Log-probabilities of tokens: the prompt's with `echo`, then the answer's. Each object of
+    alternatives has the token itself, too; the first token of a prompt has null for both."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TokenLogprob(TypedDict):
+    """A token and its log-probability; the bytes are UTF-8, or a part of a character."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    """A token of an answer, with the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of the tokens of an answer to a conversation."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class PromptLogprob(TypedDict):
+    """The log-probability of a token in a prompt, and its place in the vocabulary by it."""
+
+    __pydantic_config__ = _EXACT  # type: ignore[misc]
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""The tokens of a prompt as vLLM shows them, by their numbers; null for the first."""
+
+
 class CompletionChoice(TypedDict):
     """An answer to a text or to tokens, or a piece of one; the tokens come with
     `return_token_ids`, those of the prompt in the first piece only."""
@@ -83,10 +135,11 @@ class CompletionChoice(TypedDict):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):
@@ -142,7 +195,7 @@ class ChatChoice(TypedDict):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: NotRequired[list[int]]
 
@@ -159,6 +212,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class FunctionDelta(TypedDict):
@@ -201,7 +255,7 @@ class ChatChunkChoice(TypedDict):
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"] | None
     token_ids: NotRequired[list[int]]
 
@@ -532,7 +586,10 @@ def _schemas_of(types: dict[str, Any]) -> dict[str, JsonSchemaValue]:
 def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     """Adds the ranges that are checked for all protocols in one place, and not by the models."""
     ranges = {name: _bounds(option) for name, option in OPTIONS.items() if name in properties}
-    ranges["n"] = {"minimum": 1, "maximum": MAX_N}
+    ranges["n"] = ranges["best_of"] = {"minimum": 1, "maximum": MAX_N}
+    # In a conversation `logprobs` is a boolean, and alternatives have a field of their own.
+    counts = {"prompt_logprobs", "top_logprobs" if "top_logprobs" in properties else "logprobs"}
+    ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
     ranges |= dict.fromkeys(("max_tokens", "max_completion_tokens"), _range(MAX_TOKENS))
     for name, bounds in ranges.items():
         if name in properties:

@@ -26,6 +26,7 @@ from services.frontend.link.scheduler_events import (
     Accepted,
     Event,
     Failed,
+    PromptLogprobs,
     Suspended,
     Tokens,
     events_of,
@@ -82,6 +83,7 @@ class _Request:
     n_extensions: int = 0  # of `until`, since it last had a token
     n_at_loss: int = 0  # tokens when its pipeline was last lost
     is_stalled: bool = False  # no token since the pipeline was lost
+    next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
 
@@ -93,27 +95,76 @@ class _Request:
     def is_held(self) -> bool:
         return self.next_attempt is not None
 
+    def news_of(self, event: Tokens | PromptLogprobs) -> Event | None:
+        """Keeps what an event brings, and returns the event with what is new, if anything is.
+
+        Raises:
+            RequestFailed: something is missing, or something else was there before.
+        """
+        if isinstance(event, Tokens):
+            return self.new_tokens(event)
+        return self.new_prompt_logprobs(event)
+
     def new_tokens(self, event: Tokens) -> Tokens:
         """Keeps the tokens, and returns the event with those that are new.
 
         Raises:
-            RequestFailed: tokens are missing, or other ones were there before.
+            RequestFailed: tokens are missing, or other ones were there before, or log-probabilities
+            are missing.
         """
         kept = self.submission.generated_token_ids
         n_kept = len(kept)
+        self._check_logprobs(event, has_tokens=n_kept > 0)
         if event.start != n_kept:
             n_known = n_kept - event.start
             if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
                 raise errors.RequestFailed(
                     f"tokens from {event.start} on do not continue the {n_kept} that are there"
                 )
-            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept)
+            logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
+            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
         kept.extend(event.token_ids)
         if self.submission.n_losses and len(kept) - self.n_at_loss > 1:
             self.submission.n_losses = 0
         self.n_extensions = 0
         self.is_stalled = False
         return event
+
+    def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """Notes log-probabilities, and returns the event with those that are new, if any are.
+
+        Raises:
+            RequestFailed: some are missing.
+        """
+        n_known = self.next_prompt_position - event.position
+        if n_known < 0:
+            raise errors.RequestFailed(
+                f"log-probabilities from position {event.position} on do not continue those before "
+                f"{self.next_prompt_position}"
+            )
+        if n_known >= len(event.logprobs):
+            return None
+        new = event.logprobs.part(n_known, len(event.logprobs))
+        event = PromptLogprobs(event.request_id, self.next_prompt_position, new)
+        self.next_prompt_position += len(new)
+        return event
+
+    def _check_logprobs(self, event: Tokens, *, has_tokens: bool) -> None:
+        """Raises RequestFailed if log-probabilities that are wanted do not come with tokens: their
+        scheduler is of another version."""
+        submission = self.submission
+        n_logprobs = 0 if event.logprobs is None else len(event.logprobs)
+        if submission.HasField("n_logprobs") and n_logprobs != len(event.token_ids):
+            raise errors.RequestFailed(
+                f"{len(event.token_ids)} tokens came with {n_logprobs} log-probabilities"
+            )
+        n_prompt = len(submission.prompt_token_ids)
+        is_due = submission.HasField("n_prompt_logprobs") and not has_tokens
+        if is_due and self.next_prompt_position != n_prompt:
+            raise errors.RequestFailed(
+                f"a token came with log-probabilities of {self.next_prompt_position - 1} of "
+                f"the {n_prompt} tokens of the prompt"
+            )
 
     def release(self) -> None:
         """Stops holding the request; the next attempt is no longer scheduled."""
@@ -364,19 +415,27 @@ class SchedulerClient:
             case Failed(error=errors.PoolFull() as error) if request.was_held:
                 self._hold(request, error, pause_s=max(error.retry_after_s, ATTEMPT_PAUSE_S))
                 return
-            case Tokens():
-                try:
-                    event = request.new_tokens(event)
-                except errors.RequestFailed as error:
-                    log.error("bug in the scheduler: request %s: %s", request.request_id, error)
-                    self.cancel(request.request_id)
-                    self._end(request, error)
+            case Tokens() | PromptLogprobs():
+                news = self._news_of(request, event)
+                if news is None:
                     return
+                event = news
             case Failed(refusal=Refusal() as refusal):
                 self._refusals[refusal] += 1
         if event.is_last:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
+
+    def _news_of(self, request: _Request, event: Tokens | PromptLogprobs) -> Event | None:
+        """Returns what an event brings that is new, if anything is; ends the request if the event
+        does not fit it."""
+        try:
+            return request.news_of(event)
+        except errors.RequestFailed as error:
+            log.error("bug in the scheduler: request %s: %s", request.request_id, error)
+            self.cancel(request.request_id)
+            self._end(request, error)
+            return None
 
     def _attempt(self, request: _Request) -> None:
         """Sends a request, or holds it if it can't be sent."""

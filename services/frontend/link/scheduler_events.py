@@ -13,6 +13,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -41,6 +42,17 @@ class Tokens:
     request_id: str
     token_ids: Sequence[int]
     start: int
+    logprobs: Logprobs | None = None
+    is_last: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Event: log-probabilities of tokens of the prompt; `position` is the first one's."""
+
+    request_id: str
+    position: int
+    logprobs: Logprobs
     is_last: ClassVar[bool] = False
 
 
@@ -73,7 +85,7 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | Tokens | Suspended | Finished | Failed
+Event = Accepted | PromptLogprobs | Tokens | Suspended | Finished | Failed
 
 
 def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
@@ -85,7 +97,14 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected), _LIMITS.get(rejected.reason))
     for update in response.tokens:
-        yield Tokens(update.request_id, tuple(update.token_ids), update.start)
+        for piece in update.prompt_logprobs:
+            logprobs = Logprobs.parse(piece.logprobs)
+            yield PromptLogprobs(update.request_id, piece.position, logprobs)
+        if update.logprobs:
+            logprobs = Logprobs.parse(update.logprobs)
+            yield Tokens(update.request_id, tuple(update.token_ids), update.start, logprobs)
+        elif update.token_ids or not update.prompt_logprobs:
+            yield Tokens(update.request_id, tuple(update.token_ids), update.start)
     for completed in response.completed:
         yield _end(completed)
 

@@ -12,7 +12,7 @@ from sys import getsizeof
 from typing import Self
 
 from services.common import errors
-from services.common.sampling import INT32_MAX, OPTIONS, SamplingParams, WholeNumbers
+from services.common.sampling import INT32_MAX, MAX_LOGPROBS, OPTIONS, SamplingParams, WholeNumbers
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 
@@ -38,7 +38,9 @@ ANSWER_BYTES = 256
 """Bytes that an answer to go on with takes besides its tokens."""
 
 MAX_TOKENS = WholeNumbers(1, INT32_MAX)
+_MAX_TOKENS_ECHOED = WholeNumbers(0, INT32_MAX)
 _N = WholeNumbers(1, MAX_N)
+_N_LOGPROBS = WholeNumbers(0, MAX_LOGPROBS)
 
 
 Prompt = str | tuple[int, ...] | Conversation
@@ -68,6 +70,23 @@ class GenerationOptions:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Whether an answer's text has the stop string that ended it, or the text of the token."""
+    best_of: int | None = None  # answers to generate for each prompt, of which the n best count
+    echo: bool = False  # the prompt comes with the answer; then the answer may have no tokens
+    n_logprobs: int | None = None  # alternatives that come with each token; None wants nothing
+    n_prompt_logprobs: int | None = None  # likewise, with each token of the prompt but the first
+    logprobs_field: str = "logprobs"  # as this client spells `n_logprobs`
+
+    @property
+    def n_generated(self) -> int:
+        """Answers that are generated for each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def n_ranked(self) -> int | None:
+        """Alternatives that tokens have, also if only the best answers are to be found by them."""
+        if self.n_logprobs is None and self.n_generated > self.n:
+            return 0
+        return self.n_logprobs
 
     @property
     def n_bytes(self) -> int:
@@ -88,9 +107,18 @@ class GenerationOptions:
             if self.ignore_eos:
                 raise errors.InvalidRequest("ignore_eos", f"not together with {self.format_field}")
         if self.max_tokens is not None:
-            MAX_TOKENS.check(self.max_tokens_field, self.max_tokens)
+            allowed = _MAX_TOKENS_ECHOED if self.echo else MAX_TOKENS
+            allowed.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
         _N.check("n", self.n)
+        if self.best_of is not None:
+            _N.check("best_of", self.best_of)
+            if self.best_of < self.n:
+                raise errors.InvalidRequest("best_of", f"must be at least n, which is {self.n}")
+        if self.n_logprobs is not None:
+            _N_LOGPROBS.check(self.logprobs_field, self.n_logprobs)
+        if self.n_prompt_logprobs is not None:
+            _N_LOGPROBS.check("prompt_logprobs", self.n_prompt_logprobs)
         _check_stops(self.stop)
 
 
@@ -107,7 +135,7 @@ class GenerationRequest:
     @property
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
-        return len(self.prompts) * self.options.n
+        return len(self.prompts) * self.options.n_generated
 
     @property
     def n_bytes(self) -> int:

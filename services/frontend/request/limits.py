@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common import errors
+from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
 from services.frontend.request.pipeline import Pipeline
 
@@ -80,6 +81,18 @@ class Limits:
                 f"{options.sampling.min_tokens} exceeds the {max_tokens} tokens at most",
             )
         return max_tokens
+
+    def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
+        """Raises InvalidRequest if log-probabilities of so many prompt tokens are too many."""
+        if options.n_prompt_logprobs is None:
+            return
+        n_numbers = n_prompt * (1 + options.n_prompt_logprobs)
+        if n_numbers > MAX_PROMPT_LOGPROBS:
+            raise errors.InvalidRequest(
+                options.logprobs_field if options.echo else "prompt_logprobs",
+                f"of a prompt of {n_prompt} tokens are {n_numbers} numbers, with alternatives; "
+                f"{MAX_PROMPT_LOGPROBS} at most",
+            )
 
     def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
         """Returns the tokens that end an answer: the model's own, unless ignored, and the client's.

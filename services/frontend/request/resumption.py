@@ -41,6 +41,8 @@ class AnswerSoFar:
             raise errors.InvalidRequest(TOKENS_FIELD, "has tokens after one that ends the answer")
         if self.token_ids and self.token_ids[-1] in stop_token_ids:
             return FinishReason.STOP
+        if not max_new_tokens:  # an answer without tokens begins anew unless it is there whole
+            return FinishReason.LENGTH if self.is_finished else None
         return FinishReason.LENGTH if n_tokens == max_new_tokens else None
 
 

@@ -16,6 +16,7 @@ import tokenizers
 
 from services.common import bounded_file
 from services.frontend.text.longest_token import longest_token
+from services.frontend.text.token_texts import TokenTexts
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The library knows no other way to say it. Else each text would run in a pool of the library's, of
@@ -61,6 +62,8 @@ class Tokenizer:
             if token.special
         )
         self._longest_token = longest_token(tokenizer)
+        self.token_texts = TokenTexts(tokenizer)
+        """Texts of single tokens."""
         self._skips_special = True
 
     @cached_property
@@ -140,6 +143,17 @@ class Tokenizer:
         """Returns tokens as they are written in the vocabulary; empty texts for those that are not
         in the tokenizer."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """Returns where in the text of tokens each of them begins, in characters. A character that
+    several tokens share belongs to the last of them."""
+    text = IncrementalText(tokenizer)
+    offsets, n_characters = [], 0
+    for token_id in token_ids:
+        offsets.append(n_characters)
+        n_characters += len(text.feed(token_id))
+    return offsets
 
 
 class IncrementalText:

@@ -25,6 +25,15 @@ class Span(NamedTuple):
     new_block_ids: list[int]
 
 
+class SpanLogprobs(NamedTuple):
+    """Log-probabilities that a span brought, as a rank has written them down for frontends."""
+
+    sampled: bytes = b""
+    """Those of the sampled token, if they are wanted."""
+    prompt: tuple[tuple[int, bytes], ...] = ()
+    """Those of tokens of the prompt, if they are wanted, each piece with its first position."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The requests of one iteration, each with its span."""

@@ -62,6 +62,10 @@ class Request:
     max_new_tokens: int
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
+    n_logprobs: int | None = None
+    """Alternatives that it wants with the log-probability of each new token; None wants none."""
+    n_prompt_logprobs: int | None = None
+    """Likewise of each token of the prompt but the first, before its first new token."""
     stop_token_ids: frozenset[int] = frozenset()
     account: Account | None = None
     """Whose limits it counts towards; None where nobody has to show a key."""
@@ -90,6 +94,12 @@ class Request:
     def n_tokens(self) -> int:
         """The number of tokens of the sequence so far."""
         return len(self.prompt_token_ids) + len(self.generated_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted and are not all there: they come
+        before the first new token."""
+        return self.n_prompt_logprobs is not None and not self.generated_token_ids
 
     @property
     def is_suspect(self) -> bool:

@@ -14,11 +14,12 @@ is free when the last of them has returned. Without it, and with whole prompts, 
 most one batch, as in the paper.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
-from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.batch import Batch, Span, SpanLogprobs
 from services.scheduler.core.kv_manager import KVManager, Reservation
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import (
@@ -29,6 +30,8 @@ from services.scheduler.core.request import (
     RequestState,
 )
 from services.scheduler.core.request_pool import RequestPool
+
+NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class Update(NamedTuple):
@@ -41,6 +44,9 @@ class Update(NamedTuple):
     """Tokens of the output, up to and including this one."""
     message: str = ""
     """Why the request failed, for people."""
+    logprobs: SpanLogprobs | None = None
+    """The log-probabilities that the request wants; there may be some of its prompt without a
+    token."""
 
 
 class Scheduler:
@@ -156,9 +162,14 @@ class Scheduler:
         self._in_flight[batch.iteration] = batch
         return batch
 
-    def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
+    def apply(
+        self,
+        iteration: int,
+        token_ids: Sequence[int],
+        logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+    ) -> list[Update]:
         """Takes the tokens that a batch produced, one per sampled span, in order, and returns the
-        updates.
+        updates. `logprobs` are by the place of their span in the batch; they are passed on.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
@@ -169,6 +180,9 @@ class Scheduler:
             self._apply_span(span, next(tokens) if span.is_sampled else None)
             for span in batch.spans
         ]
+        if logprobs:
+            for place, brought in logprobs.items():
+                updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
         return [update for update in updates if update is not None]
 
     def _can_run(self, request: Request) -> bool:
@@ -225,6 +239,17 @@ class Scheduler:
         if token_id is None:
             return None
         return Update(request, token_id, None, len(request.generated_token_ids))
+
+    def _with_logprobs(
+        self, span: Span, update: Update | None, logprobs: SpanLogprobs
+    ) -> Update | None:
+        """Returns the update of a span with what it has brought besides."""
+        request = span.request
+        if update is None and request.state is not RequestState.FINISHED:
+            update = Update(request, None, None, len(request.generated_token_ids))
+        if update is None or update.finish_reason is FinishReason.CANCELLED:
+            return update
+        return update._replace(logprobs=logprobs)
 
     def _finish(
         self,

@@ -19,7 +19,7 @@ from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 from services.common import rpc
 from services.common.errors import Unavailable
 from services.common.iteration_limit import IterationLimit, Work
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -70,6 +70,7 @@ class EngineMaster:
         self._now_s = 0.0
         self._last_report: list[float] = []  # by that clock
         self._results: list[worker_pb2.IterationResult] = []
+        self._logprobs: list[worker_pb2.SpanLogprobs] = []  # of the iteration that returns next
         self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
         self._returned_at = 0.0  # the last one that has, by the loop's clock
         self._returned_at_s = 0.0  # and by the other one
@@ -177,8 +178,15 @@ class EngineMaster:
         elif report.HasField("result"):
             self._note_return(report.result.iteration)
             self._on_timing(index, report.result.timing)
+            if self._logprobs:
+                pieces = [*self._logprobs, *report.result.logprobs]
+                del report.result.logprobs[:]
+                report.result.logprobs.extend(pieces)
+                self._logprobs.clear()
             self._results.append(report.result)
             self._wake()
+        elif report.HasField("logprobs"):
+            self._logprobs.extend(report.logprobs.logprobs)
         elif report.HasField("timings"):
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
@@ -285,7 +293,24 @@ def plan_of(
         if span.is_admission:
             admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
             admission.sampling.MergeFromString(span.request.sampling)
+            _ask_logprobs(admission, span.request)
+        if span.request.n_prompt_logprobs is not None:
+            plan.next_token_ids.extend(_next_token_ids(span))
     return plan
+
+
+def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:
+    if request.n_logprobs is not None:
+        admission.n_logprobs = request.n_logprobs
+    if request.wants_prompt_logprobs:
+        admission.n_prompt_logprobs = request.n_prompt_logprobs or 0
+
+
+def _next_token_ids(span: Span) -> Sequence[int]:
+    """Returns the token after a span that ends within a prompt whose log-probabilities are wanted;
+    the rank, which is to say how likely it is, has not seen it yet."""
+    end, prompt = span.start_position + span.n_tokens, span.request.prompt_token_ids
+    return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
 
 
 def _row(request: Request) -> int:

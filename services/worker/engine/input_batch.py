@@ -19,6 +19,7 @@ from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
 from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.logprobs import WantedLogprobs
 from services.worker.engine.plan import Ints, Spans
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
@@ -37,6 +38,7 @@ class InputBatch:
     sampling: SamplingColumns  # how each is sampled
     counted: CountedTokens | None  # tokens of this batch that penalties count
     constrained: ConstrainedRows | None  # sampled rows that follow a grammar
+    logprobs: WantedLogprobs | None  # log-probabilities that requests want
     n_spans: int  # without spans of padding
     n_sampled: int
     shape: DecodeShape | None = None  # the shape that decodes are padded to for a graph
@@ -163,6 +165,7 @@ class BatchBuilder:
             sampling=self._sampling(sampled_rows, next_positions[spans.sample]),
             counted=self._counted(spans, first_tokens),
             constrained=self._table.constraints.rows_of(sampled_rows, next_positions[spans.sample]),
+            logprobs=self._table.logprobs.wanted(spans, first_tokens, self._uploads),
             n_spans=len(spans.rows),
             n_sampled=len(sampled_rows),
             shape=shape,

@@ -1,6 +1,6 @@
 """One stage's share of an iteration: flat batch in, hidden states or tokens out.
 
-    prepare → forward, or on the last stage: prepare → logits → sample
+    prepare → forward, or on the last stage: prepare → logits → sample → logprobs
 
 A model runner holds what an epoch computes with: the stage's weights, which outlive the epoch, and
 K/V storage and request table, which do not. It neither moves tensors between stages nor answers the
@@ -31,6 +31,7 @@ from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.input_batch import BatchBuilder, InputBatch
 from services.worker.engine.kv_cache import KVCache
 from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.logprobs import BatchLogprobs, logprobs_of
 from services.worker.engine.plan import IterationPlan, PlanError
 from services.worker.engine.request_table import RequestTable
 from services.worker.models import StageModel
@@ -122,9 +123,10 @@ class ModelRunner:
         run before the next one is prepared.
         """
         spans = self._table.apply(plan)
-        if self.graphs is not None and (shape := self.graphs.shape_of(spans)) is not None:
-            return self.graphs.build(spans, shape)
-        return self._builder.build(spans)
+        if self.graphs is None or self._table.logprobs.are_of_prompts(spans):
+            return self._builder.build(spans)  # graphs keep no hidden states
+        shape = self.graphs.shape_of(spans)
+        return self._builder.build(spans) if shape is None else self.graphs.build(spans, shape)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
         """Returns room for the previous stage's hidden states of spans of `n_tokens`,
@@ -153,6 +155,9 @@ class ModelRunner:
     def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
         """Runs the last stage and returns the logits from which tokens are sampled, [n_sampled,
         vocab_size]; they are to be used before the next batch is run."""
+        if batch.logprobs is not None and batch.logprobs.of_prompts:
+            hidden = self._layers(batch, hidden)
+            return Logits(self._logits_at(hidden, batch.sampled_tokens), hidden=hidden)
         if batch.shape is None or self.graphs is None:
             inputs = self._inputs(batch, hidden)
             return self.model.sampled_logits(
@@ -180,6 +185,20 @@ class ModelRunner:
             self._table.constraints.sampled(batch.constrained, tokens)
         return tokens
 
+    def logprobs(self, batch: InputBatch, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
+        """Returns the log-probabilities that requests of the batch want, given its `logits` and
+        what was sampled from them; None if no request wants any. Called before the next batch is
+        run."""
+        if batch.logprobs is None:
+            return None
+
+        def logits_at(places: Tensor) -> Tensor:
+            if logits.hidden is None:
+                raise ValueError("the logits of prompts need hidden states")
+            return self._logits_at(logits.hidden, places)
+
+        return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
+
     def close(self) -> None:
         """Lets go of the epoch's process groups, before these are closed."""
         if self.graphs is not None:
@@ -189,6 +208,9 @@ class ModelRunner:
     def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         inputs = self._inputs(batch, hidden)
         return self.model.forward(inputs, self._stage_batch(batch), self._kv_cache.layers)
+
+    def _logits_at(self, hidden: Tensor, places: Tensor) -> Tensor:
+        return self.model.logits(hidden.index_select(0, places), self._ranks)
 
     def _compute_decodes(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         hidden = self._layers(batch, hidden)

@@ -29,6 +29,8 @@ class Admission:
     row: int
     n_prompt_tokens: int
     sampling: SamplingParams
+    n_logprobs: int | None = None  # alternatives for each sampled token; None: nothing is wanted
+    n_prompt_logprobs: int | None = None  # likewise, for each token of the prompt but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class IterationPlan:
 
     Columns `rows` to `token_on_rank` have one entry per span; `token_ids` and `new_block_ids` hold
     those of all spans, one after the other. A span with `token_on_rank` is one token, the one that
-    was sampled last for the row, and has no entry in `token_ids`.
+    was sampled last for the row, and has no entry in `token_ids`. `next_token_ids` has the token
+    after each span that ends within a prompt whose log-probabilities are wanted.
     """
 
     iteration: int
@@ -51,6 +54,7 @@ class IterationPlan:
     token_on_rank: Sequence[bool]
     token_ids: Sequence[int]
     new_block_ids: Sequence[int]
+    next_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,13 @@ class Spans:
     token_on_rank: NDArray[np.bool_]
     token_ids: Ints  # [n_tokens] less those that are on the rank
     new_block_ids: Ints  # [n_new_blocks]
+    next_token_ids: Ints  # [n_cut], of prompts that are cut and whose log-probabilities are wanted
 
     @classmethod
     def none(cls) -> Spans:
         """Returns the empty columns of a batch that is all padding."""
         none, never = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-        return cls(none, none, none, never, never, none, none)
+        return cls(none, none, none, never, never, none, none, none)
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Spans:
@@ -95,6 +100,7 @@ class Spans:
             token_on_rank=np.fromiter(plan.token_on_rank, np.bool_, n_spans),
             token_ids=column(plan.token_ids),
             new_block_ids=column(plan.new_block_ids),
+            next_token_ids=column(plan.next_token_ids),
         )
 
 

@@ -18,6 +18,7 @@ from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
 from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
+from services.worker.engine.logprobs import LogprobRequests
 from services.worker.engine.plan import Admission, Ints, IterationPlan, PlanError, Spans, column
 from services.worker.engine.sampler import (
     SAMPLING_COLUMNS,
@@ -75,6 +76,7 @@ class RequestTable:
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
         self._rules: dict[int, TokenRules] = {}  # of rows that have any
         self.constraints = Constraints(grammars)
+        self.logprobs = LogprobRequests(vocab_size=vocab_size)
         self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
@@ -93,6 +95,8 @@ class RequestTable:
         spans = Spans.of(plan)
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
+        if self._counts_tokens:
+            self.logprobs.check(spans)
         if self.constraints:
             self._take_sent(plan)
         return spans
@@ -182,6 +186,7 @@ class RequestTable:
         self._stop_token_ids.pop(row, None)
         self._rules.pop(row, None)
         self.constraints.release(row)
+        self.logprobs.release(row)
 
     def _admit(self, admission: Admission) -> None:
         row = admission.row
@@ -203,6 +208,8 @@ class RequestTable:
             self._count_rows[row] = self._token_counts.reserve()
         if sampling.grammar and self._counts_tokens:
             self.constraints.admit(row, sampling.grammar, n_prompt_tokens=admission.n_prompt_tokens)
+        if self._counts_tokens:
+            self.logprobs.admit(admission)
         if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):
             self._rules[row] = rules
         if sampling.min_tokens:

@@ -22,6 +22,7 @@ from orcinus.v1 import worker_pb2
 from kernels.logits import Logits
 from services.common.iteration_limit import Work
 from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import refuse_non_finite
 from services.worker.rank import wire
@@ -48,6 +49,9 @@ class Runner(Protocol):
     def sample(self, batch: Any, logits: Logits) -> Numbers:
         """Samples tokens, on the last stage only."""
 
+    def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
+        """Returns the log-probabilities that requests want, on the last stage only."""
+
     def close(self) -> None:
         """Lets go of the transport's groups."""
 
@@ -58,6 +62,7 @@ class Finished:
 
     timing: worker_pb2.IterationTiming
     token_ids: list[int] | None  # of the last stage
+    logprobs: BatchLogprobs | None  # of the last stage, if requests want any
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
 
 
@@ -142,8 +147,12 @@ class EpochMember:
         received = self._clock.mark()
         result: torch.Tensor | None = None
         token_ids: torch.Tensor | list[int] | None = None
+        logprobs: BatchLogprobs | None = None
         if self._is_last:
-            tokens = self._runner.sample(batch, self._runner.logits(batch, hidden))
+            logits = self._runner.logits(batch, hidden)
+            tokens = self._runner.sample(batch, logits)
+            logprobs = self._runner.logprobs(batch, logits, tokens)
+            logprobs = None if logprobs is None else logprobs.to_host()
             if isinstance(tokens, torch.Tensor):
                 token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
             else:
@@ -161,6 +170,7 @@ class EpochMember:
                 message,
                 work,
                 token_ids,
+                logprobs,
                 marks=(began, received, computed),
                 prepare_ns=0 if is_hidden else prepared_ns - started_ns,
                 send_ns=sent_ns - computed_ns,
@@ -209,7 +219,7 @@ class EpochMember:
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
-        return Finished(timing, token_ids, trace)
+        return Finished(timing, token_ids, started.logprobs, trace)
 
 
 class _Announced:
@@ -241,6 +251,7 @@ class _Started:
     message: worker_pb2.RunIterationsRequest
     work: Work
     token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
+    logprobs: BatchLogprobs | None  # likewise
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int

@@ -163,7 +163,10 @@ class Rank:
         if finished.token_ids is None:
             self._timings.append(finished.timing)
         else:
-            self._send_report(wire.result_of(place, finished.timing, finished.token_ids))
+            for report in wire.results_of(
+                place, finished.timing, finished.token_ids, logprobs=finished.logprobs
+            ):
+                self._send_report(report)
         if finished.trace is not None:
             self._channel.send(MessageKind.TRACE, finished.trace.SerializeToString())
 

@@ -4,12 +4,19 @@ The model runner and its inputs know no protobuf, so that they can be driven by 
 lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from orcinus.v1 import worker_pb2
+from orcinus.v1 import logprobs_pb2, worker_pb2
 
 from services.common.sampling_proto import from_proto
+from services.worker.engine.logprobs import BatchLogprobs, SpanColumns
 from services.worker.engine.plan import Admission, IterationPlan
+
+MAX_LOGPROB_NUMBERS = 2**15
+"""Log-probabilities of a span that travel in one piece: some 250 KiB."""
+
+MAX_LOGPROB_BYTES = 2**20
+"""Bytes of log-probabilities in one report; gRPC takes four times as much."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
@@ -26,21 +33,56 @@ def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
         token_on_rank=message.token_on_rank,
         token_ids=message.token_ids,
         new_block_ids=message.new_block_ids,
+        next_token_ids=message.next_token_ids,
     )
 
 
-def result_of(
+def results_of(
     place: worker_pb2.JoinPipelineRequest,
     timing: worker_pb2.IterationTiming,
     token_ids: Sequence[int],
-) -> worker_pb2.WatchStageResponse:
-    """The report of an iteration by the last stage."""
-    return worker_pb2.WatchStageResponse(
+    *,
+    logprobs: BatchLogprobs | None = None,
+) -> Iterator[worker_pb2.WatchStageResponse]:
+    """Yields the reports of an iteration by the last stage: one, unless its log-probabilities find
+    no room in it."""
+    pieces: list[worker_pb2.SpanLogprobs] = []
+    n_bytes = 0
+    for piece in [] if logprobs is None else _logprob_pieces(logprobs):
+        n_bytes += len(piece.logprobs)
+        if n_bytes > MAX_LOGPROB_BYTES:
+            yield worker_pb2.WatchStageResponse(
+                pipeline_id=place.pipeline_id,
+                epoch=place.epoch,
+                logprobs=worker_pb2.IterationLogprobs(iteration=timing.iteration, logprobs=pieces),
+            )
+            pieces, n_bytes = [], len(piece.logprobs)
+        pieces.append(piece)
+    yield worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
         result=worker_pb2.IterationResult(
-            iteration=timing.iteration, token_ids=token_ids, timing=timing
+            iteration=timing.iteration, token_ids=token_ids, timing=timing, logprobs=pieces
         ),
+    )
+
+
+def _logprob_pieces(logprobs: BatchLogprobs) -> Iterator[worker_pb2.SpanLogprobs]:
+    for columns in logprobs.by_span():
+        of = columns.of
+        n_at_once = max(1, MAX_LOGPROB_NUMBERS // (1 + of.n_top))
+        for start in range(0, of.n_tokens, n_at_once):
+            position = None if of.prompt_position is None else of.prompt_position + start
+            data = _columns(columns, slice(start, start + n_at_once)).SerializeToString()
+            yield worker_pb2.SpanLogprobs(span=of.span, logprobs=data, prompt_position=position)
+
+
+def _columns(columns: SpanColumns, rows: slice) -> logprobs_pb2.Logprobs:
+    return logprobs_pb2.Logprobs(
+        logprobs=columns.logprobs[rows].tolist(),
+        ranks=columns.ranks[rows].tolist(),
+        top_token_ids=columns.top_ids[rows].ravel().tolist(),
+        top_logprobs=columns.top_logprobs[rows].ravel().tolist(),
     )
 
 
@@ -94,4 +136,8 @@ def _admission(message: worker_pb2.Admission) -> Admission:
         row=message.row,
         n_prompt_tokens=message.n_prompt_tokens,
         sampling=from_proto(message.sampling),
+        n_logprobs=message.n_logprobs if message.HasField("n_logprobs") else None,
+        n_prompt_logprobs=(
+            message.n_prompt_logprobs if message.HasField("n_prompt_logprobs") else None
+        ),
     )

@@ -170,7 +170,7 @@ NEUTRAL: dict[str, Any] = {
     "fields",
     [
         NEUTRAL,
-        {"best_of": 1, "suffix": "", "logprobs": None, "echo": False},
+        {"best_of": None, "suffix": "", "logprobs": None, "echo": False},
     ],
     ids=["common", "completion"],
 )
@@ -207,9 +207,11 @@ def test_fields_that_change_nothing_are_accepted_in_a_chat() -> None:
         ("logit_bias", dict.fromkeys(map(str, range(1025)), 1)),
         ("logit_bias", [[5, 1]]),
         ("allowed_token_ids", [1.0]),
-        ("best_of", 2),
+        ("best_of", "2"),
+        ("best_of", True),
         ("suffix", "end"),
-        ("logprobs", 0),
+        ("logprobs", True),
+        ("prompt_logprobs", 1.5),
         ("stream_options", {"include_usage": True}),
         ("temperature", "1"),
         ("temperature", True),
@@ -257,7 +259,9 @@ def test_wrong_messages_are_named_by_their_path(messages: Any, field: str) -> No
     "fields",
     [
         {"response_format": {"type": "xml"}},
-        {"logprobs": True},
+        {"logprobs": 1},
+        {"top_logprobs": 1},
+        {"prompt_logprobs": 1, "stream": True},
         {"max_tokens": 1, "max_completion_tokens": 1},
     ],
     ids=str,

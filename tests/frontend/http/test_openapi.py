@@ -174,6 +174,8 @@ def test_what_the_document_allows_of_a_field_is_taken_and_nothing_else_is(kind: 
             continue
         if body.get("stream_options") is not None:
             taken = is_taken(kind, {**body, "stream": True})
+        if "top_logprobs" in body:
+            taken = is_taken(kind, {**body, "logprobs": True})
         n_taken += taken
         if documented != taken:
             wrong.append((documented, str(body)[:200]))

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 import pytest
@@ -23,11 +23,13 @@ from services.frontend.link.scheduler_events import (
     Event,
     Failed,
     Finished,
+    PromptLogprobs,
     Tokens,
     events_of,
 )
 from services.frontend.link.scheduler_stream import MAX_UNSENT
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal, Refusals
 from tests.fake_scheduler import (
     PIPELINE,
@@ -35,6 +37,7 @@ from tests.fake_scheduler import (
     FakeRequest,
     FakeScheduler,
     keeps_quiet,
+    logprobs_of,
     loses_pipeline_after,
     rejects,
     says,
@@ -469,6 +472,56 @@ async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> No
     bring(1, 9)
     assert inbox.get_nowait() == Tokens("r", (7, 8), 0)
     assert isinstance(inbox.get_nowait(), Failed)
+    client.close()
+
+
+async def test_log_probabilities_come_once_and_with_their_tokens() -> None:
+    client = SchedulerClient("127.0.0.1:1")
+    client._apply(scheduler_pb2.ConnectResponse(pipeline=PIPELINE))
+    inbox: Inbox = asyncio.Queue()
+
+    def begin() -> None:
+        asking = scheduler_pb2.Submission(
+            request_id="r",
+            prompt_token_ids=[1, 2, 3, 4],
+            max_new_tokens=8,
+            n_logprobs=1,
+            n_prompt_logprobs=0,
+        )
+        client.submit(asking, inbox, model=PIPELINE.model, until=math.inf)
+
+    def bring(position: int, prompt: Sequence[int], start: int, *token_ids: int) -> None:
+        update = scheduler_pb2.TokenUpdate(request_id="r", token_ids=token_ids, start=start)
+        if prompt:
+            update.prompt_logprobs.add(position=position, logprobs=logprobs_of(prompt, 0))
+        if token_ids:
+            update.logprobs = logprobs_of(token_ids, 1)
+        client._apply(scheduler_pb2.ConnectResponse(tokens=[update]))
+
+    begin()
+    bring(1, [2, 3], 0)
+    bring(1, [2], 0)  # after a loss they come again, in other pieces
+    bring(2, [3, 4], 0, 7, 8)
+    bring(1, [2, 3, 4], 1, 8, 9)
+    assert [inbox.get_nowait() for _ in range(inbox.qsize())] == [
+        PromptLogprobs("r", 1, Logprobs.parse(logprobs_of([2, 3], 0))),
+        PromptLogprobs("r", 3, Logprobs.parse(logprobs_of([4], 0))),
+        Tokens("r", (7, 8), 0, Logprobs.parse(logprobs_of([7, 8], 1))),
+        Tokens("r", (9,), 2, Logprobs.parse(logprobs_of([9], 1))),
+    ]
+    client.cancel("r")
+    nothing = scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7], start=0)
+    wrongs: list[Callable[[], None]] = [
+        lambda: bring(2, [3], 0),
+        lambda: bring(1, [2], 0, 7),
+        lambda: client._apply(scheduler_pb2.ConnectResponse(tokens=[nothing])),
+    ]
+    for wrong in wrongs:
+        begin()
+        wrong()
+        failed = [inbox.get_nowait() for _ in range(inbox.qsize())][-1]
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, errors.RequestFailed)
     client.close()
 
 

@@ -278,3 +278,40 @@ def test_stages_that_do_not_fit_together_are_refused(change: dict[str, object], 
         setattr(stages[1], name, value)
     with pytest.raises(Unavailable, match=rf"stage-1 cannot .* its {field} is"):
         check_agreement(members)
+
+
+async def test_log_probabilities_of_several_reports_come_with_their_iteration() -> None:
+    scheduler = build(max_batch_size=1, n_blocks=20, block_size=4, pipeline_depth=1)
+    request = request_for(0, Arrival(0, n_prompt=5, max_new_tokens=1, n_iterations=1))
+    request.n_logprobs, request.n_prompt_logprobs = 4, 0
+    scheduler.submit(request)
+    async with fake_stages(1) as stages, Master(stages) as master:
+        batch = scheduler.select()
+        assert batch is not None
+        await master.engine.run(batch)
+        epoch = master.engine.pipeline.epoch
+        first, second = (
+            worker_pb2.SpanLogprobs(span=0, prompt_position=position, logprobs=b"x")
+            for position in (1, 3)
+        )
+        reports = (
+            worker_pb2.WatchStageResponse(
+                pipeline_id="p",
+                epoch=epoch,
+                logprobs=worker_pb2.IterationLogprobs(iteration=1, logprobs=[first]),
+            ),
+            worker_pb2.WatchStageResponse(
+                pipeline_id="p",
+                epoch=epoch,
+                result=worker_pb2.IterationResult(iteration=1, token_ids=[7], logprobs=[second]),
+            ),
+        )
+        for report in reports:
+            stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+        [result] = await master.results()
+        assert list(result.logprobs) == [first, second]
+        [plan] = map(worker_pb2.RunIterationsRequest.FromString, stages[0].rank.plans)
+        [admission] = plan.admissions
+        assert (admission.n_logprobs, admission.n_prompt_logprobs) == (4, 0)
+        assert admission.HasField("n_prompt_logprobs")
+        assert not plan.next_token_ids

@@ -276,6 +276,7 @@ def spans_of(n_spans: int, *, longest: int, n_tokens: int = 1) -> Spans:
         token_on_rank=np.ones(n_spans, np.bool_),
         token_ids=none.token_ids,
         new_block_ids=none.new_block_ids,
+        next_token_ids=none.next_token_ids,
     )
 
 

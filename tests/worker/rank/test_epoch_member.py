@@ -10,6 +10,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from kernels.logits import Logits
+from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
@@ -63,6 +64,9 @@ class Runner:
     def sample(self, batch: int, logits: Logits) -> torch.Tensor:
         self.done.append(f"sample {batch}")
         return torch.tensor([self.token])
+
+    def logprobs(self, batch: int, logits: Logits, tokens: Numbers) -> None:
+        return None
 
     def close(self) -> None:
         self.done.append("let go")

@@ -15,6 +15,7 @@ from orcinus.v1 import worker_pb2
 from kernels.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
+from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
@@ -53,6 +54,9 @@ class Runner:
 
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.tensor(self.tokens[: sum(batch.sample)])
+
+    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
+        return None
 
     def close(self) -> None:
         pass

@@ -1,0 +1,87 @@
+"""Log-probabilities of consecutive tokens, in columns of a few bytes each."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+from orcinus.v1 import logprobs_pb2
+
+LOGPROB_BYTES = 100
+"""Bytes of memory that a log-probability takes, most of them when it is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of `len` tokens, and for each the `n_top` most likely ones in its place."""
+
+    values: "array[float]"  # [n_tokens]
+    ranks: "array[int]"  # [n_tokens], place of each token in the vocabulary, from 1
+    top_token_ids: "array[int]"  # [n_tokens * n_top], those of a token together, most likely first
+    top_values: "array[float]"  # [n_tokens * n_top]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Reads a serialised message `Logprobs`.
+
+        Raises:
+            ValueError: it is none, or its columns do not fit together.
+        """
+        message = logprobs_pb2.Logprobs.FromString(data)
+        logprobs = cls(
+            array("f", message.logprobs),
+            array("I", message.ranks),
+            array("I", message.top_token_ids),
+            array("f", message.top_logprobs),
+        )
+        n_tokens, n_top = len(logprobs.values), logprobs.n_top
+        lengths = len(logprobs.ranks), len(logprobs.top_token_ids), len(logprobs.top_values)
+        if lengths != (n_tokens, n_tokens * n_top, n_tokens * n_top):
+            raise ValueError(f"columns of {lengths} entries for {n_tokens} tokens")
+        return logprobs
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Returns the log-probabilities of parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            array("f", chain.from_iterable(part.values for part in parts)),
+            array("I", chain.from_iterable(part.ranks for part in parts)),
+            array("I", chain.from_iterable(part.top_token_ids for part in parts)),
+            array("f", chain.from_iterable(part.top_values for part in parts)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def n_top(self) -> int:
+        """Alternatives of each token."""
+        return len(self.top_token_ids) // len(self.values) if self.values else 0
+
+    @property
+    def n_numbers(self) -> int:
+        """The number of log-probabilities, alternatives included."""
+        return len(self.values) + len(self.top_values)
+
+    def part(self, start: int, stop: int) -> Self:
+        """Returns those of the tokens from `start` to `stop`."""
+        if (start, stop) == (0, len(self.values)):
+            return self
+        n_top = self.n_top
+        tops = slice(start * n_top, stop * n_top)
+        return type(self)(
+            self.values[start:stop],
+            self.ranks[start:stop],
+            self.top_token_ids[tops],
+            self.top_values[tops],
+        )
+
+    def alternatives(self, place: int, n_top: int) -> list[tuple[int, float]]:
+        """Returns up to `n_top` of the most likely tokens in the place of one, most likely first,
+        each with its log-probability."""
+        start = place * self.n_top
+        tops = slice(start, start + min(n_top, self.n_top))
+        return list(zip(self.top_token_ids[tops], self.top_values[tops], strict=True))

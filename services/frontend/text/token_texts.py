@@ -1,0 +1,77 @@
+"""The text and the bytes of single tokens, for those who want to see each.
+
+A token reads as it does in the middle of a text: `▁Paris` is " Paris", although a text that begins
+with it has no space there. Special tokens have their names. A token with a part of a character has
+U+FFFD in its text; its bytes say which part.
+"""
+
+import functools
+import json
+import re
+
+import tokenizers
+
+MAX_CACHED = 2**14
+"""Tokens whose text is kept: some 2 MB."""
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TokenTexts:
+    """Texts of a tokenizer's tokens; any thread may ask."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._byte_of = _bytes_of_characters() if _is_byte_level(tokenizer) else {}
+        self._anchor, self._anchor_text = _anchor(tokenizer)
+        self.text = functools.lru_cache(MAX_CACHED)(self._text)
+        """Returns the text of a token."""
+
+    def to_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes of a token, in UTF-8 unless it is a part of a character."""
+        text = self.text(token_id)
+        if REPLACEMENT in text:
+            spelling = self._tokenizer.id_to_token(token_id) or ""
+            if (match := _BYTE_TOKEN.fullmatch(spelling)) is not None:
+                return bytes.fromhex(match.group(1))
+            if self._byte_of and set(spelling) <= self._byte_of.keys():
+                return bytes(map(self._byte_of.__getitem__, spelling))
+        return text.encode()
+
+    def _text(self, token_id: int) -> str:
+        if self._tokenizer.id_to_token(token_id) is None:
+            return ""
+        text = self._decoded([*self._anchor, token_id])
+        if text.startswith(self._anchor_text):
+            return text[len(self._anchor_text) :]
+        return self._decoded([token_id])
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
+    """Returns tokens, and their text, that others can come after; none if there are no such."""
+    for text in ("a", "0", "."):
+        token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+        decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
+        if decoded and REPLACEMENT not in decoded:
+            return token_ids, decoded
+    return [], ""
+
+
+def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str())["decoder"] or {}
+    parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Returns the byte that each character of byte-level tokens stands for, as GPT-2 chose them:
+    those that print stand for themselves, the others come after U+0100 in their order."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in set(printing)]
+    found = {chr(byte): byte for byte in printing}
+    return found | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,0 +1,264 @@
+"""Log-probabilities, for the requests that want them.
+
+They are the logarithms of the softmax of the model's own logits, in float32, before anything that
+changes how tokens are chosen: a token has the same ones whatever the request's options, in any
+batch. For a sampled token the logits are there. For the tokens of a prompt they are computed from
+the hidden states, a few rows at a time, since all of them might not fit in memory.
+
+Knows no model: who has the hidden states gives a function that makes logits of rows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.upload import Uploads
+from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.plan import Admission, Ints, PlanError, Spans
+
+ROWS_AT_ONCE = 64
+"""Rows of logits that are looked at together: copies of so many are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSpan:
+    """The tokens of one span whose log-probabilities are wanted."""
+
+    span: int  # its place in the plan
+    n_tokens: int
+    n_top: int  # alternatives wanted for each
+    prompt_position: int | None  # of the first token; None for a sampled token
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """The log-probabilities that are wanted of a batch: of `n_sampled` sampled tokens, then of
+    tokens of prompts, span by span."""
+
+    spans: tuple[LogprobSpan, ...]
+    n_sampled: int
+    sampled_places: Tensor  # [n_sampled] int64, among the sampled tokens of the batch
+    prompt_places: Tensor  # [n_prompt] int64, places in the batch of the tokens before
+    prompt_tokens: Tensor  # [n_prompt] int64, the tokens themselves
+
+    @property
+    def n_top(self) -> int:
+        """Alternatives that are wanted for a token, at most."""
+        return max(span.n_top for span in self.spans)
+
+    @property
+    def of_prompts(self) -> bool:
+        """Whether some are of tokens of prompts."""
+        return len(self.prompt_places) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Log-probabilities of tokens and of the most likely ones in their places, in columns."""
+
+    logprobs: Tensor  # [n] float32
+    ranks: Tensor  # [n] int64, from 1
+    top_ids: Tensor  # [n, n_top] int64, most likely first
+    top_logprobs: Tensor  # [n, n_top] float32
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
+        """Returns the columns of `tokens` [n], given logits [n, vocab_size]."""
+        logits = logits.float()
+        total = logits.logsumexp(-1)
+        # A token of -1 stands for logits that are not finite, which the host is about to refuse.
+        chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+        top, top_ids = logits.topk(min(n_top, logits.shape[1]))
+        ranks = (logits > chosen[:, None]).sum(-1) + 1
+        return cls(chosen - total, ranks, top_ids, top - total[:, None])
+
+    @classmethod
+    def joined(cls, parts: list[LogprobColumns]) -> LogprobColumns:
+        """Returns the columns of parts, one after the other."""
+        return cls(
+            torch.cat([part.logprobs for part in parts]),
+            torch.cat([part.ranks for part in parts]),
+            torch.cat([part.top_ids for part in parts]),
+            torch.cat([part.top_logprobs for part in parts]),
+        )
+
+    def to_host(self) -> LogprobColumns:
+        """Returns the columns in the host's memory, where they are when the device gets there."""
+        return LogprobColumns(
+            self.logprobs.to("cpu", non_blocking=True),
+            self.ranks.to("cpu", non_blocking=True),
+            self.top_ids.to("cpu", non_blocking=True),
+            self.top_logprobs.to("cpu", non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanColumns:
+    """The log-probabilities of one span, on the host."""
+
+    of: LogprobSpan
+    logprobs: NDArray[np.float32]  # [n_tokens]
+    ranks: NDArray[np.int64]  # [n_tokens]
+    top_ids: NDArray[np.int64]  # [n_tokens, n_top]
+    top_logprobs: NDArray[np.float32]  # [n_tokens, n_top]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLogprobs:
+    """The log-probabilities that were wanted of a batch."""
+
+    spans: tuple[LogprobSpan, ...]
+    columns: LogprobColumns
+
+    def to_host(self) -> BatchLogprobs:
+        """Returns them in the host's memory, see `LogprobColumns.to_host`."""
+        return BatchLogprobs(self.spans, self.columns.to_host())
+
+    def by_span(self) -> Iterator[SpanColumns]:
+        """Yields those of each span, once they are on the host."""
+        columns = self.columns
+        logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
+        top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
+        end = 0
+        for span in self.spans:
+            rows, end = slice(end, end + span.n_tokens), end + span.n_tokens
+            yield SpanColumns(
+                span,
+                logprobs[rows],
+                ranks[rows],
+                top_ids[rows, : span.n_top],
+                top_logprobs[rows, : span.n_top],
+            )
+
+
+class LogprobRequests:
+    """The requests of a rank's table that want log-probabilities, by their rows."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._n_sampled: dict[int, int] = {}  # alternatives for each sampled token
+        self._n_prompt: dict[int, tuple[int, int]] = {}  # likewise, and the length of the prompt
+
+    def admit(self, admission: Admission) -> None:
+        """Notes what a new request wants."""
+        if admission.n_logprobs is not None:
+            self._n_sampled[admission.row] = admission.n_logprobs
+        if admission.n_prompt_logprobs is not None:
+            wanted = (admission.n_prompt_logprobs, admission.n_prompt_tokens)
+            self._n_prompt[admission.row] = wanted
+
+    def release(self, row: int) -> None:
+        """Forgets the request of a row."""
+        self._n_sampled.pop(row, None)
+        self._n_prompt.pop(row, None)
+
+    def check(self, spans: Spans) -> None:
+        """Raises PlanError unless `next_token_ids` are the tokens that the spans need."""
+        n_given = len(spans.next_token_ids)
+        if not n_given and not self._n_prompt:
+            return
+        n_needed = sum(
+            row in self._n_prompt and end < self._n_prompt[row][1]
+            for row, end in zip(
+                spans.rows.tolist(), (spans.start_positions + spans.n_tokens).tolist(), strict=True
+            )
+        )
+        if n_given != n_needed:
+            raise PlanError(f"next_token_ids has {n_given} entries where {n_needed} are needed")
+        if n_given and int(spans.next_token_ids.max()) >= self._vocab_size:
+            raise PlanError(f"next_token_ids are not in [0, {self._vocab_size})")
+
+    def are_of_prompts(self, spans: Spans) -> bool:
+        """Returns whether tokens of prompts are wanted among those after the tokens of `spans`."""
+        return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
+
+    def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
+        """Returns what is wanted of a batch whose spans begin at `first_tokens`, readable when
+        `uploads` has been flushed; None if nothing is."""
+        if not self._n_sampled and not self._n_prompt:
+            return None
+        found: list[LogprobSpan] = []
+        places: list[int] = []
+        n_top_of = self._n_sampled
+        sampled = np.flatnonzero(spans.sample).tolist()
+        for place, (span, row) in enumerate(
+            zip(sampled, spans.rows[sampled].tolist(), strict=True)
+        ):
+            if row in n_top_of:
+                found.append(LogprobSpan(span, 1, n_top_of[row], None))
+                places.append(place)
+        before, tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for of, first_sent, next_token in self._prompts(spans):
+            found.append(of)
+            before.append(np.arange(of.n_tokens) + first_tokens[of.span])
+            tokens.append(spans.token_ids[first_sent + 1 : first_sent + 1 + of.n_tokens])
+            if next_token is not None:
+                tokens[-1] = np.append(tokens[-1][: of.n_tokens - 1], next_token)
+        if not found:
+            return None
+        return WantedLogprobs(
+            spans=tuple(found),
+            n_sampled=len(places),
+            sampled_places=uploads.add(np.array(places, np.int64)),
+            prompt_places=uploads.add(np.concatenate(before)),
+            prompt_tokens=uploads.add(np.concatenate(tokens)),
+        )
+
+    def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
+        """Yields each span of a prompt of which log-probabilities are wanted, its first token's
+        place in `token_ids`, and the token after it if the last one is of that."""
+        if not self._n_prompt:
+            return
+        end_sent = n_next = 0
+        for span, (row, start, n_tokens, is_left_out) in enumerate(
+            zip(
+                spans.rows.tolist(),
+                spans.start_positions.tolist(),
+                spans.n_tokens.tolist(),
+                spans.token_on_rank.tolist(),
+                strict=True,
+            )
+        ):
+            first_sent, end_sent = end_sent, end_sent + (0 if is_left_out else n_tokens)
+            if row not in self._n_prompt:
+                continue
+            n_top, n_prompt = self._n_prompt[row]
+            next_token = None
+            if start + n_tokens < n_prompt:
+                next_token, n_next = int(spans.next_token_ids[n_next]), n_next + 1
+            n_wanted = min(n_tokens, n_prompt - 1 - start)
+            if n_wanted > 0:
+                yield LogprobSpan(span, n_wanted, n_top, start + 1), first_sent, next_token
+
+
+def logprobs_of(
+    wanted: WantedLogprobs,
+    sampled_logits: Tensor,
+    sampled_tokens: Numbers,
+    *,
+    logits_at: Callable[[Tensor], Tensor],
+) -> BatchLogprobs:
+    """Returns what is wanted of a batch, given the logits [n_sampled, vocab_size] and the tokens
+    [n_sampled] that were sampled. `logits_at` returns the logits [n, vocab_size] after the tokens
+    at places [n] of the batch."""
+    n_top, parts = wanted.n_top, []
+    if wanted.n_sampled:
+        tokens = torch.as_tensor(sampled_tokens)
+        for some in _pieces(wanted.n_sampled):
+            places = wanted.sampled_places[some]
+            rows, chosen = sampled_logits.index_select(0, places), tokens.index_select(0, places)
+            parts.append(LogprobColumns.of(rows, chosen, n_top=n_top))
+    for some in _pieces(len(wanted.prompt_places)):
+        rows = logits_at(wanted.prompt_places[some])
+        parts.append(LogprobColumns.of(rows, wanted.prompt_tokens[some], n_top=n_top))
+    return BatchLogprobs(wanted.spans, LogprobColumns.joined(parts))
+
+
+def _pieces(n_rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, n_rows, ROWS_AT_ONCE))
