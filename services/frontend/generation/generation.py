@@ -5,9 +5,9 @@ the scheduler ends one, the next is submitted. The events of all answers come in
 leave it as pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is
 lost, the scheduler client sees to it that each answer goes on.
 
-A call that goes on where a stream broke reads the tokens that its client has once more and throws
-their text away. Then every answer is as it was: with the text it held back, the stop strings it had
-begun, and its end, if it had come to it. Those that had not are submitted with their tokens.
+A call that goes on where a stream broke reads the tokens that its client has once more, and sends
+nothing of their text. Then every answer is as it was: with the text it held back, the stop strings
+it had begun, and its end, if it had come to it. Those that had not are submitted with their tokens.
 """
 
 import asyncio
@@ -144,6 +144,8 @@ class Generation:
         """Answers that are not submitted yet."""
         self._at_scheduler: set[str] = set()
         """Answers that the scheduler has, or that are held for it."""
+        self._texts_so_far: dict[int, str] = {}
+        """Texts that the client has of answers to conversations, by their index."""
         self._unaccepted: set[str] = set()
         """Answers of these without which there is no start."""
         self._started: asyncio.Future[None] | None = None
@@ -177,6 +179,17 @@ class Generation:
         if isinstance(prompt.prompt, str):
             return prompt.prompt
         return self._tokenizer.to_text(prompt.token_ids)
+
+    def is_new(self, index: int) -> bool:
+        """Returns whether the client has nothing of an answer yet."""
+        if self._resumption is None:
+            return True
+        so_far = self._resumption.answers[index]
+        return not so_far.token_ids and not so_far.is_finished
+
+    def text_so_far(self, index: int) -> str:
+        """Returns the text that the client has of an answer to a conversation."""
+        return self._texts_so_far.get(index, "")
 
     def message_reader(self, index: int) -> MessageReader:
         """Returns a new reader for the text of an answer to a conversation."""
@@ -328,10 +341,11 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
+        texts: list[str] = []
         async with self._place.replaying:
             pause_at = time.perf_counter() + REPLAY_S
             for number, token_id in enumerate(so_far.token_ids, start=1):
-                answer.add((token_id,))
+                texts.append(answer.add((token_id,)).text)
                 if answer.is_finished:
                     break
                 if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
@@ -339,6 +353,8 @@ class Generation:
                     pause_at = time.perf_counter() + REPLAY_S
         if answer.n_tokens < n_tokens:
             raise InvalidRequest(TOKENS_FIELD, "has tokens after those of a stop string")
+        if isinstance(prompt.prompt, Conversation):
+            self._texts_so_far[answer.index] = "".join(texts)
         if answer.is_finished:
             return Piece(answer.index, finish_reason=FinishReason.STOP)
         return Piece(answer.index) if ending is None else answer.finish(ending)

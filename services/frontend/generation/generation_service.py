@@ -147,6 +147,21 @@ class GenerationService:
         with self._admitted(request, account or self._anybody) as place:
             return await self._encoder.to_tokens(prompt, Limits(self.describe()), place.share)
 
+    async def detokenize(self, token_ids: tuple[int, ...], account: Account | None = None) -> str:
+        """Returns the text of tokens, without special tokens. The call counts as one with one
+        answer.
+
+        Raises:
+            InvalidRequest: there are more tokens than the model can read, or one is not in the
+            vocabulary.
+            PoolFull: there is too much at once.
+        """
+        request = GenerationRequest(prompts=("",))
+        with self._admitted(request, account or self._anybody) as place:
+            limits = Limits(self.describe())
+            limits.check_tokens("token_ids", token_ids)
+            return await self._encoder.to_text(token_ids, place.share)
+
     @asynccontextmanager
     async def open(
         self, request: GenerationRequest, account: Account | None = None

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Literal
 
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+
 TURN_BYTES = 256
 """Bytes that a turn of a conversation, a call or a tool takes besides its texts."""
 

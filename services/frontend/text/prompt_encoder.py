@@ -31,6 +31,12 @@ INLINE_TURNS = 32
 INLINE_RENDER_S = 0.02
 """Seconds of that; a template that needs more is never run there again."""
 
+INLINE_TOKENS = 4096
+"""Tokens that are made into a text in the event loop, which takes a few milliseconds."""
+
+DECODED_BYTES = 80
+"""Bytes that a token takes while many are made into a text: 60 measured."""
+
 TURN_BYTES = 512
 """Bytes of memory that a turn takes while a conversation is written down. What is written is a few
 times `max_characters` at most, for one conversation in each lane."""
@@ -117,6 +123,24 @@ class PromptEncoder:
             raise
         limits.check_prompt(field, token_ids)
         return token_ids
+
+    async def to_text(self, token_ids: Sequence[int], share: Share) -> str:
+        """Returns the text of tokens, without special tokens; its memory is added to the call's
+        share meanwhile.
+
+        Raises:
+            PoolFull: there are too many texts at once.
+        """
+        n_tokens = len(token_ids)
+        if n_tokens <= INLINE_TOKENS:
+            return self._tokenizer.to_text(token_ids)
+        return await self._threads.run(
+            partial(self._tokenizer.to_text, token_ids),
+            share,
+            n_characters=n_tokens,
+            n_bytes=DECODED_BYTES * n_tokens,
+            is_short=n_tokens <= SHORT_CHARACTERS,
+        )
 
     def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
         return array(
