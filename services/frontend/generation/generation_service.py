@@ -41,6 +41,9 @@ from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 
+DETOKENIZED_FIELD = "tokens"
+"""Name of the field with tokens of which a client wants the text."""
+
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
 """Bytes that a prompt's token takes in each of the submissions that the scheduler has at a time,
 and while one is sent."""
@@ -147,19 +150,19 @@ class GenerationService:
         with self._admitted(request, account or self._anybody) as place:
             return await self._encoder.to_tokens(prompt, Limits(self.describe()), place.share)
 
-    async def detokenize(self, token_ids: tuple[int, ...], account: Account | None = None) -> str:
-        """Returns the text of tokens, without special tokens. The call counts as one with one
-        answer.
+    async def detokenize(
+        self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
+    ) -> str:
+        """Returns the text of tokens, with special ones. The call counts as one with one answer.
 
         Raises:
-            InvalidRequest: there are more tokens than the model can read, or one is not in the
-            vocabulary.
+            InvalidRequest: there are more than the model can read, or one is not in the vocabulary.
             PoolFull: there is too much at once.
         """
-        request = GenerationRequest(prompts=("",))
-        with self._admitted(request, account or self._anybody) as place:
-            limits = Limits(self.describe())
-            limits.check_tokens("token_ids", token_ids)
+        limits = Limits(self.describe())
+        limits.check_model(model)
+        limits.check_text(DETOKENIZED_FIELD, token_ids)
+        with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
             return await self._encoder.to_text(token_ids, place.share)
 
     @asynccontextmanager

@@ -13,12 +13,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation, Usage
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_reader import (
-    MessageDelta,
-    MessageReader,
-    PlainReader,
-    ToolCallDelta,
-)
+from services.frontend.text.message_reader import MessageReader, PlainReader
 
 _FINISH_REASONS = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -121,29 +116,16 @@ class Answers:
 
 def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> None:
     """Puts what a piece adds to the assistant's message into a choice, instead of its text."""
-    deltas = [reader.feed(piece.text)]
+    delta = reader.feed(piece.text)
     if piece.finish_reason is not None:
-        deltas.append(reader.flush())
-    choice.text = "".join(delta.content for delta in deltas)
-    choice.reasoning_content = "".join(delta.reasoning for delta in deltas)
-    choice.tool_calls.extend(_to_calls(deltas))
+        delta += reader.flush()
+    choice.text, choice.reasoning_content = delta.content, delta.reasoning
+    for call in delta.tool_calls:
+        choice.tool_calls.add(
+            id=call.id, name=call.name, arguments=call.arguments, index=call.index
+        )
     if piece.finish_reason is FinishReason.STOP and reader.n_tool_calls:
         choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS
-
-
-def _to_calls(deltas: Sequence[MessageDelta]) -> list[inference_pb2.ToolCall]:
-    """Returns the new pieces of calls, one for each call."""
-    calls: dict[int, inference_pb2.ToolCall] = {}
-    for delta in deltas:
-        for piece in delta.tool_calls:
-            _add(calls.setdefault(piece.index, inference_pb2.ToolCall(index=piece.index)), piece)
-    return list(calls.values())
-
-
-def _add(call: inference_pb2.ToolCall, piece: ToolCallDelta) -> None:
-    call.id += piece.id
-    call.name += piece.name
-    call.arguments += piece.arguments
 
 
 def _to_usage(usage: Usage) -> inference_pb2.Usage:

@@ -14,7 +14,7 @@ from orcinus.v1 import inference_pb2
 from services.common import errors, health_servicer, rpc_handlers
 from services.common.health import Health
 from services.frontend.api_keys import ApiKeys
-from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.generation_service import DETOKENIZED_FIELD, GenerationService
 from services.frontend.grpc import reflection
 from services.frontend.grpc.answers import Answers
 from services.frontend.grpc.requests import to_prompt, to_request, to_resumed
@@ -85,9 +85,9 @@ class InferenceServicer:
     ) -> inference_pb2.DetokenizeResponse:
         """Answers with the text of tokens."""
         self._check_size(message)
-        self._check_n_tokens("token_ids", message.token_ids)
+        self._check_n_tokens(DETOKENIZED_FIELD, message.tokens)
         account = self._api_keys.account_of(_authorization(context))
-        text = await self._service.detokenize(tuple(message.token_ids), account)
+        text = await self._service.detokenize(tuple(message.tokens), account)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def DescribeModel(

@@ -16,6 +16,8 @@ from services.common import errors
 from services.common.sampling_proto import from_proto
 from services.frontend.request import output_format
 from services.frontend.request.conversation import (
+    MAX_TEMPLATE_KWARGS,
+    MAX_TOOLS,
     MAX_TURNS,
     ChatMessage,
     Conversation,
@@ -31,15 +33,9 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
-MAX_TOOLS = 128
-"""Tools of a conversation at most, as in the OpenAI API."""
-
 MAX_SCHEMA_CHARACTERS = 2**18
 """Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
 brackets takes 0.04 s to read."""
-
-MAX_KWARGS_CHARACTERS = 2**14
-"""Characters of the JSON of variables for the chat template at most."""
 
 _MODES: dict[int, ToolChoice] = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
@@ -143,12 +139,14 @@ def _to_turn(turn: inference_pb2.ChatMessage) -> ChatMessage:
 
 def _to_call(call: inference_pb2.ToolCall) -> ToolCall:
     _check_known("messages", call)
-    return ToolCall(call.id, call.name, call.arguments)
+    return ToolCall(call.id, call.name, call.arguments or "{}")
 
 
 def _to_tools(message: inference_pb2.Conversation) -> tuple[Tool, ...]:
     if len(message.tools) > MAX_TOOLS:
-        raise errors.InvalidRequest("tools", f"has {len(message.tools)} tools, {MAX_TOOLS} at most")
+        raise errors.InvalidRequest(
+            "tools", f"has {len(message.tools)} tools; at most {MAX_TOOLS} may be"
+        )
     n_characters = sum(len(tool.parameters) for tool in message.tools)
     if n_characters > MAX_SCHEMA_CHARACTERS:
         raise errors.InvalidRequest(
@@ -186,10 +184,8 @@ def _to_tool_choice(message: inference_pb2.ToolChoice) -> ToolChoice:
 
 def _to_kwargs(text: str) -> dict[str, Any]:
     field = "chat_template_kwargs"
-    if len(text) > MAX_KWARGS_CHARACTERS:
-        raise errors.InvalidRequest(
-            field, f"has {len(text)} characters, {MAX_KWARGS_CHARACTERS} at most"
-        )
+    if len(text) > MAX_TEMPLATE_KWARGS:
+        raise errors.InvalidRequest(field, f"must not have more than {MAX_TEMPLATE_KWARGS} bytes")
     return _json_object(field, text) if text else {}
 
 

@@ -29,6 +29,15 @@ class Limits:
         self.check_length(field, len(token_ids))
         self.check_tokens(field, token_ids)
 
+    def check_text(self, field: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest if there are more tokens than the model can read, or one is not in
+        the vocabulary."""
+        if len(token_ids) > self.pipeline.max_model_len:
+            raise errors.InvalidRequest(
+                field, f"has {len(token_ids)} tokens, {self.pipeline.max_model_len} at most"
+            )
+        self.check_tokens(field, token_ids)
+
     def is_too_long(self, n_tokens: int) -> bool:
         """Returns whether a prompt of so many tokens leaves no room for an answer."""
         return n_tokens >= self.pipeline.max_model_len

@@ -5,6 +5,7 @@
 A reader belongs to one answer, and reads the format of one family of models.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,14 @@ class MessageDelta:
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.tool_calls)
+
+    def __add__(self, later: "MessageDelta") -> "MessageDelta":
+        """Returns what both add to the message, each call in one delta."""
+        return MessageDelta(
+            reasoning=self.reasoning + later.reasoning,
+            content=self.content + later.content,
+            tool_calls=_joined((*self.tool_calls, *later.tool_calls)),
+        )
 
 
 class MessageReader(Protocol):
@@ -56,3 +65,18 @@ class PlainReader:
     def flush(self) -> MessageDelta:
         """Returns nothing: nothing is held back."""
         return MessageDelta()
+
+
+def _joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    calls: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        before = calls.get(delta.index)
+        if before is not None:
+            delta = ToolCallDelta(
+                index=delta.index,
+                id=before.id,
+                name=before.name,
+                arguments=before.arguments + delta.arguments,
+            )
+        calls[delta.index] = delta
+    return tuple(calls.values())

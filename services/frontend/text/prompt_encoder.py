@@ -32,10 +32,10 @@ INLINE_RENDER_S = 0.02
 """Seconds of that; a template that needs more is never run there again."""
 
 INLINE_TOKENS = 4096
-"""Tokens that are made into a text in the event loop, which takes a few milliseconds."""
+"""Tokens of which a text is made in the event loop at most, which takes two milliseconds."""
 
-DECODED_BYTES = 80
-"""Bytes that a token takes while many are made into a text: 60 measured."""
+TEXT_BYTES = 160
+"""Bytes of memory for each token of which a text is made."""
 
 TURN_BYTES = 512
 """Bytes of memory that a turn takes while a conversation is written down. What is written is a few
@@ -125,21 +125,17 @@ class PromptEncoder:
         return token_ids
 
     async def to_text(self, token_ids: Sequence[int], share: Share) -> str:
-        """Returns the text of tokens, without special tokens; its memory is added to the call's
-        share meanwhile.
+        """Returns the text of tokens, with special tokens.
 
         Raises:
             PoolFull: there are too many texts at once.
         """
         n_tokens = len(token_ids)
+        work = partial(self._tokenizer.with_special_tokens.to_text, token_ids)
         if n_tokens <= INLINE_TOKENS:
-            return self._tokenizer.to_text(token_ids)
+            return work()
         return await self._threads.run(
-            partial(self._tokenizer.to_text, token_ids),
-            share,
-            n_characters=n_tokens,
-            n_bytes=DECODED_BYTES * n_tokens,
-            is_short=n_tokens <= SHORT_CHARACTERS,
+            work, share, n_characters=n_tokens, n_bytes=TEXT_BYTES * n_tokens, is_short=False
         )
 
     def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:

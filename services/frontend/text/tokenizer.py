@@ -5,8 +5,10 @@ depend on the one before it. So text is always made from a window of tokens, and
 delivers what no later token can change. What was delivered is never taken back.
 """
 
+import copy
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -59,6 +61,14 @@ class Tokenizer:
             if token.special
         )
         self._longest_token = longest_token(tokenizer)
+        self._skips_special = True
+
+    @cached_property
+    def with_special_tokens(self) -> Self:
+        """The same tokenizer, whose texts have special tokens as they are written."""
+        other = copy.copy(self)
+        other._skips_special = False
+        return other
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
@@ -108,13 +118,14 @@ class Tokenizer:
         return tuple(encoding.ids)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, without special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        """Returns the text of tokens, without special tokens unless they are wanted."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips_special)
 
     def is_silent(self, token_id: int) -> bool:
-        """Returns whether the token never shows in a text: it is special, or not in the
-        tokenizer."""
-        return token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None
+        """Returns whether the token never shows in a text: it is special, and these are skipped, or
+        it is not in the tokenizer."""
+        is_skipped = self._skips_special and token_id in self._special_ids
+        return is_skipped or self._tokenizer.id_to_token(token_id) is None
 
 
 class IncrementalText:

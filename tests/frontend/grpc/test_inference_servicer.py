@@ -19,6 +19,7 @@ from tests.fake_scheduler import (
     rejects,
     says,
 )
+from tests.frontend import checkpoints
 from tests.frontend.conftest import TIMEOUT_S, Site
 from tests.generation_options import generation_options
 
@@ -172,19 +173,19 @@ async def test_an_echo_begins_with_the_prompt(site: Site) -> None:
 
 
 async def test_tokens_become_text(site: Site) -> None:
-    token_ids = [EOS, *site.tokens("hello 世界"), EOS]
-    answer = await site.inference.detokenize(inference_pb2.DetokenizeRequest(token_ids=token_ids))
-    assert answer.text == "hello 世界"
+    token_ids = [*site.tokens("hello 世界"), EOS]
+    answer = await site.inference.detokenize(inference_pb2.DetokenizeRequest(tokens=token_ids))
+    assert answer.text == f"hello 世界{checkpoints.EOS}"
     assert not (await site.inference.detokenize(inference_pb2.DetokenizeRequest())).text
 
 
 @pytest.mark.parametrize("token_ids", [[512], [5] * 129], ids=["unknown", "too many"])
 async def test_tokens_that_are_none_become_no_text(site: Site, token_ids: list[int]) -> None:
-    request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+    request = inference_pb2.DetokenizeRequest(tokens=token_ids)
     error = await failure(site.inference.detokenize(request))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     (violation,) = detail(error, error_details_pb2.BadRequest).field_violations
-    assert violation.field == "token_ids"
+    assert violation.field == "tokens"
 
 
 async def test_model_is_described(site: Site) -> None:

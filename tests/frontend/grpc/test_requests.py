@@ -6,10 +6,10 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from services.common import errors
-from services.frontend.grpc import requests
 from services.frontend.grpc.requests import to_request
 from services.frontend.http import chat_message
 from services.frontend.request.conversation import (
+    MAX_TOOLS,
     MAX_TURNS,
     ChatMessage,
     Conversation,
@@ -128,7 +128,7 @@ TURN = inference_pb2.ChatMessage(role="user")
         (inference_pb2.GenerateRequest(prompts=[inference_pb2.Prompt()]), "prompt"),
         (inference_pb2.GenerateRequest(prompts=[TEXT] * (MAX_ANSWERS + 1)), "prompt"),
         (conversation(messages=[TURN] * (MAX_TURNS + 1)), "messages"),
-        (conversation(tools=[TOOL] * (requests.MAX_TOOLS + 1)), "tools"),
+        (conversation(tools=[TOOL] * (MAX_TOOLS + 1)), "tools"),
         (
             conversation(tools=[TOOL, inference_pb2.Tool(name="b", parameters="[]")]),
             "tools.1.function.parameters",
