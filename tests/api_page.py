@@ -79,6 +79,7 @@ def head_of(subject: str) -> Row:
     return OPTION_HEAD if name in OPTION_MESSAGES and kind == "message" else HEADS[kind]
 
 
+@cache
 def expected() -> Tables:
     """Returns all tables as the code has them."""
     tables: Tables = {"routes": _routes(), "rpcs": _rpcs(), "errors": _errors()}

@@ -138,14 +138,14 @@ class Generation:
         self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
+        self._replayed: dict[int, MessageReader] = {}
+        """Readers of answers to go on with."""
         self._running: set[str] = set()
         """Answers of which there is more to read."""
         self._waiting: deque[int] = deque()
         """Answers that are not submitted yet."""
         self._at_scheduler: set[str] = set()
         """Answers that the scheduler has, or that are held for it."""
-        self._texts_so_far: dict[int, str] = {}
-        """Texts that the client has of answers to conversations, by their index."""
         self._unaccepted: set[str] = set()
         """Answers of these without which there is no start."""
         self._started: asyncio.Future[None] | None = None
@@ -187,13 +187,10 @@ class Generation:
         so_far = self._resumption.answers[index]
         return not so_far.token_ids and not so_far.is_finished
 
-    def text_so_far(self, index: int) -> str:
-        """Returns the text that the client has of an answer to a conversation."""
-        return self._texts_so_far.get(index, "")
-
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a new reader for the text of an answer to a conversation."""
-        return PlainReader()
+        """Returns a reader for the text of an answer to a conversation; one that goes on has read
+        what its client has. To be called once for each answer."""
+        return self._replayed.pop(index, None) or PlainReader()
 
     async def start(self) -> None:
         """Submits the first answers that have not ended and waits until they are in the pool.
@@ -341,11 +338,12 @@ class Generation:
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
         n_tokens = len(so_far.token_ids)
-        texts: list[str] = []
+        reader = PlainReader()
+        self._replayed[answer.index] = reader
         async with self._place.replaying:
             pause_at = time.perf_counter() + REPLAY_S
             for number, token_id in enumerate(so_far.token_ids, start=1):
-                texts.append(answer.add((token_id,)).text)
+                reader.feed(answer.add((token_id,)).text)
                 if answer.is_finished:
                     break
                 if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
@@ -353,8 +351,6 @@ class Generation:
                     pause_at = time.perf_counter() + REPLAY_S
         if answer.n_tokens < n_tokens:
             raise InvalidRequest(TOKENS_FIELD, "has tokens after those of a stop string")
-        if isinstance(prompt.prompt, Conversation):
-            self._texts_so_far[answer.index] = "".join(texts)
         if answer.is_finished:
             return Piece(answer.index, finish_reason=FinishReason.STOP)
         return Piece(answer.index) if ending is None else answer.finish(ending)

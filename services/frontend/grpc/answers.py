@@ -90,6 +90,7 @@ class Answers:
             reader = self._reader(piece.index)
             if not isinstance(reader, PlainReader):
                 _read(reader, piece, choice)
+                self._end(reader, choice)
         elif piece.index in self._unechoed:
             self._unechoed.remove(piece.index)
             choice.text = self._generation.prompt_text(piece.index) + piece.text
@@ -100,8 +101,19 @@ class Answers:
         reader = self._readers.get(index)
         if reader is None:
             reader = self._readers[index] = self._generation.message_reader(index)
-            reader.feed(self._generation.text_so_far(index))
         return reader
+
+    def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
+        """Gives an answer that ends with calls the reason that it has over HTTP: a call of the tool
+        that the client has named just stops."""
+        prompt = self._generation.prompt_of(choice.index).prompt
+        is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
+        if (
+            choice.finish_reason == inference_pb2.FINISH_REASON_STOP
+            and reader.n_tool_calls
+            and not is_named
+        ):
+            choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS
 
     def _prompt_tokens(self) -> dict[str, Any]:
         if not self._shows_tokens:
@@ -124,8 +136,6 @@ def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> 
         choice.tool_calls.add(
             id=call.id, name=call.name, arguments=call.arguments, index=call.index
         )
-    if piece.finish_reason is FinishReason.STOP and reader.n_tool_calls:
-        choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS
 
 
 def _to_usage(usage: Usage) -> inference_pb2.Usage:

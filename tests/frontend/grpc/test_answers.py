@@ -12,7 +12,7 @@ from services.common.sampling import SamplingParams
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import EncodedPrompt, Generation, Usage
 from services.frontend.grpc.answers import Answers
-from services.frontend.request.conversation import Conversation
+from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
 from services.frontend.text.message_reader import MessageDelta, MessageReader, ToolCallDelta
@@ -73,14 +73,16 @@ class FakeGeneration:
     def is_new(self, index: int) -> bool:
         return index not in self.so_far
 
-    def text_so_far(self, index: int) -> str:
-        return self.so_far.get(index, "")
-
     def prompt_text(self, index: int) -> str:
         return f"<{index // self.options.n}>"
 
-    def message_reader(self, _: int) -> MessageReader:
-        return Shouts()
+    def prompt_of(self, index: int) -> EncodedPrompt:
+        return self.prompts[index // self.options.n]
+
+    def message_reader(self, index: int) -> MessageReader:
+        reader = Shouts()
+        reader.feed(self.so_far.get(index, ""))
+        return reader
 
 
 def generation(*prompts: Prompt, **given: Any) -> FakeGeneration:
@@ -101,8 +103,10 @@ CHAT = Conversation(())
 TEXT = "HMabc1+{}2[]de"
 
 
-def read_whole(text: str, reason: FinishReason) -> inference_pb2.Choice:
-    (choice,) = answers_of(generation(CHAT)).whole([Piece(0, text, (), reason)]).choices
+def read_whole(
+    text: str, reason: FinishReason, prompt: Conversation = CHAT
+) -> inference_pb2.Choice:
+    (choice,) = answers_of(generation(prompt)).whole([Piece(0, text, (), reason)]).choices
     return choice
 
 
@@ -130,6 +134,11 @@ def test_an_answer_with_calls_that_stopped_ends_with_them(
     text: str, reason: FinishReason, shown: inference_pb2.FinishReason
 ) -> None:
     assert read_whole(text, reason).finish_reason == shown
+
+
+def test_the_call_of_a_named_tool_just_stops() -> None:
+    named = Conversation((), tool_choice=ToolChoice(mode="named", name="1"))
+    assert read_whole("1{}", FinishReason.STOP, named).finish_reason == STOP
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, len(TEXT)])
