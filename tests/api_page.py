@@ -176,7 +176,7 @@ def own_fields(model: type[BaseModel]) -> list[str]:
 
 
 def _body(model: type[BaseModel]) -> dict[str, Row]:
-    rows = {}
+    rows: dict[str, Row] = {}
     for name in own_fields(model):
         field = model.model_fields[name]
         shown = field.alias or name

@@ -14,9 +14,22 @@ INFERENCE, SAMPLING = "inference.proto", "sampling.proto"
 
 def breaks(root: Path) -> str:
     """Returns what `make proto-breaking` finds in a copy of the protos."""
-    build = [BUF, "build", "--path", f"protos/orcinus/v1/{INFERENCE}", "--output", "-"]
+    build: list[str | Path] = [
+        BUF,
+        "build",
+        "--path",
+        f"protos/orcinus/v1/{INFERENCE}",
+        "--output",
+        "-",
+    ]
     image = subprocess.run(build, cwd=root, capture_output=True, check=True, timeout=60).stdout
-    compare = [BUF, "breaking", "-", "--against", ROOT / "protos" / "baseline.txtpb"]
+    compare: list[str | Path] = [
+        BUF,
+        "breaking",
+        "-",
+        "--against",
+        ROOT / "protos" / "baseline.txtpb",
+    ]
     found = subprocess.run(compare, cwd=root, input=image, capture_output=True, timeout=60)
     assert bool(found.returncode) == bool(found.stdout)
     return found.stdout.decode()

@@ -16,9 +16,6 @@ from services.common import errors
 from services.common.sampling_proto import from_proto
 from services.frontend.request import output_format
 from services.frontend.request.conversation import (
-    MAX_TEMPLATE_KWARGS,
-    MAX_TOOLS,
-    MAX_TURNS,
     ChatMessage,
     Conversation,
     Tool,
@@ -32,6 +29,15 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 from services.frontend.request.resumption import AnswerSoFar, Resumption
+
+MAX_TURNS = 2048
+"""Turns of a conversation at most, as over HTTP."""
+
+MAX_TOOLS = 128
+"""Tools of a conversation at most, as in the OpenAI API."""
+
+MAX_TEMPLATE_KWARGS = 16 * 2**10
+"""Characters of the variables for the chat template at most, as JSON."""
 
 MAX_SCHEMA_CHARACTERS = 2**18
 """Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but

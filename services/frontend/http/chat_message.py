@@ -6,7 +6,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.frontend.http.accepted_values import only
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage
+from services.frontend.request.conversation import ChatMessage
+
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
 
 
 class TextPart(BaseModel):

@@ -28,10 +28,10 @@ from services.common import errors
 from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.accepted_values import only
 from services.frontend.http.body_reader import MAX_NAME_LENGTH
-from services.frontend.http.chat_message import Message
+from services.frontend.http.chat_message import MAX_TURNS, Message
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
-from services.frontend.request.conversation import MAX_TURNS, Conversation
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     GenerationOptions,

@@ -8,15 +8,6 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Literal
 
-MAX_TURNS = 2048
-"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
-
-MAX_TOOLS = 128
-"""Tools at most, as in the OpenAI API."""
-
-MAX_TEMPLATE_KWARGS = 16 * 2**10
-"""Bytes of a client's variables for the template at most, as JSON."""
-
 TURN_BYTES = 256
 """Bytes that a turn of a conversation, a call or a tool takes besides its texts."""
 
