@@ -191,9 +191,7 @@ def _tool(tool: dict[str, Any]) -> inference_pb2.Tool:
 def _tool_choice(choice: Any) -> inference_pb2.ToolChoice:
     if isinstance(choice, dict):
         return inference_pb2.ToolChoice(name=choice["function"]["name"])
-    return inference_pb2.ToolChoice(
-        mode=inference_pb2.ToolChoice.Mode.Value(f"MODE_{choice.upper()}")
-    )
+    return inference_pb2.ToolChoice(mode=f"MODE_{choice.upper()}")
 
 
 def _conversation(body: dict[str, Any]) -> inference_pb2.Prompt:
