@@ -13,7 +13,7 @@ INFERENCE, SAMPLING = "inference.proto", "sampling.proto"
 
 
 BREAKS = [
-    (INFERENCE, "bool echo = 18;", "int32 echo = 18;", 'Field "18" with name "echo"'),
+    (INFERENCE, "bool echo = 21;", "int32 echo = 21;", 'Field "21" with name "echo"'),
     (INFERENCE, "int32 n = 12;", "int32 n = 50;", 'Previously present field "12" with name "n"'),
     (INFERENCE, "bool ignore_eos = 10;", "bool goes_on = 10;", 'changed name from "ignore_eos"'),
     (INFERENCE, "reserved 2 to 7,", "reserved 3 to 7,", "reserved range"),
@@ -75,5 +75,5 @@ def test_changes_that_break_clients_are_found(copy: Path) -> None:
 
 
 def test_a_new_field_breaks_nobody(copy: Path) -> None:
-    change(copy, INFERENCE, "bool echo = 18;", "bool echo = 18; optional bool more = 99;")
+    change(copy, INFERENCE, "bool echo = 21;", "bool echo = 21; optional bool more = 99;")
     assert breaks(copy) == ""

@@ -4,7 +4,7 @@ Only the syntax is checked here. Fields are named as in the HTTP API (`top_p`, n
 `options.sampling.top_p`), so that a client sees the same error in both.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pydantic_core
@@ -42,6 +42,9 @@ MAX_TEMPLATE_KWARGS = 16 * 2**10
 MAX_SCHEMA_CHARACTERS = 2**18
 """Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
 brackets takes 0.04 s to read."""
+
+_OPTIONS = {field.name for field in fields(GenerationOptions)}
+"""Options that are the same in a request; others are read, or heeded, apart."""
 
 _MODES: dict[int, ToolChoice] = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
@@ -209,11 +212,7 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     _check_known("options", options)
     _check_known("options.sampling", options.sampling)
     _check_known("options.format", options.format)
-    given = {
-        field.name: value
-        for field, value in options.ListFields()
-        if field.name not in ("format", "echo")
-    }
+    given = {field.name: value for field, value in options.ListFields() if field.name in _OPTIONS}
     sampling = from_proto(options.sampling)
     if options.HasField("format"):
         if sampling.grammar:
