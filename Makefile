@@ -10,6 +10,9 @@ UV     := $(VENV)/uv/bin/uv
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
+# The public contract, with all that it imports, as it is and as it was when the baseline was written.
+PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
+PROTO_BASELINE := protos/baseline.txtpb
 SOURCES := services kernels benchmarks examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
@@ -74,7 +77,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,7 +135,7 @@ test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-check: fmt-check lint types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint proto-breaking types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 	$(MAKE) fuzz FUZZ_N=2000
 	$(MAKE) test-hostile
@@ -147,6 +150,9 @@ fmt-check: setup
 lint: setup  ## Lint code and protos
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/buf lint
+
+proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
+	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
 
 types: setup  ## Check the types, strictly
 	$(BIN)/mypy
@@ -224,6 +230,9 @@ test-cluster: setup images  ## Run the tests of a deployment on the cluster of K
 ##@ Generated
 
 protos: $(VENV)/.protos  ## Generate the code of the wire contracts into protos/gen
+
+proto-baseline: setup  ## Write the public gRPC API as it is into the baseline, once a change to it is wanted
+	$(PUBLIC_PROTO) --exclude-source-info --output $(PROTO_BASELINE)
 
 constraints: setup  ## Write what is installed into constraints.txt
 	@{ sed -n 1p constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\)+.*/torch==\1/' | sort -f; } > constraints.new

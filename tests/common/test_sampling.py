@@ -143,12 +143,10 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
     spelled = {"max_tokens_field", "format_field", "logprobs_field"}
     counts = {"n_logprobs", "n_prompt_logprobs"}
-    # A format becomes a grammar; the prompt is echoed over HTTP only.
-    assert over_grpc == named - spelled - counts - {"echo"} | {
-        "format",
-        "logprobs",
-        "prompt_logprobs",
-    }
+    derived = {"defaulted", "default_max_tokens"}
+    # A format becomes a grammar.
+    in_other_words = {"format", "logprobs", "prompt_logprobs"}
+    assert over_grpc == named - spelled - counts - derived | in_other_words
 
 
 @pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.column])

@@ -90,6 +90,10 @@ class InferenceClient:
         """A prompt's tokens."""
         return self._unary("Tokenize", inference_pb2.TokenizeResponse)(request)
 
+    def detokenize(self, request: inference_pb2.DetokenizeRequest) -> Any:
+        """A text of tokens."""
+        return self._unary("Detokenize", inference_pb2.DetokenizeResponse)(request)
+
     def describe_model(self) -> Any:
         """The model."""
         method = self._unary("DescribeModel", inference_pb2.DescribeModelResponse)

@@ -232,6 +232,10 @@ async def test_stream_that_breaks_anywhere_goes_on_byte_for_byte(
 
 
 def grpc_request(case: Case) -> inference_pb2.GenerateStreamRequest:
+    options = generation_options(**case.options, echo=case.http_options.get("echo", False))
+    if case.n_prompts > 1:
+        prompts = [inference_pb2.Prompt(text=text) for text in case.body["prompt"]]
+        return inference_pb2.GenerateStreamRequest(prompts=prompts, options=options)
     prompt = inference_pb2.Prompt(text="a世")
     if case.is_chat:
         turns = [inference_pb2.ChatMessage(role="user", content="hello")]
@@ -260,7 +264,7 @@ def grpc_resumption(received: Sequence[Any], n_answers: int) -> inference_pb2.Re
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(case=cases().filter(lambda case: case.n_prompts == 1))
+@given(case=cases())
 async def test_stream_that_breaks_anywhere_goes_on_over_grpc(
     site: Site, elsewhere: Site, case: Case
 ) -> None:

@@ -56,7 +56,15 @@ INFERENCE: Hints = {
         stop=lambda choices: choices.text(3),
     ),
     **_fields("orcinus.v1.TokenIds", ids=_TOKEN),
-    **_fields("orcinus.v1.ChatMessage", role=_one_of("user", "system", "assistant")),
+    **_fields("orcinus.v1.ChatMessage", role=_one_of("user", "system", "assistant", "tool")),
+    **_fields(
+        "orcinus.v1.Conversation", chat_template_kwargs=_one_of("", '{"a": [1]}', "[]", "[" * 99)
+    ),
+    **_fields(
+        "orcinus.v1.Tool", name=_one_of("a", "b"), parameters=_one_of("", '{"type": "object"}')
+    ),
+    **_fields("orcinus.v1.ToolChoice", name=_one_of("a", "b")),
+    **_fields("orcinus.v1.DetokenizeRequest", tokens=_TOKEN),
     **_fields("orcinus.v1.AnswerSoFar", token_ids=_TOKEN),
     **_fields("orcinus.v1.Resumption", request_id=_REQUEST_ID),
     **_fields(

@@ -5,9 +5,9 @@ the scheduler ends one, the next is submitted. The events of all answers come in
 leave it as pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is
 lost, the scheduler client sees to it that each answer goes on.
 
-A call that goes on where a stream broke reads the tokens that its client has once more and throws
-their text away. Then every answer is as it was: with the text it held back, the stop strings it had
-begun, and its end, if it had come to it. Those that had not are submitted with their tokens.
+A call that goes on where a stream broke reads the tokens that its client has once more, and sends
+nothing of their text. Then every answer is as it was: with the text it held back, the stop strings
+it had begun, and its end, if it had come to it. Those that had not are submitted with their tokens.
 """
 
 import asyncio
@@ -209,6 +209,13 @@ class Generation:
         if isinstance(prompt.prompt, str):
             return prompt.prompt
         return self._tokenizer.to_text(prompt.token_ids)
+
+    def is_new(self, index: int) -> bool:
+        """Returns whether the client has nothing of an answer yet."""
+        if self._resumption is None:
+            return True
+        so_far = self._resumption.answers[index]
+        return not so_far.token_ids and not so_far.is_finished
 
     def message_reader(self, index: int) -> MessageReader:
         """Returns a reader for the text of an answer to a conversation; one that goes on has read

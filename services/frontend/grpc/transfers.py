@@ -34,7 +34,8 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 tokens fit. Such a message of nothing but numbers takes 0.04 s to parse."""
 
 MAX_FIELDS = 2**14
-"""Fields of a message, those of messages in it included; 5,000 turns of a conversation fit."""
+"""Fields of a message, those of messages in it included; all turns of the longest conversation
+fit, with a call each."""
 
 UNREAD_CALL_BYTES = 12 * 2**10
 """Memory of a call that has ended here and not in gRPC, without its message."""

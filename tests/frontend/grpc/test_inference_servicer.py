@@ -19,6 +19,7 @@ from tests.fake_scheduler import (
     rejects,
     says,
 )
+from tests.frontend import checkpoints
 from tests.frontend.conftest import TIMEOUT_S, Site
 from tests.generation_options import generation_options
 
@@ -125,6 +126,66 @@ async def test_tokenize_gives_the_tokens_that_generate_uses(site: Site, kind: st
     await site.inference.generate(whole(prompt[kind], max_tokens=1))
     used = site.scheduler.requests[0].submission.prompt_token_ids
     assert list(tokenized.token_ids) == list(used)
+
+
+def several(*prompts: inference_pb2.Prompt, **options: Any) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(prompts=prompts, options=generation_options(**options))
+
+
+async def test_each_of_several_prompts_is_answered(site: Site) -> None:
+    request = several(text("ab"), tokens(5, 6, 7), n=2, max_tokens=2, return_token_ids=True)
+    answer = await site.inference.generate(request)
+    prompts = [list(site.prompt_tokens("ab")), [5, 6, 7]]
+    assert [list(prompt.ids) for prompt in answer.prompts_token_ids] == prompts
+    assert not answer.prompt_token_ids
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    shown = [list(choice.token_ids) for choice in answer.choices]
+    assert shown == [prompts[0][:2], prompts[0][:2], [5, 6], [5, 6]]
+    assert answer.usage.prompt_tokens == sum(map(len, prompts))
+    assert answer.usage.completion_tokens == 8
+
+
+async def test_a_stream_of_several_prompts_shows_their_tokens_once(site: Site) -> None:
+    options = generation_options(max_tokens=2, return_token_ids=True)
+    request = inference_pb2.GenerateStreamRequest(
+        prompts=[tokens(5, 6), tokens(7)], options=options
+    )
+    first, *others = [message async for message in site.inference.stream(request)]
+    assert [list(prompt.ids) for prompt in first.prompts_token_ids] == [[5, 6], [7]]
+    assert not any(message.prompts_token_ids for message in others)
+    assert {message.choice.index for message in (first, *others)} == {0, 1}
+
+
+async def test_a_prompt_with_too_many_tokens_is_refused_among_several(site: Site) -> None:
+    error = await failure(site.inference.generate(several(text("x"), tokens(*[5] * 129))))
+    (violation,) = detail(error, error_details_pb2.BadRequest).field_violations
+    assert violation.field == "prompt"
+    assert not site.scheduler.requests
+
+
+async def test_an_echo_begins_with_the_prompt(site: Site) -> None:
+    request = several(text("ab"), tokens(*site.tokens("世")), echo=True, max_tokens=1)
+    answer = await site.inference.generate(request)
+    first, second = (choice.text for choice in answer.choices)
+    assert first.startswith("ab")
+    assert second.startswith("世")
+    assert answer.usage.completion_tokens == 2
+
+
+async def test_tokens_become_text(site: Site) -> None:
+    token_ids = [*site.tokens("hello 世界"), EOS]
+    answer = await site.inference.detokenize(inference_pb2.DetokenizeRequest(tokens=token_ids))
+    assert answer.text == f"hello 世界{checkpoints.EOS}"
+    assert not (await site.inference.detokenize(inference_pb2.DetokenizeRequest())).text
+
+
+@pytest.mark.parametrize("token_ids", [[512], [5] * 129], ids=["unknown", "too many"])
+async def test_tokens_that_are_none_become_no_text(site: Site, token_ids: list[int]) -> None:
+    request = inference_pb2.DetokenizeRequest(tokens=token_ids)
+    error = await failure(site.inference.detokenize(request))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (violation,) = detail(error, error_details_pb2.BadRequest).field_violations
+    assert violation.field == "tokens"
 
 
 async def test_model_is_described(site: Site) -> None:

@@ -1,0 +1,160 @@
+"""The answers of one call as messages of `inference.proto`: whole, and piece by piece.
+
+Text that continues a conversation is read as the assistant's message, by the reader that the other
+shapes of conversations use.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from orcinus.v1 import inference_pb2
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation, Usage
+from services.frontend.grpc.logprobs import token_logprobs
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text.message_reader import MessageReader, PlainReader
+
+_FINISH_REASONS = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class Answers:
+    """The answers of a call, from where its client has them."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
+    ) -> None:
+        """`message` is the call's request."""
+        self._generation = generation
+        self._has_several_prompts = bool(message.prompts)
+        self._shows_tokens = generation.options.return_token_ids
+        self._is_conversation = isinstance(generation.prompts[0].prompt, Conversation)
+        self._readers: dict[int, MessageReader] = {}
+        self._unechoed: set[int] = set()
+        """Answers whose prompt is still to be shown."""
+        if message.options.echo:
+            self._unechoed.update(filter(generation.is_new, range(generation.n_answers)))
+        self._first: dict[str, Any] = {}
+        """Fields that only the first message of a stream has."""
+        if not generation.is_resumed:
+            seed = generation.options.sampling.seed
+            self._first = {"seed": seed, **self._prompt_tokens()}
+
+    def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
+        """Returns the complete answers, made of whole pieces."""
+        return inference_pb2.GenerateResponse(
+            request_id=self._generation.request_id,
+            model=self._generation.model,
+            choices=[self._choice(piece) for piece in pieces],
+            usage=_to_usage(self._generation.usage),
+            **self._prompt_tokens(),
+        )
+
+    def streamed(self, piece: Piece) -> inference_pb2.GenerateStreamResponse | None:
+        """Returns the message for a new piece of an answer; None if the piece says nothing yet."""
+        choice = self._choice(piece)
+        if not (choice.text or choice.token_ids or choice.finish_reason) and not (
+            choice.reasoning_content or choice.tool_calls or choice.logprobs
+        ):
+            return None
+        first, self._first = self._first, {}
+        return inference_pb2.GenerateStreamResponse(
+            request_id=self._generation.request_id,
+            model=self._generation.model,
+            choice=choice,
+            **first,
+        )
+
+    def end(self) -> inference_pb2.GenerateStreamResponse:
+        """Returns the last message of a stream."""
+        return inference_pb2.GenerateStreamResponse(
+            request_id=self._generation.request_id,
+            model=self._generation.model,
+            usage=_to_usage(self._generation.usage),
+        )
+
+    def _choice(self, piece: Piece) -> inference_pb2.Choice:
+        choice = inference_pb2.Choice(
+            index=piece.index,
+            text=piece.text,
+            token_ids=piece.token_ids if self._shows_tokens else (),
+            finish_reason=_FINISH_REASONS[piece.finish_reason],
+        )
+        if self._is_conversation:
+            reader = self._reader(piece.index)
+            if not isinstance(reader, PlainReader):
+                _read(reader, piece, choice)
+                self._end(reader, choice)
+        elif piece.index in self._unechoed:
+            self._unechoed.remove(piece.index)
+            choice.text = self._generation.prompt_text(piece.index) + piece.text
+        self._add_logprobs(piece, choice)
+        return choice
+
+    def _add_logprobs(self, piece: Piece, choice: inference_pb2.Choice) -> None:
+        generation, options = self._generation, self._generation.options
+        if (n_top := options.n_logprobs) is not None:
+            choice.logprobs.extend(
+                token_logprobs(generation.token_texts, piece.token_ids, piece.logprobs, n_top=n_top)
+            )
+        if (n_top := options.n_prompt_logprobs) is not None:
+            prompt = generation.prompt_of(piece.index).token_ids[1:]
+            choice.prompt_logprobs.extend(
+                token_logprobs(generation.token_texts, prompt, piece.prompt_logprobs, n_top=n_top)
+            )
+
+    def _reader(self, index: int) -> MessageReader:
+        """Returns the reader of an answer, which has read what the client has."""
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = self._generation.message_reader(index)
+        return reader
+
+    def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
+        """Gives an answer that ends with calls the reason that it has over HTTP: a call of the tool
+        that the client has named just stops."""
+        prompt = self._generation.prompt_of(choice.index).prompt
+        is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
+        if (
+            choice.finish_reason == inference_pb2.FINISH_REASON_STOP
+            and reader.n_tool_calls
+            and not is_named
+        ):
+            choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS
+
+    def _prompt_tokens(self) -> dict[str, Any]:
+        if not self._shows_tokens:
+            return {}
+        prompts = self._generation.prompts
+        if not self._has_several_prompts:
+            return {"prompt_token_ids": prompts[0].token_ids}
+        return {
+            "prompts_token_ids": [inference_pb2.TokenIds(ids=each.token_ids) for each in prompts]
+        }
+
+
+def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> None:
+    """Puts what a piece adds to the assistant's message into a choice, instead of its text."""
+    delta = reader.feed(piece.text)
+    if piece.finish_reason is not None:
+        delta += reader.flush()
+    choice.text, choice.reasoning_content = delta.content, delta.reasoning
+    for call in delta.tool_calls:
+        choice.tool_calls.add(
+            id=call.id, name=call.name, arguments=call.arguments, index=call.index
+        )
+
+
+def _to_usage(usage: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )

@@ -1,0 +1,273 @@
+"""Messages of `inference.proto` as the requests that both protocols share.
+
+Only the syntax is checked here. Fields are named as in the HTTP API (`top_p`, not
+`options.sampling.top_p`), so that a client sees the same error in both.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pydantic_core
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from orcinus.v1 import inference_pb2
+
+from services.common import errors
+from services.common.sampling import OPTIONS
+from services.common.sampling_proto import from_proto
+from services.frontend.request import output_format
+from services.frontend.request.conversation import (
+    MAX_TEMPLATE_KWARGS,
+    MAX_TOOLS,
+    ChatMessage,
+    Conversation,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from services.frontend.request.generation_request import (
+    MAX_ANSWERS,
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+from services.frontend.request.resumption import AnswerSoFar, Resumption
+
+MAX_TURNS = 2048
+"""Turns of a conversation at most, as over HTTP."""
+
+MAX_SCHEMA_CHARACTERS = 2**18
+"""Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
+brackets takes 0.04 s to read."""
+
+_APART = ("format", "sampling", "stop")
+"""Options that are read apart."""
+
+_OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
+"""Names in a request of options that have others in messages."""
+
+_MODES: dict[int, ToolChoice] = {
+    inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
+    inference_pb2.ToolChoice.MODE_AUTO: ToolChoice(),
+    inference_pb2.ToolChoice.MODE_NONE: ToolChoice(mode="none"),
+    inference_pb2.ToolChoice.MODE_REQUIRED: ToolChoice(mode="required"),
+}
+
+
+def to_request(
+    message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
+) -> GenerationRequest:
+    """Returns the request, from its start.
+
+    Raises:
+        InvalidRequest: a field is missing, unknown, or contradicts another.
+    """
+    prompts = _to_prompts(message)
+    if message.options.echo and isinstance(prompts[0], Conversation):
+        raise errors.InvalidRequest("echo", "not with messages")
+    return GenerationRequest(
+        prompts=prompts, options=_to_options(message.options), model=message.model
+    )
+
+
+def to_resumed(
+    request: GenerationRequest, message: inference_pb2.GenerateStreamRequest
+) -> GenerationRequest:
+    """Returns the request as it goes on where its stream broke.
+
+    Raises:
+        InvalidRequest: the message says that the stream had another seed than the request.
+    """
+    so_far, sampling = message.resumption, message.options.sampling
+    resumption = Resumption(
+        request_id=so_far.request_id,
+        seed=so_far.seed,
+        answers=tuple(
+            AnswerSoFar(tuple(answer.token_ids), answer.is_finished) for answer in so_far.answers
+        ),
+    )
+    return request.resumed(
+        resumption, own_seed=sampling.seed if sampling.HasField("seed") else None
+    )
+
+
+def check_stream(options: GenerationOptions) -> None:
+    """Raises InvalidRequest for options that only whole answers can have."""
+    if options.n_prompt_logprobs is not None:
+        raise errors.InvalidRequest("prompt_logprobs", "not in a stream")
+    if options.n_generated > options.n:
+        raise errors.InvalidRequest("best_of", "not in a stream")
+
+
+def to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
+    """Returns a text, tokens or a conversation; raises InvalidRequest if there is none."""
+    match prompt.WhichOneof("prompt"):
+        case "text":
+            return prompt.text
+        case "token_ids":
+            return tuple(prompt.token_ids.ids)
+        case "conversation":
+            return _to_conversation(prompt.conversation)
+    raise errors.InvalidRequest("prompt", "must be given")
+
+
+def _to_prompts(
+    message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
+) -> tuple[Prompt, ...]:
+    if not message.prompts:
+        return (to_prompt(message.prompt),)
+    if message.HasField("prompt"):
+        raise errors.InvalidRequest("prompts", "not together with prompt")
+    if len(message.prompts) > MAX_ANSWERS:
+        raise errors.InvalidRequest(
+            "prompt", f"has {len(message.prompts)} prompts; at most {MAX_ANSWERS} may be"
+        )
+    if any(prompt.HasField("conversation") for prompt in message.prompts):
+        raise errors.InvalidRequest("prompts", "must be texts or tokens, no conversations")
+    return tuple(to_prompt(prompt) for prompt in message.prompts)
+
+
+def _to_conversation(message: inference_pb2.Conversation) -> Conversation:
+    _check_known("messages", message)
+    if len(message.messages) > MAX_TURNS:
+        raise errors.InvalidRequest(
+            "messages", f"has {len(message.messages)} turns, {MAX_TURNS} at most"
+        )
+    continues_last = message.continue_final_message
+    adds_prompt = (
+        message.add_generation_prompt
+        if message.HasField("add_generation_prompt")
+        else not continues_last
+    )
+    return Conversation(
+        tuple(_to_turn(turn) for turn in message.messages),
+        tools=_to_tools(message),
+        tool_choice=_to_tool_choice(message.tool_choice),
+        template_kwargs=_to_kwargs(message.chat_template_kwargs),
+        adds_generation_prompt=adds_prompt,
+        continues_last=continues_last,
+    )
+
+
+def _to_turn(turn: inference_pb2.ChatMessage) -> ChatMessage:
+    _check_known("messages", turn)
+    has_content = turn.HasField("content") or not turn.tool_calls
+    return ChatMessage(
+        turn.role,
+        turn.content if has_content else None,
+        turn.name if turn.HasField("name") else None,
+        tool_calls=tuple(_to_call(call) for call in turn.tool_calls),
+        tool_call_id=turn.tool_call_id if turn.HasField("tool_call_id") else None,
+        reasoning_content=turn.reasoning_content if turn.HasField("reasoning_content") else None,
+    )
+
+
+def _to_call(call: inference_pb2.ToolCall) -> ToolCall:
+    _check_known("messages", call)
+    return ToolCall(call.id, call.name, call.arguments or "{}")
+
+
+def _to_tools(message: inference_pb2.Conversation) -> tuple[Tool, ...]:
+    if len(message.tools) > MAX_TOOLS:
+        raise errors.InvalidRequest(
+            "tools", f"has {len(message.tools)} tools; at most {MAX_TOOLS} may be"
+        )
+    n_characters = sum(len(tool.parameters) for tool in message.tools)
+    if n_characters > MAX_SCHEMA_CHARACTERS:
+        raise errors.InvalidRequest(
+            "tools",
+            f"has {n_characters} characters of JSON schemas, {MAX_SCHEMA_CHARACTERS} at most",
+        )
+    return tuple(_to_tool(index, tool) for index, tool in enumerate(message.tools))
+
+
+def _to_tool(index: int, tool: inference_pb2.Tool) -> Tool:
+    _check_known("tools", tool)
+    if tool.parameters:
+        _json_object(f"tools.{index}.function.parameters", tool.parameters)
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        is_strict=tool.strict,
+    )
+
+
+def _to_tool_choice(message: inference_pb2.ToolChoice) -> ToolChoice:
+    _check_known("tool_choice", message)
+    choice = (
+        ToolChoice(mode="named", name=message.name)
+        if message.HasField("name")
+        else _MODES.get(message.mode)
+    )
+    if choice is None:
+        raise errors.InvalidRequest("tool_choice", "must be one that is known")
+    if message.HasField("parallel_tool_calls"):
+        return replace(choice, allows_parallel=message.parallel_tool_calls)
+    return choice
+
+
+def _to_kwargs(text: str) -> dict[str, Any]:
+    field = "chat_template_kwargs"
+    if len(text) > MAX_TEMPLATE_KWARGS:
+        raise errors.InvalidRequest(field, f"must not have more than {MAX_TEMPLATE_KWARGS} bytes")
+    return _json_object(field, text) if text else {}
+
+
+def _json_object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = pydantic_core.from_json(text)
+    except ValueError as error:
+        raise errors.InvalidRequest(field, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest(field, "must be a JSON object")
+    return value
+
+
+def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
+    _check_known("options", options)
+    _check_known("options.sampling", options.sampling)
+    _check_known("options.format", options.format)
+    given = {
+        _OWN_NAMES.get(field.name, field.name): value
+        for field, value in options.ListFields()
+        if field.name not in _APART
+    }
+    sampling = from_proto(options.sampling)
+    chosen = {field.name for field, _ in options.sampling.ListFields()}
+    given["defaulted"] = OPTIONS.keys() - chosen
+    if options.HasField("format"):
+        if sampling.grammar:
+            raise errors.InvalidRequest("format", "not together with grammar")
+        sampling = replace(sampling, grammar=_grammar_of(options.format))
+    else:
+        given["format_field"] = "grammar"
+    given |= {"sampling": sampling, "stop": tuple(options.stop)}
+    return GenerationOptions(**given)
+
+
+def _grammar_of(message: inference_pb2.OutputFormat) -> str:
+    match message.WhichOneof("format"):
+        case "json_object" if message.json_object:
+            return output_format.json_object()
+        case "json_schema":
+            return output_format.json_schema(message.json_schema, field="format")
+        case "regex":
+            return output_format.regex(message.regex)
+        case "choice":
+            return output_format.choice(message.choice.texts, field="format")
+        case "grammar":
+            return output_format.grammar(message.grammar, field="format")
+    raise errors.InvalidRequest("format", "must be one that is known")
+
+
+def _check_known(field: str, message: Message) -> None:
+    """Raises InvalidRequest for fields that this server does not know: they would choose other
+    tokens, so they must not be ignored."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
+        raise errors.InvalidRequest(
+            field,
+            f"has fields that are not known here, with the numbers {numbers}; see inference.proto",
+        )

@@ -1,0 +1,501 @@
+"""The reference of the API, `docs/api.md`, and what the code says of each field, route and error.
+
+A comment names the subject of a table, which stands below it:
+
+    <!-- fields CompletionBody -->      a body, its own fields: type, default, range
+    <!-- answer Completion -->          an object of an answer
+    <!-- message GenerationOptions -->  a message of the public protos
+    <!-- enum FinishReason -->          an enumeration there
+    <!-- routes -->, <!-- rpcs -->, <!-- errors -->
+
+Everything but what a row means, which its last cell says, follows from the code.
+`python -m tests.api_page` writes it into the page; tables that the page lacks come at its end.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from orcinus.v1 import inference_pb2, sampling_pb2
+from pydantic import BaseModel, TypeAdapter
+from typing_extensions import is_typeddict
+
+from services.common import errors, rpc_handlers
+from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
+from services.frontend import http
+from services.frontend.http import openai_errors, openapi
+from services.frontend.request.generation_request import (
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    MAX_TOKENS,
+    GenerationOptions,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+
+MARKER = re.compile(r"^<!-- (\w+(?: [\w.]+)?) -->$", re.M)
+
+UNSAID = "…"
+"""The meaning of a row that nobody has written yet."""
+
+HEADS = {
+    "fields": ("field", "type", "default", "range", "meaning"),
+    "answer": ("field", "type", "meaning"),
+    "message": ("field", "type", "meaning"),
+    "enum": ("value", "meaning"),
+    "routes": ("route", "answers", "meaning"),
+    "rpcs": ("RPC", "request", "response", "meaning"),
+    "errors": ("error", "HTTP", "type", "code", "gRPC", "when"),
+}
+
+OPTION_HEAD = ("field", "type", "default", "range", "meaning")
+OPTION_MESSAGES = ("GenerationOptions", "SamplingParams")
+"""Messages whose fields have defaults and ranges of their own."""
+
+ANY = "*"
+"""A cell that the code says nothing of."""
+
+Row = tuple[str, ...]
+"""The cells of a row but the last one."""
+
+Tables = dict[str, dict[str, Row]]
+"""Rows by their first cell, by the subject of their table."""
+
+
+def head_of(subject: str) -> Row:
+    """Returns the head of a table."""
+    kind, _, name = subject.partition(" ")
+    return OPTION_HEAD if name in OPTION_MESSAGES and kind == "message" else HEADS[kind]
+
+
+@cache
+def expected() -> Tables:
+    """Returns all tables as the code has them."""
+    tables: Tables = {"routes": _routes(), "rpcs": _rpcs(), "errors": _errors()}
+    for name, kind in http_classes().items():
+        if is_typeddict(kind):
+            tables[f"answer {name}"] = _answer(kind)
+        else:
+            tables[f"fields {name}"] = _body(kind)
+    for message in public_messages():
+        tables[f"message {message.name}"] = _message(message)
+        for enum in message.enum_types:
+            tables[f"enum {message.name}.{enum.name}"] = _enum(enum)
+    for enum in inference_pb2.DESCRIPTOR.enum_types_by_name.values():
+        tables[f"enum {enum.name}"] = _enum(enum)
+    return {subject: rows for subject, rows in tables.items() if rows}
+
+
+def written(page: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Returns the rows that the page has, with their meanings, by subject and first cell.
+
+    Raises:
+        ValueError: a subject or a row is there twice.
+    """
+    tables: dict[str, dict[str, tuple[str, ...]]] = {}
+    for match in MARKER.finditer(page):
+        rows: dict[str, tuple[str, ...]] = {}
+        lines = page[match.end() :].lstrip("\n").splitlines()
+        for line in lines[2:]:
+            if not line.startswith("|"):
+                break
+            cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            if cells[0] in rows:
+                raise ValueError(f"{match[1]} has {cells[0]} twice")
+            rows[cells[0]] = cells
+        if match[1] in tables:
+            raise ValueError(f"{match[1]} is there twice")
+        tables[match[1]] = rows
+    return tables
+
+
+def differences(page: str) -> list[str]:
+    """Returns where the page and the code differ, a line each."""
+    code, text = expected(), written(page)
+    found = [f"no table: <!-- {subject} -->" for subject in code.keys() - text.keys()]
+    found += [f"there is no such subject: {subject}" for subject in text.keys() - code.keys()]
+    for subject in code.keys() & text.keys():
+        rows, cells = code[subject], text[subject]
+        found += [f"{subject}: no row for {name}" for name in rows.keys() - cells.keys()]
+        found += [f"{subject}: there is no {name}" for name in cells.keys() - rows.keys()]
+        for name in rows.keys() & cells.keys():
+            found += _row_differences(f"{subject}: {name}", rows[name], cells[name])
+    return sorted(found)
+
+
+def _row_differences(where: str, row: Row, cells: tuple[str, ...]) -> Iterator[str]:
+    if len(cells) != len(row) + 1:
+        yield f"{where} has {len(cells)} cells instead of {len(row) + 1}"
+        return
+    for expected_cell, cell in zip(row, cells, strict=False):
+        if expected_cell not in (ANY, cell):
+            yield f"{where} has {cell!r} on the page, {expected_cell!r} in the code"
+    if cells[-1] in ("", UNSAID):
+        yield f"{where} has no meaning"
+
+
+# Bodies
+
+
+@cache
+def http_classes() -> Mapping[str, Any]:
+    """Returns the models and typed dictionaries of the HTTP API's modules by their names. Where two
+    modules have a name, the module's comes before it."""
+    found: list[Any] = []
+    for module in pkgutil.iter_modules(http.__path__, f"{http.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            is_ours = getattr(value, "__module__", "") == module.name
+            is_model = inspect.isclass(value) and issubclass(value, BaseModel)
+            if is_ours and (is_model or is_typeddict(value)):
+                found.append(value)
+    names = Counter(kind.__name__ for kind in found)
+    return {
+        kind.__name__ if names[kind.__name__] == 1 else _full_name(kind): kind for kind in found
+    }
+
+
+def _full_name(kind: Any) -> str:
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+
+
+def own_fields(model: type[BaseModel]) -> list[str]:
+    """Returns the fields that a model declares itself."""
+    own = inspect.get_annotations(model)
+    return [name for name in model.model_fields if name in own]
+
+
+def _body(model: type[BaseModel]) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for name in own_fields(model):
+        field = model.model_fields[name]
+        shown = field.alias or name
+        schema, definitions = _schema_of(model, shown)
+        default = "required" if field.is_required() else _default(model, name, schema)
+        rows[f"`{shown}`"] = (
+            f"`{shown}`", _type(schema, definitions), default, _range(schema, definitions)
+        )  # fmt: skip
+    return rows
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    schemas: Mapping[str, Any] = openapi.document(needs_key=True)["components"]["schemas"]
+    return schemas
+
+
+def _schema_of(model: type[BaseModel], field: str) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the JSON schema of a field, from the OpenAPI document if a body there has it, and the
+    definitions that it refers to."""
+    for kind in (model, *http_classes().values()):
+        if not is_typeddict(kind) and issubclass(kind, model):
+            properties = _document().get(kind.__name__, {}).get("properties", {})
+            if field in properties:
+                return properties[field], _document()
+    schema = model.model_json_schema()
+    return schema["properties"][field], schema.get("$defs", {})
+
+
+def _default(model: type[BaseModel], name: str, schema: Any) -> str:
+    default = model.model_fields[name].get_default(call_default_factory=True)
+    if default is not None:
+        return _value(default)
+    neutral = [value for value in schema.get("enum", ()) if value is not None]
+    if neutral:
+        return _value(neutral[0]) if len(neutral) == 1 else ANY
+    return _option_default(name) if "temperature" in model.model_fields else ANY
+
+
+def _option_default(name: str) -> str:
+    """Returns the default of an option of a request, where one place defines it."""
+    fields = {**_dataclass_fields(GenerationOptions), **_dataclass_fields(SamplingParams)}
+    field = fields.get(name)
+    if field is None or field.default is None:
+        return ANY
+    if field.default is dataclasses.MISSING:
+        return "random" if name == "seed" else ANY
+    return _value(field.default)
+
+
+def _dataclass_fields(kind: Any) -> dict[str, Any]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def _value(value: Any) -> str:
+    if value in ("", (), [], {}):
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value)
+
+
+# Types and ranges, from JSON schemas
+
+
+def _branches(schema: Any, definitions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the alternatives of a schema, without null."""
+    reference = schema.get("$ref")
+    if reference is not None:
+        target = definitions[reference.rpartition("/")[2]]
+        if target.get("type") != "object" and "properties" not in target:
+            schema = {**target, **{key: schema[key] for key in schema.keys() - {"$ref"}}}
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if several is None:
+        if schema.get("type") != "null":
+            yield schema
+        return
+    for branch in several:
+        yield from _branches(branch, definitions)
+
+
+def _type(schema: Any, definitions: Mapping[str, Any]) -> str:
+    names = [_plain_type(branch, definitions) for branch in _branches(schema, definitions)]
+    return " or ".join(dict.fromkeys(names)) or "null"
+
+
+def _plain_type(schema: Any, definitions: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    values = [value for value in schema.get("enum", [schema.get("const")]) if value is not None]
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list of {_type(schema.get('items', {}), definitions)}"
+    if kind is None and values:
+        names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
+        return names[type(values[0])]
+    return kind or ("null" if "enum" in schema else "any")
+
+
+def _range(schema: Any, definitions: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        values = [json.dumps(value) for value in schema["enum"] if value is not None]
+        is_only = None in schema["enum"]
+        if not values:
+            return "refused"
+        return ("only " if is_only else "") + ", ".join(f"`{value}`" for value in values)
+    found = dict.fromkeys(
+        text
+        for branch in _branches(schema, definitions)
+        for text in _plain_ranges(branch, definitions)
+    )
+    return "; ".join(found) or "any"
+
+
+def _plain_ranges(schema: Any, definitions: Mapping[str, Any]) -> Iterator[str]:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if values:
+        yield ", ".join(f"`{json.dumps(value)}`" for value in values)
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if "exclusiveMinimum" in schema:
+        yield f"above {schema['exclusiveMinimum']:g}, to {_number(high)}"
+    elif low is not None or high is not None:
+        yield _interval(low, high)
+    for least, most, unit in (
+        ("minItems", "maxItems", "items"),
+        ("minLength", "maxLength", "characters"),
+        ("minProperties", "maxProperties", "entries"),
+    ):
+        if most in schema:
+            yield f"{_interval(schema.get(least), schema[most])} {unit}"
+        elif least in schema:
+            yield "not empty" if schema[least] == 1 else f"at least {schema[least]} {unit}"
+    for inner in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict) and "$ref" not in inner:
+            text = _range(inner, definitions)
+            yield from [f"each {text}"] if text != "any" else []
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if high is None:
+        return f"at least {_number(low)}"
+    if low is None:
+        return f"at most {_number(high)}"
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: Any) -> str:
+    for power in (31, 63):
+        if value == 2**power - 1:
+            return f"2^{power} - 1"
+        if value == -(2**power):
+            return f"-2^{power}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _answer(kind: Any) -> dict[str, Row]:
+    schema = TypeAdapter(kind).json_schema()
+    definitions = schema.get("$defs", {})
+    return {
+        f"`{name}`": (f"`{name}`", _type(field, definitions))
+        for name, field in schema["properties"].items()
+    }
+
+
+# Messages
+
+
+def public_messages() -> Iterator[Descriptor]:
+    """Yields the messages of the public protos, those inside others after them."""
+    for file in (sampling_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR):
+        for message in file.message_types_by_name.values():
+            yield message
+            yield from (
+                nested for nested in message.nested_types if not nested.GetOptions().map_entry
+            )
+
+
+def _message(message: Descriptor) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for field in message.fields:
+        row: Row = (f"`{field.name}`", _field_type(field))
+        if message.name in OPTION_MESSAGES:
+            row += _option_default(field.name), _option_range(field.name)
+        rows[row[0]] = row
+    return rows
+
+
+def _enum(enum: EnumDescriptor) -> dict[str, Row]:
+    return {f"`{value.name}`": (f"`{value.name}`",) for value in enum.values}
+
+
+def _option_range(name: str) -> str:
+    if name == "n":
+        return f"1 to {MAX_N}"
+    if name == "max_tokens":
+        return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
+    if name == "stop":
+        return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
+    if name not in OPTIONS:
+        return "any"
+    match OPTIONS[name].allowed:
+        case Numbers(low, high, excludes_low=True):
+            return f"above {low:g}, to {high:g}"
+        case Numbers(low, high) | WholeNumbers(low, high):
+            return _interval(low, high)
+        case TokenBiases(max_length, low, high):
+            return f"at most {max_length} entries; each {_interval(low, high)}"
+        case allowed:
+            unit = "characters" if isinstance(getattr(SamplingParams(), name), str) else "items"
+            return f"at most {allowed.max_length} {unit}"
+
+
+def _field_type(field: Any) -> str:
+    kinds = {
+        getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
+        for name in dir(FieldDescriptor)
+        if name.startswith("TYPE_")
+    }
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = (_field_type(each) for each in field.message_type.fields)
+        return f"map of {key} to {value}"
+    named = field.message_type or field.enum_type
+    kind = f"`{named.name}`" if named is not None else kinds[field.type]
+    return f"list of {kind}" if field.is_repeated else kind
+
+
+# Routes, RPCs, errors
+
+
+def _routes() -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for path, operations in openapi.document(needs_key=True)["paths"].items():
+        for method, operation in operations.items():
+            statuses = ", ".join(sorted(operation["responses"]))
+            rows[f"`{method.upper()} {path}`"] = (f"`{method.upper()} {path}`", statuses)
+    return rows
+
+
+def _rpcs() -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for method in inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods:
+        response = f"`{method.output_type.name}`"
+        if method.server_streaming:
+            response = f"stream of {response}"
+        rows[f"`{method.name}`"] = (f"`{method.name}`", f"`{method.input_type.name}`", response)
+    return rows
+
+
+def error_classes() -> list[type[errors.OrcinusError]]:
+    """Returns the classes of the error tree, but for its root."""
+    found = (kind for kind in vars(errors).values() if inspect.isclass(kind))
+    return [
+        kind
+        for kind in found
+        if issubclass(kind, errors.OrcinusError) and kind is not errors.OrcinusError
+    ]
+
+
+def _errors() -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for kind in error_classes():
+        error = _example(kind)
+        response = openai_errors.error_response(error)
+        body = json.loads(bytes(response.body))["error"]
+        row = (
+            f"`{kind.__name__}`",
+            str(response.status_code),
+            f"`{body['type']}`",
+            f"`{body['code']}`" if body["code"] else "none",
+            f"`{rpc_handlers.status_of(error, None).name}`",
+        )
+        rows[row[0]] = row
+    return rows
+
+
+def _example(kind: Any) -> errors.OrcinusError:
+    """Returns an error of a class, made of any arguments that it wants."""
+    arguments: dict[str, Any] = {
+        name: 1.0 if name.endswith("_s") else "x" for name in inspect.signature(kind).parameters
+    }
+    error = kind(**arguments)
+    assert isinstance(error, errors.OrcinusError)
+    return error
+
+
+# Writing
+
+
+def rewritten(page: str) -> str:
+    """Returns the page with every row that the code has and no other; meanings are kept, and cells
+    that the code says nothing of."""
+    code, text = expected(), written(page)
+    for subject, rows in code.items():
+        table = _table(subject, rows, text.get(subject, {}))
+        marker = f"<!-- {subject} -->\n"
+        if subject not in text:
+            page = page.rstrip("\n") + f"\n\n### {subject}\n\n{marker}{table}"
+            continue
+        before, _, after = page.partition(marker)
+        lines = after.splitlines(keepends=True)
+        n_rows = next((n for n, line in enumerate(lines) if not line.startswith("|")), len(lines))
+        page = before + marker + table + "".join(lines[n_rows:])
+    return page
+
+
+def _table(subject: str, rows: dict[str, Row], known: Mapping[str, tuple[str, ...]]) -> str:
+    head = head_of(subject)
+    lines = [head, ("---",) * len(head)]
+    for name, row in rows.items():
+        before = known.get(name, ())
+        kept = before if len(before) == len(row) + 1 else (*row, before[-1] if before else UNSAID)
+        cells = [
+            (old if old != ANY else "none") if new == ANY else new
+            for new, old in zip(row, kept, strict=False)
+        ]
+        lines.append((*cells, kept[-1]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write("".join(f"{line}\n" for line in differences(PAGE.read_text("utf-8"))))
