@@ -57,6 +57,11 @@ class Answer:
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
 
+    @property
+    def stop_met(self) -> str:
+        """The stop string that ended the answer, or nothing."""
+        return self._stops.met
+
     def add(self, token_ids: Iterable[int]) -> Piece:
         """Takes new tokens and returns their piece; tokens after the one that completes a stop
         string are left out."""

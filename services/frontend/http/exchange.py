@@ -23,10 +23,11 @@ Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
-    """A server-sent event: its data, one line, and its id if it has one."""
+    """A server-sent event: its data, one line, and its id or its name if it has one."""
 
     data: bytes
     event_id: bytes = b""
+    name: bytes = b""
 
 
 END = b"data: [DONE]\n\n"
@@ -125,7 +126,8 @@ class EventStream(Response):
     """A response of server-sent events, for as long as the client listens.
 
     An error before the first event is raised, and so becomes an answer with its own status; a
-    later one becomes the last event. `explain` writes it down.
+    later one becomes the last event. `explain` writes it down. `end` follows the events of a
+    stream that ends well.
     """
 
     def __init__(
@@ -133,12 +135,14 @@ class EventStream(Response):
         events: AsyncGenerator[Event],
         *,
         explain: Callable[[errors.OrcinusError], Event],
+        end: bytes = END,
     ) -> None:
         self.status_code = 200
         self.raw_headers = list(HEADERS)
         self.background = None
         self._events = events
         self._explain = explain
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(errors.RequestCancelled):  # nobody is there to be told
@@ -153,7 +157,7 @@ class EventStream(Response):
             try:
                 async for event in events:
                     await _send_data(send, _framed(event))
-                await _send_data(send, END)
+                await _send_data(send, self._end)
             except errors.OrcinusError as error:
                 await _send_data(send, _framed(self._explain(error)))
             await send({"type": "http.response.body", "body": b""})
@@ -164,7 +168,9 @@ async def _send_data(send: Send, data: bytes) -> None:
 
 
 def _framed(event: Event) -> bytes:
-    data, event_id = event
+    data, event_id, name = event
+    if name:
+        return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:
         return b"id: %b\ndata: %b\n\n" % (event_id, data)
     return b"data: %b\n\n" % data

@@ -42,6 +42,7 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
+    "lowers_max_tokens",
     "format_field",
     "sampling",
 }

@@ -51,6 +51,7 @@ class GenerationOptions:
 
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as this client spells it
+    lowers_max_tokens: bool = False  # to what fits, where clients cannot leave it out
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     format_field: str = "format"  # the field that asks for the grammar, as this client spells it
     stop: tuple[str, ...] = ()

@@ -53,6 +53,8 @@ class Limits:
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
         max_tokens = default if options.max_tokens is None else options.max_tokens
+        if options.lowers_max_tokens:
+            max_tokens = min(max_tokens, room)
         if max_tokens > room:
             raise errors.InvalidRequest(
                 options.max_tokens_field,
