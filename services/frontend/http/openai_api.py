@@ -1,4 +1,7 @@
-"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
+"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`.
+
+`/v1/responses` and Anthropic's `/v1/messages` are translations onto the same generations.
+"""
 
 from collections.abc import AsyncGenerator, Callable
 
@@ -9,10 +12,12 @@ from services.common import errors
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import event_id, openai_errors, openapi
+from services.frontend.http import anthropic_errors, event_id, openai_errors, openapi
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
+from services.frontend.http.conversation_body import GeneratingBody
+from services.frontend.http.conversation_stream import ReplyStream, whole_reply
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import (
     BodyLimits,
@@ -22,8 +27,11 @@ from services.frontend.http.exchange import (
     while_connected,
 )
 from services.frontend.http.json_structure import check_structure
+from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import Json, Shape, model_list, model_object, to_json
+from services.frontend.http.responses_request import ResponsesBody
+from services.frontend.request.limits import Limits
 
 
 def create_app(
@@ -38,6 +46,7 @@ def create_app(
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
+    anthropic_errors.install(app)
     api = OpenAIApi(
         service,
         bodies=bodies,
@@ -48,6 +57,11 @@ def create_app(
     app.add_api_route("/v1/models/{model:path}", api.retrieve_model, methods=["GET"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/responses", api.respond, methods=["POST"], response_model=None)
+    app.add_api_route(anthropic_errors.PATH, api.message, methods=["POST"], response_model=None)
+    app.add_api_route(
+        anthropic_errors.COUNT_PATH, api.count_tokens, methods=["POST"], response_model=None
+    )
     app.add_api_route(openapi.PATH, api.openapi, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"], response_model=None)
@@ -117,10 +131,40 @@ class OpenAIApi:
         body = await self._read(request, ChatBody, account)
         return await self._respond(request, body, account)
 
+    async def respond(self, request: Request) -> Response:
+        """Continues a conversation, in the protocol of agents."""
+        return await self._converse(request, ResponsesBody)
+
+    async def message(self, request: Request) -> Response:
+        """Continues a conversation, in Anthropic's protocol."""
+        return await self._converse(request, MessagesBody)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answers with the number of tokens that a conversation would start with."""
+        account = self._admit_generation(request)
+        body = await self._read(request, CountBody, account)
+        with body.in_own_words():
+            Limits(self._service.describe()).check_model(body.model or "")
+            counting = self._service.tokenize(body.to_conversation(), account)
+            token_ids = await while_connected(request.receive, counting)
+        return JSONResponse({"input_tokens": len(token_ids)})
+
+    async def _converse(self, request: Request, kind: type[GeneratingBody]) -> Response:
+        account = self._admit_generation(request)
+        body = await self._read(request, kind, account)
+        if body.stream:
+            stream = ReplyStream(self._service, body, account)
+            return EventStream(stream.events(), explain=stream.explain, end=b"")
+        reply = whole_reply(self._service, body, account)
+        return JSONResponse(await while_connected(request.receive, reply))
+
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
-        return self._api_keys.admit(request.headers.get("authorization"))
+        headers = request.headers
+        key = headers.get("x-api-key")
+        of_key = None if key is None else f"Bearer {key}"
+        return self._api_keys.admit(headers.get("authorization", of_key))
 
     def _admit_generation(self, request: Request) -> Account:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""
