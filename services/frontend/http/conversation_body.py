@@ -28,14 +28,14 @@ from services.frontend.generation.generation import Generation
 from services.frontend.http.body_reader import MAX_NAME_LENGTH
 from services.frontend.http.exchange import Event
 from services.frontend.http.reply import Reply
-from services.frontend.request.conversation import Conversation, Tool, ToolChoice
+from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
-
-MAX_TOOLS = 256
-"""Tools of a conversation at most; agents with many servers of tools bring a hundred."""
 
 MAX_TOOL_NAME = 128
 """Characters of a tool's name at most."""
+
+NO_REASONING = ("none", "minimal")
+"""Efforts that turn reasoning off, where the template can."""
 
 MAX_METADATA = 16
 """Items of metadata at most."""
@@ -151,12 +151,24 @@ class ConversationBody(BaseModel, ABC):
         try:
             yield
         except errors.InvalidRequest as error:
-            first, *rest = error.field.split(".")
-            if first not in self.spelling:
+            field = self._spelled(error.field)
+            if field == error.field:
                 raise
-            message = error.message.removeprefix(f"{error.field}: ")
-            field = ".".join([self.spelling[first], *rest])
-            raise type(error)(field, message) from error
+            raise type(error)(field, error.message.removeprefix(f"{error.field}: ")) from error
+
+    @property
+    @abstractmethod
+    def _tool_places(self) -> Sequence[int]:
+        """The places in `tools` of those that the model is told of."""
+
+    def _spelled(self, field: str) -> str:
+        match field.split("."):
+            case ["tools", number, "function", name]:
+                place = self._tool_places[int(number)]
+                return f"tools.{place}.{self.spelling.get(name, name)}"
+            case [first, *rest]:
+                return ".".join([self.spelling.get(first, first), *rest])
+        return field
 
 
 class GeneratingBody(ConversationBody):
@@ -197,10 +209,9 @@ class GeneratingBody(ConversationBody):
             for name in ("temperature", "top_p", "top_k", "seed")
             if (value := getattr(self, name)) is not None
         }
+        options = self.options(SamplingParams(**given, grammar=self.grammar))
         return GenerationRequest(
-            prompts=(self.to_conversation(),),
-            options=self.options(SamplingParams(**given, grammar=self.grammar)),
-            model=self.model or "",
+            prompts=(self.to_conversation(),), options=options, model=self.model or ""
         )
 
 
@@ -213,15 +224,5 @@ def thinking(effort: str | None) -> dict[str, Any]:
     """Returns the variables of a chat template that stand for an effort of reasoning."""
     if effort is None:
         return {}
-    return {"enable_thinking": effort != "none", "reasoning_effort": effort}
-
-
-def check_choice(tools: Sequence[Tool], choice: ToolChoice) -> ToolChoice:
-    """Returns the choice; raises InvalidRequest if it asks for calls of tools that are not
-    there."""
-    if choice.mode == "named" and all(tool.name != choice.name for tool in tools):
-        name = errors.shortened(choice.name)
-        raise errors.InvalidRequest("tool_choice", f"{name!r} is none of the tools")
-    if choice.mode == "required" and not tools:
-        raise errors.InvalidRequest("tool_choice", "asks for a call, and there are no tools")
-    return choice
+    off = {"enable_thinking": False} if effort in NO_REASONING else {}
+    return {"reasoning_effort": effort, **off}

@@ -157,7 +157,8 @@ class EventStream(Response):
             try:
                 async for event in events:
                     await _send_data(send, _framed(event))
-                await _send_data(send, self._end)
+                if self._end:
+                    await _send_data(send, self._end)
             except errors.OrcinusError as error:
                 await _send_data(send, _framed(self._explain(error)))
             await send({"type": "http.response.body", "body": b""})

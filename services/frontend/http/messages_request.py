@@ -16,7 +16,6 @@ from services.frontend.generation.generation import Generation
 from services.frontend.http import anthropic_errors
 from services.frontend.http.chat_message import MAX_TURNS
 from services.frontend.http.conversation_body import (
-    MAX_TOOLS,
     TEXT_OR_LIST,
     TOLERANT,
     ConversationBody,
@@ -26,7 +25,6 @@ from services.frontend.http.conversation_body import (
     UnknownKind,
     UnknownRole,
     by_type,
-    check_choice,
     json_text,
     thinking,
 )
@@ -196,7 +194,7 @@ MessagesTool = Annotated[
     by_type({"custom": "custom"}, default="custom", others="other"),
 ]
 MessagesTools = TypeAliasType(
-    "MessagesTools", Annotated[list[MessagesTool], FailFast(), Field(max_length=MAX_TOOLS)]
+    "MessagesTools", Annotated[list[MessagesTool], FailFast(), Field(max_length=MAX_TURNS)]
 )
 
 
@@ -262,7 +260,7 @@ class OutputConfig(BaseModel):
 class CountBody(ConversationBody):
     """The body of POST /v1/messages/count_tokens."""
 
-    spelling: ClassVar = {"prompt": "messages", "stop": "stop_sequences"}
+    spelling: ClassVar = {"stop": "stop_sequences", "parameters": "input_schema"}
 
     messages: Turns
     system: Text | None = None
@@ -273,13 +271,17 @@ class CountBody(ConversationBody):
 
     def to_conversation(self) -> Conversation:
         customs = [tool for tool in self.tools or () if isinstance(tool, CustomTool)]
-        tools = tuple(tool.to_tool() for tool in customs)
         return Conversation(
             tuple(self._messages()),
-            tools=tools,
-            tool_choice=check_choice(tools, self._choice),
+            tools=tuple(tool.to_tool() for tool in customs),
+            tool_choice=self._choice,
             template_kwargs=self._template_kwargs,
         )
+
+    @property
+    def _tool_places(self) -> list[int]:
+        places = enumerate(self.tools or ())
+        return [place for place, tool in places if isinstance(tool, CustomTool)]
 
     @property
     def _choice(self) -> ToolChoice:

@@ -19,7 +19,6 @@ from services.frontend.http import openai_errors
 from services.frontend.http.accepted_values import only
 from services.frontend.http.chat_message import MAX_TURNS
 from services.frontend.http.conversation_body import (
-    MAX_TOOLS,
     TEXT_OR_LIST,
     TOLERANT,
     GeneratingBody,
@@ -28,7 +27,6 @@ from services.frontend.http.conversation_body import (
     ToolName,
     UnknownKind,
     by_type,
-    check_choice,
     json_text,
     thinking,
 )
@@ -153,7 +151,7 @@ ResponsesTool = Annotated[
     by_type({"function": "function"}, others="other"),
 ]
 ResponsesTools = TypeAliasType(
-    "ResponsesTools", Annotated[list[ResponsesTool], FailFast(), Field(max_length=MAX_TOOLS)]
+    "ResponsesTools", Annotated[list[ResponsesTool], FailFast(), Field(max_length=MAX_TURNS)]
 )
 
 
@@ -263,11 +261,10 @@ class ResponsesBody(GeneratingBody):
     prompt_cache_retention: str | None = None
 
     def to_conversation(self) -> Conversation:
-        tools = tuple(tool.to_tool() for tool in self._functions)
         return Conversation(
             tuple(self._messages()),
-            tools=tools,
-            tool_choice=check_choice(tools, self._choice),
+            tools=tuple(tool.to_tool() for tool in self._functions),
+            tool_choice=self._choice,
             template_kwargs=thinking(self.reasoning.effort if self.reasoning else None),
         )
 
@@ -296,6 +293,11 @@ class ResponsesBody(GeneratingBody):
         described = openai_errors.error_object(error)["error"]
         fields = {name: described[name] for name in ("code", "message", "param")}
         return named_event("error", {**fields, "sequence_number": 0})
+
+    @property
+    def _tool_places(self) -> list[int]:
+        places = enumerate(self.tools or ())
+        return [place for place, tool in places if isinstance(tool, FunctionTool)]
 
     @property
     def _functions(self) -> list[FunctionTool]:

@@ -206,7 +206,7 @@ USER, ROBOT = {"role": "user"}, {"role": "robot", "content": "x"}
         ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "messages.1.role"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "many"}}, "tool_choice.type"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"temperature": 9}, "temperature"),
