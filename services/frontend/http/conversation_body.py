@@ -78,14 +78,6 @@ class UnknownRole(BaseModel):
         return {"title": cls.__name__, "not": {}}
 
 
-class OtherTool(BaseModel):
-    """A tool that nobody runs here; the model is not told of it."""
-
-    model_config = TOLERANT
-
-    type: str
-
-
 def by_type(
     tags: Mapping[str, str],
     *,

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
+from services.frontend.http.messages_request import CountBody, MessagesBody
+from services.frontend.http.responses_request import ResponsesBody
+
 _EXACT = ConfigDict(extra="forbid")
 
 
@@ -219,3 +222,15 @@ class AnthropicError(TypedDict):
 
     type: Literal["error"]
     error: AnthropicErrorObject
+
+
+TYPES: dict[str, Any] = {
+    "ResponsesBody": ResponsesBody,
+    "MessagesBody": MessagesBody,
+    "CountBody": CountBody,
+    "Response": Response,
+    "AnthropicMessage": AnthropicMessage,
+    "TokenCount": TokenCount,
+    "AnthropicError": AnthropicError,
+}
+"""Bodies and answers by the names of their schemas."""

@@ -7,7 +7,7 @@ reasoning and wishes for a cache are ignored; tools that Anthropic runs itself a
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, FailFast, Field, Tag
+from pydantic import BaseModel, FailFast, Field, Tag, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -20,7 +20,6 @@ from services.frontend.http.conversation_body import (
     TOLERANT,
     ConversationBody,
     GeneratingBody,
-    OtherTool,
     ToolName,
     UnknownKind,
     UnknownRole,
@@ -189,8 +188,16 @@ class CustomTool(BaseModel):
         )
 
 
+class ServerTool(BaseModel):
+    """A tool of another type, which nobody runs here; the model is not told of it."""
+
+    model_config = TOLERANT
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
+
+
 MessagesTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[OtherTool, Tag("other")],
+    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("other")],
     by_type({"custom": "custom"}, default="custom", others="other"),
 ]
 MessagesTools = TypeAliasType(

@@ -9,7 +9,7 @@ The items of the assistant that follow each other, reasoning before text before 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, FailFast, Field, Tag
+from pydantic import AfterValidator, BaseModel, FailFast, Field, Tag, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -23,7 +23,6 @@ from services.frontend.http.conversation_body import (
     TOLERANT,
     GeneratingBody,
     Metadata,
-    OtherTool,
     ToolName,
     UnknownKind,
     by_type,
@@ -146,8 +145,16 @@ class FunctionTool(BaseModel):
         )
 
 
+class HostedTool(BaseModel):
+    """A tool of another type, which nobody runs here; the model is not told of it."""
+
+    model_config = TOLERANT
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
+
+
 ResponsesTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Annotated[FunctionTool, Tag("function")] | Annotated[HostedTool, Tag("other")],
     by_type({"function": "function"}, others="other"),
 ]
 ResponsesTools = TypeAliasType(
