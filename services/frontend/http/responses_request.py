@@ -48,7 +48,7 @@ SYSTEM_ROLES = ("system", "developer")
 LOGPROBS = "message.output_text.logprobs"
 
 
-class TextPart(BaseModel):
+class ResponsesPart(BaseModel):
     """A part of a text."""
 
     model_config = TOLERANT
@@ -60,11 +60,13 @@ class TextPart(BaseModel):
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 Part = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[UnknownKind, Tag("unknown")],
+    Annotated[ResponsesPart, Tag("text")] | Annotated[UnknownKind, Tag("unknown")],
     by_type(dict.fromkeys(_TEXT_TYPES, "text")),
 ]
-Parts = TypeAliasType("Parts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)])
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[Parts, Tag("list")], TEXT_OR_LIST]
+ResponsesParts = TypeAliasType(
+    "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
 """A text, whole or in parts."""
 
 
@@ -84,8 +86,8 @@ class ReasoningItem(BaseModel):
     model_config = TOLERANT
 
     type: Literal["reasoning"]
-    summary: Parts | None = None
-    content: Parts | None = None
+    summary: ResponsesParts | None = None
+    content: ResponsesParts | None = None
 
 
 class FunctionCallItem(BaseModel):
@@ -124,7 +126,7 @@ InputItems = TypeAliasType(
 )
 
 
-class FunctionTool(BaseModel):
+class ResponsesFunction(BaseModel):
     """A function that the model may call."""
 
     model_config = TOLERANT
@@ -154,7 +156,7 @@ class HostedTool(BaseModel):
 
 
 ResponsesTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    Annotated[ResponsesFunction, Tag("function")] | Annotated[HostedTool, Tag("other")],
     by_type({"function": "function"}, others="other"),
 ]
 ResponsesTools = TypeAliasType(
@@ -162,7 +164,7 @@ ResponsesTools = TypeAliasType(
 )
 
 
-class NamedFunction(BaseModel):
+class ResponsesChoice(BaseModel):
     """The function that must be called."""
 
     model_config = TOLERANT
@@ -173,7 +175,7 @@ class NamedFunction(BaseModel):
 
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")]
-    | Annotated[NamedFunction, Tag("function")]
+    | Annotated[ResponsesChoice, Tag("function")]
     | Annotated[UnknownKind, Tag("unknown")],
     by_type({"function": "function"}, text="text"),
 ]
@@ -304,17 +306,17 @@ class ResponsesBody(GeneratingBody):
     @property
     def _tool_places(self) -> list[int]:
         places = enumerate(self.tools or ())
-        return [place for place, tool in places if isinstance(tool, FunctionTool)]
+        return [place for place, tool in places if isinstance(tool, ResponsesFunction)]
 
     @property
-    def _functions(self) -> list[FunctionTool]:
-        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+    def _functions(self) -> list[ResponsesFunction]:
+        return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
 
     @property
     def _choice(self) -> ToolChoice:
         allows_parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
-            case NamedFunction(name=name):
+            case ResponsesChoice(name=name):
                 return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
             case "none" | "required" as mode:
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
@@ -362,10 +364,10 @@ class ResponsesBody(GeneratingBody):
         }
 
 
-def _joined(text: str | Sequence[TextPart | UnknownKind] | None) -> str:
+def _joined(text: str | Sequence[ResponsesPart | UnknownKind] | None) -> str:
     if isinstance(text, str):
         return text
-    return "\n".join(part.text for part in text or () if isinstance(part, TextPart))
+    return "\n".join(part.text for part in text or () if isinstance(part, ResponsesPart))
 
 
 def _turns(items: Sequence[Any], start: int) -> Iterator[ChatMessage]:

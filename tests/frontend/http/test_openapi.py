@@ -13,6 +13,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema_rs import Draft202012Validator, meta
 from orcinus.v1 import scheduler_pb2
+from pydantic.json_schema import models_json_schema
 
 from services.common import errors
 from services.common.sampling import MAX_GRAMMAR_LENGTH
@@ -89,6 +90,11 @@ def test_it_is_an_openapi_document_whose_schemas_are_all_in_use_or_said() -> Non
     assert in_use <= known
     # Events have no schema of their own.
     assert known - in_use - {"AnthropicError404"} == {"ChatChunk", "key", "x_api_key"}
+
+
+def test_no_two_bodies_have_different_schemas_of_one_name() -> None:
+    _, together = models_json_schema([(kind, "validation") for kind in KINDS.values()])
+    assert [name for name in together["$defs"] if "__" in name] == []  # pydantic adds modules
 
 
 @pytest.mark.parametrize("kind", KINDS)
