@@ -2,15 +2,17 @@
 its client."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
 
+from services.frontend.api_keys import ApiKey, hash_of
 from services.frontend.generation.generation import Generation
 from tests.fake_scheduler import PIPELINE, loses_pipeline_after, says
-from tests.frontend.conftest import Site
+from tests.frontend.conftest import Site, running
 from tests.frontend.http.tagged_reader import TaggedReader
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -226,6 +228,22 @@ async def test_wrong_input_names_the_field_in_anthropics_shape(
     assert answer["error"].keys() == {"type", "message"}
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"].startswith(f"{field}: ")
+
+
+async def test_keys_come_as_anthropics_clients_send_them(tmp_path: Path) -> None:
+    entry = ApiKey(name="alice", sha256=hash_of("secret"))
+    keys = tmp_path / "keys.json"
+    keys.write_text(f'{{"keys": [{entry.model_dump_json(exclude_none=True)}]}}')
+    async with running(tmp_path, api_keys_file=keys) as site:
+        assert (await send(site)).json()["error"]["type"] == "authentication_error"
+        shown: list[Any] = [{"api_key": "secret"}, {"auth_token": "secret"}]
+        for key in shown:
+            client = anthropic.AsyncAnthropic(base_url=site.url, max_retries=0, **key)
+            async with client:
+                counted = await client.messages.count_tokens(
+                    messages=[{"role": "user", "content": "x"}], model=""
+                )
+                assert counted.input_tokens > 0
 
 
 async def test_other_errors_have_anthropics_shape_too(site: Site) -> None:
