@@ -86,7 +86,7 @@ def expected() -> Tables:
     for name, kind in http_classes().items():
         if is_typeddict(kind):
             tables[f"answer {name}"] = _answer(kind)
-        else:
+        elif "not" not in kind.model_json_schema():  # else it stands for what is refused
             tables[f"fields {name}"] = _body(kind)
     for message in public_messages():
         tables[f"message {message.name}"] = _message(message)

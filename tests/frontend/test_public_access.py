@@ -98,6 +98,9 @@ HTTP_CALLS = [
     ("GET", "/v1/models/test-model"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 ]
@@ -111,8 +114,11 @@ async def test_without_a_key_http_calls_get_401(tmp_path: Path, headers: dict[st
             assert response.status_code == 401, path
             assert response.headers["www-authenticate"] == "Bearer"
             error = response.json()["error"]
-            assert error["code"] == "invalid_api_key"
-            assert error["type"] == "invalid_request_error"
+            if path.startswith("/v1/messages"):
+                assert error["type"] == "authentication_error"
+            else:
+                assert error["code"] == "invalid_api_key"
+                assert error["type"] == "invalid_request_error"
             assert "guess" not in error["message"]
         assert not site.scheduler.requests
 

@@ -81,6 +81,11 @@ class Answer:
         self._n_characters = 0
         self._prompt_logprobs: list[Logprobs] = []
 
+    @property
+    def stop_met(self) -> str:
+        """The stop string that ended the answer, or nothing."""
+        return self._stops.met
+
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Takes log-probabilities of the prompt, which the next piece has."""
         self._prompt_logprobs.append(logprobs)

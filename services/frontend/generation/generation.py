@@ -230,6 +230,15 @@ class Generation:
         closed by then."""
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
+    def stop_met(self, index: int) -> str:
+        """Returns the stop string that ended an answer, or nothing."""
+        return self._answers[self._name(index)].stop_met
+
+    def keep(self, n_bytes: int) -> None:
+        """Takes memory for output that is kept until the call ends; raises PoolFull if so much is
+        not left."""
+        self._place.share.grow(n_bytes)
+
     async def start(self) -> None:
         """Submits the first answers that have not ended and waits until they are in the pool.
 

@@ -24,10 +24,11 @@ Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
-    """A server-sent event: its data, one line, and its id if it has one."""
+    """A server-sent event: its data, one line, and its id or its name if it has one."""
 
     data: bytes
     event_id: bytes = b""
+    name: bytes = b""
 
 
 ACCEPTED = Event(b"")
@@ -160,7 +161,7 @@ class EventStream(Response):
     Its headers go out when the request is accepted, which `ACCEPTED` says, or with the first event.
     An error before that is raised, and so becomes an answer with its own status; a later one
     becomes the last event. `explain` writes it down. After `comment_s` seconds without an event
-    comes a comment.
+    comes a comment. `end` follows the events of a stream that ends well.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class EventStream(Response):
         *,
         explain: Callable[[errors.OrcinusError], Event],
         comment_s: float,
+        end: bytes = END,
     ) -> None:
         self.status_code = 200
         self.raw_headers = list(HEADERS)
@@ -176,6 +178,7 @@ class EventStream(Response):
         self._events = events
         self._explain = explain
         self._comment_s = comment_s
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(errors.RequestCancelled):  # nobody is there to be told
@@ -197,7 +200,8 @@ class EventStream(Response):
                         await output.start()
                     else:
                         await output.write(_framed(event))
-            await output.write(END)
+            if self._end:
+                await output.write(self._end)
         except errors.OrcinusError as error:
             if not output.has_started:
                 raise
@@ -205,7 +209,9 @@ class EventStream(Response):
 
 
 def _framed(event: Event) -> bytes:
-    data, event_id = event
+    data, event_id, name = event
+    if name:
+        return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:
         return b"id: %b\ndata: %b\n\n" % (event_id, data)
     return b"data: %b\n\n" % data

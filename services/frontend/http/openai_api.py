@@ -1,4 +1,7 @@
-"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`."""
+"""The OpenAI HTTP API: the same requests, limits and answers as `inference.proto`.
+
+`/v1/responses` and Anthropic's `/v1/messages` are translations onto the same generations.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,10 +15,12 @@ from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import docs_page, event_id, openai_errors, openapi
+from services.frontend.http import anthropic_errors, docs_page, event_id, openai_errors, openapi
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
+from services.frontend.http.conversation_body import GeneratingBody
+from services.frontend.http.conversation_stream import ReplyStream, whole_reply
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.exchange import (
     ACCEPTED,
@@ -27,8 +32,10 @@ from services.frontend.http.exchange import (
 )
 from services.frontend.http.json_structure import check_structure
 from services.frontend.http.logprobs_shape import MANY_LOGPROBS
+from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
+from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.http.unknown_fields import UnknownFields
 
@@ -48,6 +55,7 @@ def create_app(
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
+    anthropic_errors.install(app)
     api = OpenAIApi(
         service,
         bodies=bodies,
@@ -59,6 +67,9 @@ def create_app(
     posted = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.complete,
+        "/v1/responses": api.respond,
+        anthropic_errors.PATH: api.message,
+        anthropic_errors.COUNT_PATH: api.count_tokens,
         "/tokenize": api.tokenize,
         "/detokenize": api.detokenize,
     }
@@ -184,10 +195,44 @@ class OpenAIApi:
         answer = to_json({"prompt": text})
         return self._unknown.mark(request, Response(answer, media_type=openapi.JSON))
 
+    async def respond(self, request: Request) -> Response:
+        """Continues a conversation, in the protocol of agents."""
+        return await self._converse(request, ResponsesBody)
+
+    async def message(self, request: Request) -> Response:
+        """Continues a conversation, in Anthropic's protocol."""
+        return await self._converse(request, MessagesBody)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answers with the number of tokens that a conversation would start with."""
+        account = self._admit_generation(request)
+        body = await self._read(request, CountBody, account)
+        with body.in_own_words():
+            counting = self._service.tokenize(
+                body.to_conversation(), account, model=body.model or ""
+            )
+            token_ids = await while_connected(request.receive, counting)
+        return self._unknown.mark(request, JSONResponse({"input_tokens": len(token_ids)}))
+
+    async def _converse(self, request: Request, kind: type[GeneratingBody]) -> Response:
+        account = self._admit_generation(request)
+        body = await self._read(request, kind, account)
+        if body.stream:
+            reply = ReplyStream(self._service, body, account)
+            stream = EventStream(
+                reply.events(), explain=reply.explain, comment_s=self._comment_s, end=b""
+            )
+            return self._unknown.mark(request, stream)
+        answer = await while_connected(request.receive, whole_reply(self._service, body, account))
+        return self._unknown.mark(request, JSONResponse(answer))
+
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
-        return self._api_keys.admit(request.headers.get("authorization"))
+        headers = request.headers
+        key = headers.get("x-api-key")
+        of_key = None if key is None else f"Bearer {key}"
+        return self._api_keys.admit(headers.get("authorization", of_key))
 
     def _admit_generation(self, request: Request) -> Account:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""

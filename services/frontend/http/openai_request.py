@@ -31,6 +31,7 @@ from services.frontend.http.chat_message import MAX_TURNS, Message
 from services.frontend.http.effectless_fields import EffectlessFields
 from services.frontend.http.event_id import HEADER, StreamPosition
 from services.frontend.http.output_format_fields import OutputFormatFields
+from services.frontend.http.reasoning_effort import template_kwargs
 from services.frontend.http.tool_fields import ToolFields
 from services.frontend.http.type_errors import MAX_NAME_LENGTH
 from services.frontend.request.conversation import Conversation
@@ -45,6 +46,7 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
     "default_max_tokens",
+    "lowers_max_tokens",
     "format_field",
     "sampling",
     "defaulted",
@@ -58,9 +60,6 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
 """Names in `logit_bias`: numbers of tokens."""
-
-NO_REASONING = ("none", "minimal")
-"""Efforts that turn reasoning off, where the template can."""
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
@@ -340,20 +339,12 @@ class ChatBody(ToolFields, GenerationBody):
                 tuple(message.to_message() for message in self.messages),
                 tools=tools,
                 tool_choice=tool_choice,
-                template_kwargs=self._template_kwargs(),
+                template_kwargs=template_kwargs(self.reasoning_effort)
+                | (self.chat_template_kwargs or {}),
                 adds_generation_prompt=not continues_last if adds_prompt is None else adds_prompt,
                 continues_last=continues_last,
             ),
         )
-
-    def _template_kwargs(self) -> dict[str, Any]:
-        """Returns the variables for the template. Those of the effort are what templates know."""
-        effort: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            effort = {"reasoning_effort": self.reasoning_effort}
-            if self.reasoning_effort in NO_REASONING:
-                effort["enable_thinking"] = False
-        return effort | (self.chat_template_kwargs or {})
 
     def _options(self) -> GenerationOptions:
         options = super()._options()

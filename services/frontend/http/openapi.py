@@ -22,7 +22,13 @@ from services.common.sampling import (
     TokenLists,
     WholeNumbers,
 )
-from services.frontend.http import docs_page, event_id, unknown_fields
+from services.frontend.http import (
+    anthropic_errors,
+    conversation_schemas,
+    docs_page,
+    event_id,
+    unknown_fields,
+)
 from services.frontend.http.openai_request import TOKEN_NAME, ChatBody, CompletionBody
 from services.frontend.http.output_format_fields import OutputFormatFields
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
@@ -357,6 +363,7 @@ _BODIES: dict[str, Any] = {
     "ChatBody": ChatBody,
     "TokenizeBody": TokenizeBody,
     "DetokenizeBody": DetokenizeBody,
+    **conversation_schemas.BODIES,
 }
 """Bodies by the names of their schemas."""
 
@@ -371,6 +378,7 @@ _ANSWERS: dict[str, Any] = {
     "Version": Version,
     "Error": Error,
     "Status": Status,
+    **conversation_schemas.ANSWERS,
 }
 """Answers by the names of their schemas."""
 
@@ -407,14 +415,20 @@ def document(*, needs_key: bool, refuses_unknown: bool = False) -> dict[str, Any
         "paths": _paths(needs_key=needs_key),
         "components": {
             "schemas": _schemas(refuses_unknown=refuses_unknown),
-            "responses": {_error_name(status): _error(status) for status in _ERRORS},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                **{_error_name(status): _error(status) for status in _ERRORS},
+                **{_anthropic_error_name(status): _anthropic_error(status) for status in _ERRORS},
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
 
 def _paths(*, needs_key: bool) -> dict[str, Any]:
-    security: list[dict[str, list[str]]] = [{"key": []}] if needs_key else []
+    security: list[dict[str, list[str]]] = [{"key": []}, {"x_api_key": []}] if needs_key else []
     errors = (*_ANY, 429, *([401] if needs_key else ()))
     models = _operation("listModels", "Lists the model's names.", "ModelList", errors)
     model = _operation("retrieveModel", "Describes the one model.", "Model", (*errors, 404))
@@ -431,6 +445,7 @@ def _paths(*, needs_key: bool) -> dict[str, Any]:
         "/tokenize": {"post": tokenize},
         "/detokenize": {"post": detokenize},
     }
+    secured |= _conversations(errors)
     for operations in secured.values():
         for operation in operations.values():
             operation["security"] = security
@@ -519,6 +534,40 @@ def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
     }
 
 
+def _conversations(errors: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the paths of the protocols that are translations."""
+    respond = _conversation("createResponse", "ResponsesBody", "Response", errors)
+    message = _conversation("createMessage", "MessagesBody", "AnthropicMessage", errors)
+    count = _conversation("countTokens", "CountBody", "TokenCount", errors)
+    respond["responses"]["200"]["content"][EVENTS] = _named_events(
+        "`response.completed`, `response.incomplete` or `response.failed`, which has the `Response`"
+    )
+    message["responses"]["200"]["content"][EVENTS] = _named_events(
+        "`message_stop`, or `error` with an `AnthropicError`"
+    )
+    for operation in (message, count):
+        for status in operation["responses"].keys() - {"200"}:
+            name = _anthropic_error_name(int(status))
+            operation["responses"][status] = _reference("responses", name)
+    return {
+        "/v1/responses": {"post": respond},
+        anthropic_errors.PATH: {"post": message},
+        anthropic_errors.COUNT_PATH: {"post": count},
+    }
+
+
+def _conversation(name: str, body: str, answer: str, errors: tuple[int, ...]) -> dict[str, Any]:
+    summary = "Counts tokens." if body == "CountBody" else "Continues a conversation."
+    return _posted(name, summary, body, answer, errors)
+
+
+def _named_events(last: str) -> dict[str, Any]:
+    description = (
+        f"With `stream`. Events have a name, which is their `type`, too; the last is {last}."
+    )
+    return {"schema": {"type": "string", "description": description}}
+
+
 def _probe(name: str, summary: str) -> dict[str, Any]:
     operation = _operation(name, summary, "Status", _ANY)
     either = [_reference("schemas", "Status"), _reference("schemas", "Error")]
@@ -553,6 +602,17 @@ def _error(status: int) -> dict[str, Any]:
     return response
 
 
+def _anthropic_error_name(status: int) -> str:
+    return f"AnthropicError{status}"
+
+
+def _anthropic_error(status: int) -> dict[str, Any]:
+    """Returns the error of a path of Anthropic's, unless the server refuses the request before it
+    knows the path."""
+    either = [_reference("schemas", "AnthropicError"), _reference("schemas", "Error")]
+    return {**_error(status), "content": {JSON: {"schema": {"anyOf": either}}}}
+
+
 def _reference(section: str, name: str) -> dict[str, str]:
     return {"$ref": f"#/components/{section}/{name}"}
 
@@ -568,6 +628,8 @@ def _schemas(*, refuses_unknown: bool) -> dict[str, JsonSchemaValue]:
         _add_ranges(schemas[body]["properties"])
         _add_formats(schemas[body]["properties"])
     _add_formats(schemas["StructuredOutputs"]["properties"])
+    for body in ("ResponsesBody", "MessagesBody"):
+        _add_ranges(schemas[body]["properties"])
     schemas.pop("StopTexts", None)  # `stop` has branches of its own
     schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
     schemas["TokenIds"]["items"]["minimum"] = 0
@@ -590,13 +652,17 @@ def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     # In a conversation `logprobs` is a boolean, and alternatives have a field of their own.
     counts = {"prompt_logprobs", "top_logprobs" if "top_logprobs" in properties else "logprobs"}
     ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
-    ranges |= dict.fromkeys(("max_tokens", "max_completion_tokens"), _range(MAX_TOKENS))
+    limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    ranges |= dict.fromkeys(limits, _range(MAX_TOKENS))
     for name, bounds in ranges.items():
         if name in properties:
-            properties[name]["anyOf"][0] |= bounds
+            first, *_ = properties[name].get("anyOf", [properties[name]])
+            first |= bounds
     text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
     texts = {"type": "array", "items": text, "maxItems": MAX_STOPS}
-    properties["stop"]["anyOf"] = [text, texts, {"type": "null"}]
+    stops = {"stop": [text, texts, {"type": "null"}], "stop_sequences": [texts, {"type": "null"}]}
+    for name in stops.keys() & properties.keys():
+        properties[name]["anyOf"] = stops[name]
 
 
 def _add_formats(properties: dict[str, JsonSchemaValue]) -> None:

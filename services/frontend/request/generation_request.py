@@ -56,6 +56,7 @@ class GenerationOptions:
     default_max_tokens: int | None = None
     """The checkpoint's limit of an answer, where the client has none and that of its kind of prompt
     is not lower."""
+    lowers_max_tokens: bool = False  # to what fits, where clients cannot leave it out
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     defaulted: Set[str] = dataclasses.field(default=frozenset(), compare=False)
     """Names of the options of `sampling` that the client leaves to the checkpoint's defaults."""

@@ -69,6 +69,8 @@ class Limits:
         if options.default_max_tokens is not None:
             default = min(default, options.default_max_tokens)
         max_tokens = default if options.max_tokens is None else options.max_tokens
+        if options.lowers_max_tokens:
+            max_tokens = min(max_tokens, room)
         if max_tokens > room:
             raise errors.InvalidRequest(
                 options.max_tokens_field,

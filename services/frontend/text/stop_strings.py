@@ -18,6 +18,8 @@ class StopStrings:
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.is_met = False
+        self.met = ""
+        """The stop string that was met."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
         """Takes more text and returns what can be delivered; nothing is fed once a stop is met.
@@ -33,6 +35,7 @@ class StopStrings:
             n_matched = max(match.advance(character) for match in self._matches)
             if n_matched and may_end:
                 self.is_met = True
+                self.met = self._held[n_read - n_matched : n_read]
                 return self._deliver(n_read - (0 if self._are_shown else n_matched))
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 

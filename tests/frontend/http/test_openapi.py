@@ -13,12 +13,15 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema_rs import Draft202012Validator, meta
 from orcinus.v1 import scheduler_pb2
+from pydantic.json_schema import models_json_schema
 
 from services.common import errors
 from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.http import event_id, openapi
 from services.frontend.http.body_reader import parse_body
+from services.frontend.http.messages_request import MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody
+from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import TokenizeBody
 from services.frontend.request.limits import Limits
 from services.frontend.request.pipeline import Pipeline
@@ -42,6 +45,8 @@ KINDS: dict[str, Any] = {
     "ChatBody": ChatBody,
     "TokenizeBody": TokenizeBody,
 }
+LEAST |= {"ResponsesBody": {"input": "x"}, "MessagesBody": {**HELLO, "max_tokens": 1}}
+KINDS |= {"ResponsesBody": ResponsesBody, "MessagesBody": MessagesBody}
 
 LIMITS = Limits(
     Pipeline(
@@ -93,7 +98,13 @@ def test_it_is_an_openapi_document_whose_schemas_are_all_in_use_or_said() -> Non
     in_use = {reference.rpartition("/")[2] for reference in references(DOCUMENT)}
     known = {name for section in DOCUMENT["components"].values() for name in section}
     assert in_use <= known
-    assert known - in_use == {"ChatChunk", "key"}  # events have no schema of their own
+    # Events have no schema of their own.
+    assert known - in_use - {"AnthropicError404"} == {"ChatChunk", "key", "x_api_key"}
+
+
+def test_no_two_bodies_have_different_schemas_of_one_name() -> None:
+    _, together = models_json_schema([(kind, "validation") for kind in KINDS.values()])
+    assert [name for name in together["$defs"] if "__" in name] == []  # pydantic adds modules
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +114,79 @@ def test_bodies_have_the_fields_of_the_document_and_no_others(kind: str) -> None
         assert SCHEMAS[kind]["required"] == list(LEAST[kind])
     assert "additionalProperties" not in SCHEMAS[kind]
     assert not STRICT["components"]["schemas"][kind]["additionalProperties"]
+
+
+TOOL = {"type": "function", "name": "f"}
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "x"}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "x"}]}
+SCHEMA = {"type": "json_schema", "schema": {}}
+
+
+def said(*blocks: Any) -> dict[str, Any]:
+    """A conversation in which the assistant, and then the user, say these."""
+    turns = [{"role": role, "content": [block]} for role, block in zip(ROLES, blocks, strict=True)]
+    return {"messages": [*HELLO["messages"], *turns]}
+
+
+ROLES = ("assistant", "user")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "is_right"),
+    [
+        ("ResponsesBody", {"input": [CALL, OUTPUT]}, True),
+        ("ResponsesBody", {"input": [{**CALL, "call_id": 1}]}, False),
+        ("ResponsesBody", {"input": [{"type": "item_reference", "id": "a"}]}, False),
+        (
+            "ResponsesBody",
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            False,
+        ),
+        ("ResponsesBody", {"tools": [TOOL, {"type": "web_search"}]}, True),
+        ("ResponsesBody", {"tools": [{"type": "function"}]}, False),
+        ("ResponsesBody", {"tool_choice": "required", "tools": [TOOL]}, True),
+        ("ResponsesBody", {"tool_choice": {"type": "custom", "name": "f"}}, False),
+        ("ResponsesBody", {"text": {"format": {**SCHEMA, "name": "x"}, "verbosity": "low"}}, True),
+        ("ResponsesBody", {"text": {"format": {"type": "grammar"}}}, False),
+        ("ResponsesBody", {"reasoning": {"effort": "low", "summary": "auto"}}, True),
+        ("MessagesBody", said(USE, RESULT), True),
+        ("MessagesBody", said(RESULT, RESULT), False),
+        ("MessagesBody", said({**USE, "input": "{}"}, RESULT), False),
+        ("MessagesBody", {"messages": [{"role": "robot", "content": "x"}]}, False),
+        ("MessagesBody", {"tools": [{"name": "f", "input_schema": {}}]}, True),
+        ("MessagesBody", {"tools": [{"name": "f"}]}, False),
+        ("MessagesBody", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, True),
+        ("MessagesBody", {"tool_choice": {"type": "tool"}}, False),
+        ("MessagesBody", {"output_config": {"effort": "low", "format": SCHEMA}}, True),
+        ("MessagesBody", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+    ],
+    ids=str,
+)
+def test_conversations_of_other_protocols_are_documented(
+    kind: str, body: dict[str, Any], is_right: bool
+) -> None:
+    body = {**LEAST[kind], **body}
+    assert (is_documented(kind, body), is_taken(kind, body)) == (is_right, is_right)
+
+
+@on_site
+@pytest.mark.parametrize("limit", [4, 100_000], ids=["length", "too long"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", HELLO),
+        ("/v1/messages/count_tokens", HELLO),
+    ],
+)
+async def test_answers_of_other_protocols_have_the_documented_shapes(
+    site: Site, path: str, body: dict[str, Any], limit: int
+) -> None:
+    name = "max_output_tokens" if "input" in body else "max_tokens"
+    check_answer(await site.http.post(path, json={**body, name: limit}), path)
+    check_answer(await site.http.post(path, json={}), path)
 
 
 def beside(number: float, *, is_whole: bool) -> list[float]:

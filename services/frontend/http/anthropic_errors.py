@@ -1,0 +1,72 @@
+"""The error tree in the shape of Anthropic's API, on the paths of that API.
+
+{"type": "error", "error": {"type": ..., "message": ...}}
+
+Statuses and headers are those of the same errors on other paths (`openai_errors`).
+"""
+
+import json
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from services.common import errors
+from services.frontend.http import openai_errors
+from services.frontend.http.exchange import Event
+from services.frontend.http.openai_response import Json
+from services.frontend.http.reply import named_event
+
+PATH = "/v1/messages"
+COUNT_PATH = "/v1/messages/count_tokens"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+
+
+def error_event(error: errors.OrcinusError) -> Event:
+    """Returns the error as the last event of a stream."""
+    return named_event("error", {"error": _error(_status(error), error.message)})
+
+
+def install(app: FastAPI) -> None:
+    """Makes the app, which answers all errors in OpenAI's shape already, answer those of
+    Anthropic's paths in this one."""
+    for kind in (errors.OrcinusError, HTTPException, Exception):
+        app.add_exception_handler(kind, _translating(app.exception_handlers[kind]))
+
+
+def _translating(handler: Handler) -> Handler:
+    async def answer(request: Request, error: Exception) -> Response:
+        response = handler(request, error)
+        if not isinstance(response, Response):
+            response = await response
+        if request.url.path not in (PATH, COUNT_PATH):
+            return response
+        message = json.loads(bytes(response.body))["error"]["message"]
+        headers = dict(response.headers)
+        del headers["content-length"], headers["content-type"]
+        body = {"type": "error", "error": _error(response.status_code, message)}
+        return JSONResponse(body, response.status_code, headers)
+
+    return answer
+
+
+def _status(error: errors.OrcinusError) -> int:
+    return openai_errors.error_response(error).status_code
+
+
+def _error(status: int, message: str) -> Json:
+    default = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return {"type": _TYPES.get(status, default), "message": message}
