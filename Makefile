@@ -10,7 +10,7 @@ UV     := $(VENV)/uv/bin/uv
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
-SOURCES := services kernels benchmarks examples models tests
+SOURCES := services kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # ten seconds to begin.
@@ -277,6 +277,6 @@ $(PHOENIX): | $(BIN)/python
 	$(@D)/pip install --quiet arize-phoenix==20.26.1
 
 # TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
-$(VENV)/.installed: pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
 	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
 	@touch $@

@@ -45,5 +45,5 @@ is_installed || is_in_a_folder ||
   echo "PyTorch $wanted comes from pip's usual index: where its build is the one with CUDA, that is 2.5 GB more."
 
 echo 'Other packages, some 120 of them, 0.4 GB:'
-"$bin/pip" install -c constraints.txt -e '.[dev]' |
+"$bin/pip" install -c constraints.txt -e '.[dev]' -e clients/python |
   awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ { gsub(/\.whl|[()]/, ""); print "  " $2 "  " $3 " " $4; fflush() }'

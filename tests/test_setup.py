@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = "requirements/install.sh"
 VERSION = "9.8.7"
-REST = "install -c constraints.txt -e .[dev]"
+REST = "install -c constraints.txt -e .[dev] -e clients/python"
 DRY = f"install --quiet --dry-run --no-index --no-deps torch=={VERSION}"
 
 PIP = """#!/bin/sh
