@@ -163,25 +163,24 @@ class Launcher:
         }
 
     async def _start_frontend(self, scheduler: str) -> Child:
+        options = self.frontend_options(scheduler)
+        return await self._start(2, "frontend", "services.frontend", options, ready_key="http")
+
+    def frontend_options(self, scheduler: str) -> dict[str, object]:
+        """Returns the frontend's settings, by option; `scheduler` is the scheduler's address."""
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        return await self._start(
-            2,
-            "frontend",
-            "services.frontend",
-            {
-                "model": settings.model,
-                "scheduler": scheduler,
-                "http-address": f"{host}:{settings.http_port}",
-                "grpc-address": f"{host}:{settings.grpc_port}",
-                "api-keys-file": settings.api_keys_file,
-                "public-tls-dir": settings.tls_dir,
-                "drain-s": DRAIN_S,
-                # Nothing that dies comes back then.
-                **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
-            },
-            ready_key="http",
-        )
+        return {
+            "model": settings.model,
+            "scheduler": scheduler,
+            "http-address": f"{host}:{settings.http_port}",
+            "grpc-address": f"{host}:{settings.grpc_port}",
+            "api-keys-file": settings.api_keys_file,
+            "public-tls-dir": settings.tls_dir,
+            "drain-s": DRAIN_S,
+            # Nothing that dies comes back then.
+            **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
+        }
 
 
 def share_cpus(
