@@ -23,7 +23,10 @@ READY_FD = "--ready-fd="
 
 def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
     """Says why the service ends, on one line; returns its exit status, 1."""
-    line = " ".join(str(reason).split())
+    text = str(reason)
+    if isinstance(reason, OSError) and reason.filename is not None:
+        text = f"{reason.filename}: {reason.strerror}"
+    line = " ".join(text.split())
     if ready_fd is not None:
         with contextlib.suppress(OSError):  # the launcher is gone, or the number is no pipe's
             ReadyPipe(ready_fd).report({"error": line})
