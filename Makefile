@@ -13,7 +13,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services kernels benchmarks examples models tests
+SOURCES := services kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # ten seconds to begin.
@@ -256,6 +256,8 @@ clean:  ## Remove everything that can be made again
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
+	@echo 'Once, this makes .venv: it fetches PyTorch and some 120 packages, 0.6 GB without CUDA, which takes 2.5 GB on the'
+	@echo 'disk, and then compiles kernels. That is two to ten minutes, by the connection. Later calls start at once.'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
@@ -287,6 +289,7 @@ $(PHOENIX): | $(BIN)/python
 	$(PYTHON) -m venv $(@D:/bin=)
 	$(@D)/pip install --quiet arize-phoenix==20.26.1
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.protos
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+# TORCH_INDEX counts here only where it is given: `TORCH_INDEX=` takes PyTorch from the index of everything else.
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
+	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
 	@touch $@

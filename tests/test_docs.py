@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAX_WORDS = 14_450
 """Words of all pages together, as `wc -w` counts: who adds to one takes some from another."""
-REFERENCE = {"api.md"}
+REFERENCES = {"api.md", "troubleshooting.md"}
 """Pages that are looked things up in, not read: their words do not count."""
 MAX_LINE = 120
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,7 +62,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 def test_pages_stay_within_their_words() -> None:
-    pages = [page for page in PAGES if page.name not in REFERENCE]
+    pages = [page for page in PAGES if page.name not in REFERENCES]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MAX_WORDS
 
 

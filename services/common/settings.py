@@ -14,9 +14,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, StringConstraints, ValidationError
-from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    NoDecode,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from services.common.cpus import CGROUPS
+from services.common.ending import ready_fd_of, refuse
+from services.common.errors import shortened
 from services.common.memory_limit import memory_limit, trouble_of
 from services.common.telemetry import LogFormat
 
@@ -57,15 +67,22 @@ class ServiceSettings(BaseSettings):
                 its cgroup allows; the message says which.
         """
         unknown = cls._unknown_variables(os.environ)
+        ready_fd = ready_fd_of(arguments)
         if unknown:
-            raise SystemExit(f"{program}: unknown environment variable: {', '.join(unknown)}")
+            refuse(f"unknown environment variable: {', '.join(unknown)}", ready_fd=ready_fd)
         try:
-            settings = CliApp.run(cls, cli_args=list(arguments))
+            source: CliSettingsSource[Any] = CliSettingsSource(
+                cls, cli_prog_name=f"python -m services.{program}", cli_exit_on_error=False
+            )
+            settings = CliApp.run(cls, cli_args=list(arguments), cli_settings_source=source)
         except ValidationError as error:
-            raise SystemExit(f"{program}: {_explain(error)}") from None
+            refuse(_explain(error), ready_fd=ready_fd)
+        except SettingsError as error:
+            reason = str(error).removeprefix("error parsing CLI: ")
+            refuse(f"{reason}; --help lists all settings", ready_fd=ready_fd)
         trouble = trouble_of(settings.memory_parts(), memory_limit(cgroups))
         if trouble:
-            raise SystemExit(f"{program}: {trouble}")
+            refuse(trouble, ready_fd=ready_fd)
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
@@ -109,12 +126,25 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns what is wrong with each setting; for one of several types, why the value is none of
-    them."""
+    """Returns what is wrong with each setting, and its value; for one of several types, why the
+    value is none of them."""
     reasons: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
     for item in error.errors():
-        reasons.setdefault(_name(item["loc"]), []).append(item["msg"])
-    return "; ".join(f"{name}: {', or: '.join(why)}" for name, why in reasons.items())
+        name = _name(item["loc"])
+        reasons.setdefault(name, []).append(_reason(item))
+        if name and item["type"] != "missing":
+            values[name] = f" (it is {shortened(repr(item['input']))})"
+    return "; ".join(
+        f"{name}{': ' if name else ''}{', or: '.join(why)}{values.get(name, '')}"
+        for name, why in reasons.items()
+    )
+
+
+def _reason(item: ErrorDetails) -> str:
+    return (
+        "must be given" if item["type"] == "missing" else item["msg"].removeprefix("Value error, ")
+    )
 
 
 def _name(place: tuple[int | str, ...]) -> str:

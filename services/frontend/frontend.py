@@ -18,6 +18,7 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from services.common import metrics, rpc, tls, tracing
+from services.common.ending import give_up
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.resident_memory import give_back_memory
@@ -59,8 +60,7 @@ async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> in
         frontend = Frontend(settings, traces)
         await frontend.answer_probes()
     except (OSError, ValueError) as error:  # a file that is missing or broken, or no address
-        log.error("%s", error)
-        return 1
+        return give_up(error, ready_fd=settings.ready_fd, log_format=settings.log_format)
     await frontend.run(stop)
     return 0
 

@@ -11,10 +11,12 @@ import sys
 from tqdm import tqdm
 
 from services.common import process
+from services.common.ending import give_up
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
 from services.local.launcher import Endpoints, Launcher
 from services.local.settings import LocalSettings
+from services.local.settings_check import is_open_to_all, trouble_with
 
 EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
 LAST_WORDS_S = 1.5
@@ -23,10 +25,13 @@ stopped."""
 
 
 class LoadingBar:
-    """A progress bar on standard error with the bytes that all stages have loaded."""
+    """A progress bar on standard error, if that is a terminal, with the bytes that all stages have
+    loaded."""
 
     def __init__(self) -> None:
-        self._bar = tqdm(desc="loading weights", unit="B", unit_scale=True, total=0, leave=False)
+        self._bar = tqdm(
+            desc="loading weights", unit="B", unit_scale=True, total=0, leave=False, disable=None
+        )
         self._stages: dict[int, tuple[int, int]] = {}
 
     def update(self, stage_index: int, n_done: int, n_total: int) -> None:
@@ -44,13 +49,15 @@ class LoadingBar:
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
     name = settings.model.resolve().name
+    scheme = "http" if settings.tls_dir is None else "https"
+    url = f"{scheme}://{endpoints.http}/v1"
+    key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
     sys.stdout.write(
         f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
-        f"OpenAI http://{endpoints.http}/v1  gRPC {endpoints.grpc}\n"
-        f"Try: curl http://{endpoints.http}/v1/completions -H 'Content-Type: application/json' "
-        f"-d '{EXAMPLE}'\n"
+        f"OpenAI {url}  gRPC {endpoints.grpc}\n"
+        f"Try: curl {url}/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE}'\n"
     )
     sys.stdout.flush()
 
@@ -71,6 +78,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
     """Starts everything and waits for the first service that is not started again."""
     bar = LoadingBar()
+    has_served = False
     async with launcher_class(settings) as launcher:
         starting = asyncio.create_task(launcher.start(bar.update))
         try:
@@ -79,19 +87,15 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
             if starting.done():
                 with contextlib.suppress(ChildDied):  # `death` says which one, and how
                     announce(settings, starting.result())
+                    has_served = True
             reason = await launcher.death
-            await asyncio.sleep(LAST_WORDS_S)
+            if has_served:
+                await asyncio.sleep(LAST_WORDS_S)
         finally:
             bar.close()
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        return complain(reason)
-
-
-def complain(reason: str) -> int:
-    """Prints why everything stops; returns the exit status."""
-    sys.stderr.write(f"orcinus: stopping, because {reason}\n")
-    return 1
+    return give_up(reason, ready_fd=None)  # nobody else writes anything any more
 
 
 def main(
@@ -100,9 +104,13 @@ def main(
     """Serves a model; benchmarks put another scheduler in."""
     settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)
-    if not (settings.model / "config.json").is_file():
-        sys.stderr.write(f"orcinus: model: no config.json in {settings.model}\n")
-        return 1
+    if trouble := trouble_with(settings):
+        return give_up(trouble, ready_fd=None)
+    if is_open_to_all(settings):
+        sys.stderr.write(
+            f"warning: whoever reaches {settings.host} may use the model, since there is no "
+            "--api-keys-file\n"
+        )
     return process.run(serve(settings, launcher_class))
 
 

@@ -15,6 +15,8 @@ from services.common.settings import PREFIX
 from services.common.watchdog import HUNG_STATUS
 
 STOP_TIMEOUT_S = 10.0
+LAST_MESSAGE_S = 1.0
+"""Seconds in which what a service said before it ended must have been read."""
 MAX_MISSED_BEATS = 8
 """Turns of this process's loop, a second each, in which a service that turns is silent, before it
 counts as hung. On a machine that stands still or is starved they pass more slowly, too."""
@@ -93,12 +95,15 @@ class Child:
         return self.said[key]
 
     async def obituary(self) -> str:
-        """Returns how the service ended, once it has."""
+        """Returns how the service ended, once it has; why, if it has said so."""
         status = await self._process.wait()
+        await asyncio.wait((self._reading,), timeout=LAST_MESSAGE_S)
         if self._is_hung or status == HUNG_STATUS:
             return f"{self.name} hung"
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
+        if "error" in self.said:
+            return f"{self.name}: {self.said['error']}"
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:

@@ -18,6 +18,7 @@ from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
 HOST = "127.0.0.1"
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 DRAIN_S = 5
 """Seconds that running requests get when everything is told to stop; less than `Child.stop` waits.
 """
@@ -79,7 +80,8 @@ class Launcher:
             for child in (*workers, scheduler, frontend)
             if child.said["metrics"] is not None
         }
-        return Endpoints(frontend.said["http"], frontend.said["grpc"], metrics)
+        http, grpc = (_reachable(frontend.said[api]) for api in ("http", "grpc"))
+        return Endpoints(http, grpc, metrics)
 
     async def _start(
         self,
@@ -161,23 +163,25 @@ class Launcher:
         }
 
     async def _start_frontend(self, scheduler: str) -> Child:
+        options = self.frontend_options(scheduler)
+        return await self._start(2, "frontend", "services.frontend", options, ready_key="http")
+
+    def frontend_options(self, scheduler: str) -> dict[str, object]:
+        """Returns the frontend's settings, by option; `scheduler` is the scheduler's address."""
         settings = self._settings
-        return await self._start(
-            2,
-            "frontend",
-            "services.frontend",
-            {
-                "model": settings.model,
-                "served-model-name": ",".join(settings.served_model_name) or None,
-                "scheduler": scheduler,
-                "http-address": f"{HOST}:{settings.http_port}",
-                "grpc-address": f"{HOST}:{settings.grpc_port}",
-                "drain-s": DRAIN_S,
-                # Nothing that dies comes back then.
-                **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
-            },
-            ready_key="http",
-        )
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        return {
+            "model": settings.model,
+            "served-model-name": ",".join(settings.served_model_name) or None,
+            "scheduler": scheduler,
+            "http-address": f"{host}:{settings.http_port}",
+            "grpc-address": f"{host}:{settings.grpc_port}",
+            "api-keys-file": settings.api_keys_file,
+            "public-tls-dir": settings.tls_dir,
+            "drain-s": DRAIN_S,
+            # Nothing that dies comes back then.
+            **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
+        }
 
 
 def share_cpus(
@@ -200,6 +204,13 @@ def share_cpus(
 def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:
     if "loaded_bytes" in message:
         on_progress(index, message["loaded_bytes"], message["total_bytes"])
+
+
+def _reachable(address: str) -> str:
+    """Returns an address that this machine's own clients can use: the one of all its addresses is
+    for servers."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK.get(host, host)}:{port}"
 
 
 def _complain(what: str) -> None:

@@ -28,11 +28,22 @@ class LocalSettings(ServiceSettings):
     """Where weights come from; `random` makes them up, so that config.json and the tokenizer are
     all that is needed. It is for benchmarks."""
 
+    host: str = Field(default="127.0.0.1", pattern=r"^[^\s/]+$")
+    """Address of this machine at which clients reach both APIs; `0.0.0.0` is all of them."""
+
     http_port: int = Field(default=8000, ge=0, lt=65536)
     """Port of the OpenAI API; 0 takes a free one."""
 
     grpc_port: int = Field(default=50051, ge=0, lt=65536)
     """Port of the gRPC API; 0 takes a free one."""
+
+    api_keys_file: Path | None = None
+    """JSON file with the keys that clients must show, see the frontend's setting; without it
+    anybody who reaches `host` may call."""
+
+    tls_dir: Path | None = None
+    """Directory with `tls.crt` and `tls.key` for clients of both APIs; without it they speak in
+    plaintext."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""

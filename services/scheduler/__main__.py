@@ -19,6 +19,7 @@ from uuid import uuid4
 from orcinus.v1 import scheduler_pb2
 
 from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
+from services.common.ending import give_up
 from services.common.errors import Unavailable
 from services.common.health import Health
 from services.common.serving import ServingWatch
@@ -247,8 +248,7 @@ def main(
         ) as traces:
             return process.run(serve(settings, traces, build), ready_fd=settings.ready_fd)
     except (Unavailable, LeadershipLost, OSError) as error:
-        log.error("%s", error)
-        return 1
+        return give_up(error, ready_fd=settings.ready_fd, log_format=settings.log_format)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,10 @@ class SchedulerSettings(ServerSettings):
         if self.stages and self.n_stages not in (None, len(self.stage_addresses)):
             raise ValueError(f"n_stages is {self.n_stages}, and stages has other many addresses")
         if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
-            raise ValueError("max_batch_tokens must not be less than max_batch_size")
+            raise ValueError(
+                f"max_batch_tokens: {self.max_batch_tokens} is less than "
+                f"max_batch_size {self.max_batch_size}"
+            )
         if 2 * self.retry_period_s >= self.lease_duration_s:
             raise ValueError("retry_period_s must be less than half of lease_duration_s")
         return self

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from services.common import process, tls, tracing
+from services.common.ending import give_up
 from services.common.telemetry import configure_logging
 from services.worker.controller.controller import Controller
 from services.worker.controller.endpoints import Endpoints
@@ -54,7 +55,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
                 pipe.report({"ready": True})
                 log.info("%s on %s", place, endpoints.address)
             await tasks[0]
-        return outcome(controller)
+        return outcome(controller, settings)
     finally:
         for task in tasks:
             task.cancel()
@@ -140,12 +141,11 @@ async def until_end(controller: Controller, stop: asyncio.Event) -> None:
             task.cancel()
 
 
-def outcome(controller: Controller) -> int:
-    """Returns the exit status: 1 if a rank was lost."""
+def outcome(controller: Controller, settings: WorkerSettings) -> int:
+    """Returns the exit status: 1 if a rank was lost, and says why."""
     failure = controller.rank_watch.failure
     if failure.done():
-        log.error("stopping: %s", failure.result())
-        return 1
+        return give_up(failure.result(), ready_fd=settings.ready_fd, log_format=settings.log_format)
     if controller.assignment.is_recalled.is_set():
         log.info("ending: %s", controller.assignment.recalled_for)
     return 0
@@ -161,8 +161,7 @@ def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay
     try:
         return process.run(serve(settings, rank_module, plan_relay), ready_fd=settings.ready_fd)
     except OSError as error:
-        log.error("%s", error)
-        return 1
+        return give_up(error, ready_fd=settings.ready_fd, log_format=settings.log_format)
 
 
 if __name__ == "__main__":

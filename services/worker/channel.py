@@ -57,6 +57,8 @@ class MessageKind(IntEnum):
     """From the rank: the reason for which there is no profile, as text."""
     SETTINGS = 15
     """To a rank that was started without: its RankSettings as JSON, before anything else."""
+    REFUSAL = 16
+    """From the rank: a setting or a file with which it cannot start, as text; it ends."""
 
 
 _KINDS = frozenset(MessageKind)

@@ -40,7 +40,7 @@ def test_what_needs_too_much_is_named_with_the_largest_first() -> None:
 def test_a_scheduler_that_could_need_more_than_it_may_does_not_start(cgroups: Path) -> None:
     (cgroups / "memory.max").write_text(str(512 * MIB))
     SchedulerSettings.load("scheduler", ["--n-stages=1"], cgroups=cgroups)
-    with pytest.raises(SystemExit, match=r"^scheduler: .* lower max_pool_tokens \(640 MiB\)"):
+    with pytest.raises(SystemExit, match=r"^error: .* lower max_pool_tokens \(640 MiB\)"):
         SchedulerSettings.load(
             "scheduler", ["--n-stages=1", "--max-pool-tokens=134217728"], cgroups=cgroups
         )
@@ -54,7 +54,7 @@ def test_a_frontend_that_could_need_more_than_it_may_does_not_start(cgroups: Pat
     needed = ["--model=models/x", "--scheduler=host:1"]
     (cgroups / "memory.max").write_text(str(896 * MIB))
     FrontendSettings.load("frontend", needed, cgroups=cgroups)
-    with pytest.raises(SystemExit, match=r"^frontend: .* lower max_in_flight_bytes \(1088 MiB\)"):
+    with pytest.raises(SystemExit, match=r"^error: .* lower max_in_flight_bytes \(1088 MiB\)"):
         FrontendSettings.load(
             "frontend", [*needed, "--max-in-flight-bytes=268435456"], cgroups=cgroups
         )

@@ -19,7 +19,7 @@ async def said(program: str, address: str) -> str:
         sys.executable,
         program,
         address,
-        env={**os.environ, "PYTHONPATH": "protos/gen"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["protos/gen", "clients/python"])},
         stdout=subprocess.PIPE,
     )
     output, _ = await example.communicate()

@@ -27,13 +27,15 @@ START_S = 30.0
 
 @contextmanager
 def frontend_process(
-    directory: Path, scheduler: str, *arguments: str
+    directory: Path, scheduler: str, *arguments: str, launched: bool = True
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A frontend and the pipe on which it reports."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "services.frontend", "--model", str(directory)]
     command += ["--scheduler", scheduler, "--http-address", "127.0.0.1:0"]
-    command += ["--grpc-address", "127.0.0.1:0", "--ready-fd", str(writing), *arguments]
+    command += ["--grpc-address", "127.0.0.1:0", *arguments]
+    if launched:
+        command += ["--ready-fd", str(writing)]
     path = os.pathsep.join([".", "protos/gen"])
     process = subprocess.Popen(
         command,
@@ -108,18 +110,29 @@ async def test_taken_port_is_said_and_ends_the_start(tmp_path: Path, option: str
     checkpoints.write_checkpoint(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with frontend_process(tmp_path, "127.0.0.1:1", option, address) as (process, _):
+        with frontend_process(tmp_path, "127.0.0.1:1", option, address, launched=False) as (
+            process,
+            _,
+        ):
             status, said = await ended(process)
     assert status == 1
-    assert f"cannot listen on {address}" in said
+    assert said.splitlines()[-1].startswith(f"error: cannot listen on {address}: ")
     assert "Traceback" not in said
 
 
 async def test_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
-    with frontend_process(tmp_path, "127.0.0.1:1") as (process, _):
+    with frontend_process(tmp_path, "127.0.0.1:1", launched=False) as (process, _):
         status, said = await ended(process)
     assert status == 1
-    assert "no tokenizer.json" in said
+    assert said == f"error: no tokenizer.json in {tmp_path}\n"
+
+
+async def test_launcher_hears_on_the_pipe_why_a_frontend_does_not_start(tmp_path: Path) -> None:
+    with frontend_process(tmp_path, "127.0.0.1:1") as (process, reading):
+        heard = await asyncio.to_thread(first_report, reading)
+        status, said = await ended(process)
+    assert heard == {"error": f"no tokenizer.json in {tmp_path}"}
+    assert (status, said) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ async def test_broken_checkpoint_is_said_in_one_line(
 ) -> None:
     checkpoints.write_checkpoint(tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
-    with frontend_process(tmp_path, "127.0.0.1:1") as (process, _):
+    with frontend_process(tmp_path, "127.0.0.1:1", launched=False) as (process, _):
         status, said = await ended(process)
     assert status == 1
     (line,) = said.splitlines()

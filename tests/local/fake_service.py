@@ -9,6 +9,7 @@ import socket
 import sys
 
 from services.common import process
+from services.common.ending import give_up
 
 
 async def serve(arguments: argparse.Namespace) -> int:
@@ -19,6 +20,8 @@ async def serve(arguments: argparse.Namespace) -> int:
         pipe.report({"address": f"{host}:{listener.getsockname()[1]}", "pid": os.getpid()})
         if arguments.then == "die":
             return 3
+        if arguments.then == "give-up":
+            return give_up("address: why\nnot", ready_fd=arguments.ready_fd)
         pipe.report({"ready": True})
         if arguments.then == "hang":
             await asyncio.sleep(0.1)
@@ -31,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
-    parser.add_argument("--then", choices=("serve", "die", "hang"), required=True)
+    parser.add_argument("--then", choices=("serve", "die", "give-up", "hang"), required=True)
     arguments = parser.parse_args()
     return process.run(serve(arguments), ready_fd=arguments.ready_fd)
 

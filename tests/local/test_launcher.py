@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.local.launcher import share_cpus
+from services.local.launcher import Launcher, share_cpus
 from services.local.settings import LocalSettings
 
 
@@ -28,3 +28,17 @@ def test_threads_have_cpus_of_their_own_where_they_use_all(
 ) -> None:
     settings = LocalSettings(model=Path("model"), **options)
     assert share_cpus(settings, n_usable, cpus) == expected
+
+
+async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates() -> None:
+    settings = LocalSettings(
+        model=Path("model"),
+        host="::1",
+        http_port=81,
+        grpc_port=0,
+        api_keys_file=Path("keys.json"),
+        tls_dir=Path("tls"),
+    )
+    options = Launcher(settings).frontend_options("127.0.0.1:5")
+    assert (options["http-address"], options["grpc-address"]) == ("[::1]:81", "[::1]:0")
+    assert (options["api-keys-file"], options["public-tls-dir"]) == (Path("keys.json"), Path("tls"))

@@ -91,6 +91,11 @@ async def test_a_child_that_dies_at_first_start_is_not_started_again() -> None:
         assert heard.lines == []
 
 
+async def test_a_child_says_last_why_it_ends() -> None:
+    async with supervised("give-up") as (_, heard):
+        assert await asyncio.wait_for(heard.end, 10) == "fake: address: why not"
+
+
 async def test_a_child_that_keeps_dying_stays_dead() -> None:
     async with supervised("die") as (supervisor, heard):
         supervisor.restarts = True

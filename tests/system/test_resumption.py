@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from examples import resuming_client
+from orcinus_client import Client
+
 from tests.system.stack import ROOT, Stack
 
 N_BEFORE = 20
@@ -75,14 +76,16 @@ def test_streams_of_a_frontend_that_is_killed_go_on_at_another(
     with (
         frontend(one_stage, model) as (victim, first),
         frontend(one_stage, model) as (_, second),
+        Client(first, second) as client,
+        Client(second) as other,
         ThreadPoolExecutor(len(REQUESTS)) as threads,
     ):
-        streams = [resuming_client.stream([first, second], *request) for request in REQUESTS]
+        streams = [client.stream(*request) for request in REQUESTS]
         begun = list(threads.map(lambda stream: list(itertools.islice(stream, N_BEFORE)), streams))
         victim.kill()
         victim.wait()
         rest: list[list[dict[str, Any]]] = list(threads.map(list, streams))
-        undisturbed = [list(resuming_client.stream([second], *request)) for request in REQUESTS]
+        undisturbed = [list(other.stream(*request)) for request in REQUESTS]
     for before, after, whole in zip(begun, rest, undisturbed, strict=True):
         assert len({chunk["id"] for chunk in before + after}) == 1
         assert answers(before + after) == answers(whole)

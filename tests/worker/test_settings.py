@@ -55,7 +55,7 @@ def test_memory_for_keys_and_values_is_asked_for_on_gpus(
         (["--kv-memory=auto"], "the device is cpu"),
         (["--device=cuda", "--data-plane=gloo"], "kv_memory must be given with data_plane gloo"),
         (["--kv-memory=0"], "greater than or equal to 1"),
-        (["--kv-memory=some"], "worker: kv_memory: Input should be 'auto', or: could not parse"),
+        (["--kv-memory=some"], "error: kv_memory: Input should be 'auto', or: could not parse"),
     ],
     ids=["cpu", "gloo", "nothing", "no number"],
 )

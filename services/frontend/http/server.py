@@ -6,6 +6,7 @@ balancer sends them then. `close_connections` closes those that nobody has used 
 others close with their answer. `stop` ends it.
 """
 
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -154,11 +155,16 @@ def listen(address: str) -> socket.socket:
             backlog=BACKLOG,
         )
     except OSError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
+        raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
     # Connections inherit it. asyncio's own loop sets it only on sockets that name their protocol,
     # which these do not: each event would wait for the client to acknowledge the one before.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def reason_of(error: OSError) -> str:
+    """Returns the system's own words, without the address that asyncio and sockets add to them."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def address_of(listener: socket.socket, address: str) -> str:

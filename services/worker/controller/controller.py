@@ -155,8 +155,10 @@ class Controller:
             case MessageKind.LOADED:
                 self.loading.note_loaded(tp_rank, payload)
                 self.rank_watch.note_loaded(tp_rank)
-            case MessageKind.FAILURE:
-                self.rank_watch.lose(f"rank {tp_rank}: {payload.decode()}")
+            case MessageKind.FAILURE | MessageKind.REFUSAL:
+                # Which of the ranks says it first means nothing where settings are to blame.
+                whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
+                self.rank_watch.lose(whose + payload.decode())
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED:
                 self.profile_orders.on_message(kind, payload)
             case MessageKind.TRACE if self._tracer is not None:

@@ -16,10 +16,12 @@ from typing import Protocol
 
 import torch
 
+from services.common.cannot_start import CannotStart
+
 _GIB = 1 << 30
 
 
-class NoMemoryLeft(ValueError):
+class NoMemoryLeft(CannotStart):
     """Nothing is left for keys and values; the message has the figures and names the settings."""
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.packed_linear import Quantization
 from services.common import bounded_file
+from services.common.cannot_start import CannotStart
 from services.worker.models.weights import (
     OnProgress,
     Part,
@@ -34,7 +35,7 @@ _MAX_INDEX_BYTES = 1 << 26  # that of a model with a trillion parameters has a t
 _MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
 
 
-class CheckpointError(ValueError):
+class CheckpointError(CannotStart):
     """The checkpoint's files are not what its configuration promises; the message names them."""
 
 

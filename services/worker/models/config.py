@@ -20,6 +20,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
+from services.common.cannot_start import CannotStart
+
 
 class _Limits:
     """Says which numbers a field may have; pydantic asks it how to validate them."""
@@ -60,7 +62,7 @@ _ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(CannotStart):
     """The checkpoint asks for something we do not compute; the message names it."""
 
 

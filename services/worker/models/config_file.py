@@ -64,7 +64,9 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     architecture = _architecture_of(config)
     if architecture not in FAMILIES:
         named = _SHORT.repr(architecture)
-        raise UnsupportedModel(f"architecture {named} is not one of {sorted(FAMILIES)}")
+        raise UnsupportedModel(
+            f"config.json: architecture {named} is not one of {sorted(FAMILIES)}"
+        )
     config_type = FAMILIES[architecture].config_type
     derived = {
         **_read_derived(config_type, config),

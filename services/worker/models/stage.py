@@ -36,7 +36,9 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
     if not 0 <= stage_index < n_stages:
         raise UnsupportedModel(f"stage_index {stage_index} is not below n_stages {n_stages}")
     if n_stages > n_layers:
-        raise UnsupportedModel(f"{n_layers} layers cannot be divided among {n_stages} stages")
+        raise UnsupportedModel(
+            f"n_stages: {n_layers} layers cannot be divided among {n_stages} stages"
+        )
     size, n_larger = divmod(n_layers, n_stages)
     first = stage_index * size + min(stage_index, n_larger)
     return range(first, first + size + (stage_index < n_larger))

@@ -4,6 +4,8 @@ SETTINGS is `{}` where it is not known yet which stage this will be. The setting
 channel then, when torch has long been imported.
 """
 
+import contextlib
+import logging
 import os
 import signal
 import socket
@@ -15,6 +17,7 @@ from typing import NoReturn
 import torch
 
 from services.common import process
+from services.common.cannot_start import CannotStart
 from services.common.iteration_limit import IterationLimit
 from services.common.telemetry import configure_logging
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
@@ -26,6 +29,8 @@ from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import StageShard, join_peers
 from services.worker.settings import NO_SETTINGS, RankSettings
+
+log = logging.getLogger(__name__)
 
 SETTINGS_WAIT_S = 3600.0
 """Seconds between two looks for the settings of a spare; whatever comes ends the wait at once."""
@@ -93,9 +98,19 @@ def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -
     except ChannelClosed:
         # At once: to end the interpreter under threads that are inside torch is fatal.
         os._exit(0)
+    except CannotStart as error:
+        say_last(channel, MessageKind.REFUSAL, str(error))
     except BaseException as error:
-        channel.send(MessageKind.FAILURE, f"{type(error).__name__}: {error}".encode())
-        raise
+        # Logged before the controller hears of it, which kills this process at once.
+        log.exception("this rank ends")
+        say_last(channel, MessageKind.FAILURE, f"{type(error).__name__}: {error}")
+    sys.exit(1)
+
+
+def say_last(channel: RankEnd, kind: MessageKind, reason: str) -> None:
+    """Tells the controller why this rank ends, if it is still there."""
+    with contextlib.suppress(ChannelClosed):
+        channel.send(kind, reason.encode())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from orcinus.v1 import worker_pb2
 
+from services.common.cannot_start import CannotStart
 from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
@@ -113,7 +114,7 @@ class StageShard:
 
         Raises:
             NoMemoryLeft: nothing is left for keys and values.
-            SystemExit: what was set for them is less than a block.
+            CannotStart: what was set for them is less than a block.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(
@@ -222,7 +223,7 @@ class StageShard:
         kv_memory_bytes = self.kv_memory_bytes()
         n_kv_blocks = kv_memory_bytes // block_bytes
         if n_kv_blocks == 0:
-            raise SystemExit(
+            raise CannotStart(
                 f"kv_memory: {kv_memory_bytes} bytes are less than one block "
                 f"of {settings.block_size} slots, {block_bytes} bytes"
             )
@@ -250,12 +251,12 @@ def device_of(settings: RankSettings) -> torch.device:
     there are fewer GPUs.
 
     Raises:
-        SystemExit: there is no GPU.
+        CannotStart: there is no GPU.
     """
     if settings.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise SystemExit("device cuda: PyTorch finds no GPU that it can use")
+        raise CannotStart("device cuda: PyTorch finds no GPU that it can use")
     return torch.device("cuda", settings.tp_rank % torch.cuda.device_count())
 
 

@@ -291,6 +291,12 @@ async def test_reports_pass_through_unchanged_and_a_dead_rank_is_the_last_of_the
         assert controller.rank_watch.failure.result() == "rank 0: out of memory"
 
 
+async def test_a_setting_to_blame_is_named_without_the_rank_that_says_it() -> None:
+    controller = Controller(tp_size=2)
+    controller.on_message(1, MessageKind.REFUSAL, b"kv_memory: too little")
+    assert controller.rank_watch.failure.result() == "kv_memory: too little"
+
+
 async def test_a_dead_neighbour_does_not_end_the_stage() -> None:
     async with fake_stage(0, 2) as first:
         async with fake_stage(1, 2) as second:

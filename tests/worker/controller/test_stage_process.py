@@ -276,7 +276,7 @@ async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> No
         while not (report := await watch.read()).HasField("failure"):
             assert report.HasField("heartbeat")
         assert "no sign of life for 5 s" in report.failure.reason
-        assert await stage.child.obituary() == "stage 1 exited with status 1"
+        assert await stage.child.obituary() == f"stage 1: {report.failure.reason}"
     assert not stage.process.is_running() or not stage.process.children()
     for neighbour in (whole.stages[0], whole.stages[2]):
         assert neighbour.is_running
@@ -304,7 +304,7 @@ async def test_a_rank_whose_main_thread_hangs_ends_its_stage(model: Path) -> Non
             while not (report := await watch.read()).HasField("failure"):
                 assert report.HasField("heartbeat")
             assert "rank 0: it hangs: it computes iteration 2 for" in report.failure.reason
-            assert await stage.child.obituary() == "stage 0 exited with status 1"
+            assert await stage.child.obituary() == f"stage 0: {report.failure.reason}"
     finally:
         await stage.end()
 
@@ -408,6 +408,6 @@ async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path
 async def test_a_stage_that_takes_too_long_to_load_fails(model: Path) -> None:
     stage = await Stage.start(model, 0, "--load-limit-s=0.1")
     try:
-        assert await stage.child.obituary() == "stage 0 exited with status 1"
+        assert await stage.child.obituary() == "stage 0: no weights within 0.1 s"
     finally:
         await stage.end()

@@ -12,6 +12,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from kernels import TORCH
+from services.common.cannot_start import CannotStart
 from services.worker.engine.decode_graphs import reserved_bytes
 from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.stage_shard import StageShard, device_of, has_graphs, join_peers
@@ -169,5 +170,5 @@ def test_decodes_are_recorded_on_gpus_where_nothing_forbids_it(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(checkpoint: Path) -> None:
     settings = settings_of(checkpoint, device="cuda")
-    with pytest.raises(SystemExit, match="device cuda: PyTorch finds no GPU"):
+    with pytest.raises(CannotStart, match="device cuda: PyTorch finds no GPU"):
         device_of(settings)

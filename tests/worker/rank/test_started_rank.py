@@ -15,6 +15,7 @@ import torch
 from orcinus.v1 import worker_pb2
 from torch.distributed import PrefixStore, TCPStore
 
+from services.common.cannot_start import CannotStart
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
@@ -230,7 +231,7 @@ def test_ranks_say_how_far_they_are_and_then_what_they_have_loaded(checkpoint: P
 def test_memory_for_less_than_a_block_is_refused_with_figures(checkpoint: Path) -> None:
     figures = "12287 bytes are less than one block of 32 slots, 12288 bytes"
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(SystemExit, match=figures):
+    with ours, theirs, pytest.raises(CannotStart, match=figures):
         rank_process.start(settings_of(checkpoint, kv_memory=12287), RankEnd(theirs), Activity())
 
 

@@ -1,0 +1,35 @@
+"""A client of Orcinus: retries, several frontends, and streams that outlive the one they come
+through. Decisions are made without a connection (`Attempts`, `Stream`), so that `Client` and
+`AsyncClient` differ in how they wait and in nothing else."""
+
+from orcinus_client.async_client import AsyncClient
+from orcinus_client.attempts import Retry
+from orcinus_client.client import Client
+from orcinus_client.errors import (
+    ApiError,
+    ClientError,
+    ConnectionLost,
+    InvalidRequest,
+    Overloaded,
+    PermissionDenied,
+    RequestFailed,
+    Unauthenticated,
+    Unavailable,
+)
+from orcinus_client.stream import Chunk
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "ClientError",
+    "ConnectionLost",
+    "InvalidRequest",
+    "Overloaded",
+    "PermissionDenied",
+    "RequestFailed",
+    "Retry",
+    "Unauthenticated",
+    "Unavailable",
+]

@@ -1,0 +1,82 @@
+"""Which base URL is asked next, and when: the attempts of one call, without a connection."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orcinus_client.errors import MAY_BE_TRIED_AGAIN, ApiError, ClientError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """The limits of retries."""
+
+    max_failures: int = 12
+    """Attempts in a row that bring nothing, after which the last error is raised."""
+
+    first_pause_s: float = 0.1
+    """Pause after all base URLs have failed once, doubled with each further failure."""
+
+    max_pause_s: float = 5.0
+
+    max_retry_after_s: float = 60.0
+    """Longest `Retry-After` that is waited for; the error is raised if it is longer."""
+
+
+class Attempts:
+    """The attempts of one call."""
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        retry: Retry,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._base_urls = base_urls
+        self._retry = retry
+        self._clock = clock
+        self._draw = draw
+        self._index = 0
+        self._n_failures = 0
+        self._not_before = [0.0] * len(base_urls)  # by what `Retry-After` said
+
+    @property
+    def base_url(self) -> str:
+        """The base URL of this attempt."""
+        return self._base_urls[self._index]
+
+    def note_success(self) -> None:
+        """Notes that something has come; failures count anew."""
+        self._n_failures = 0
+
+    def fail(self, error: ClientError) -> float:
+        """Turns to the next base URL; returns the seconds to wait before it is asked.
+
+        Raises:
+            ClientError: `error`, if it must not be tried again or there were enough attempts.
+        """
+        if not isinstance(error, MAY_BE_TRIED_AGAIN):
+            raise error
+        self._n_failures += 1
+        now = self._clock()
+        if isinstance(error, ApiError) and error.retry_after_s is not None:
+            self._not_before[self._index] = now + error.retry_after_s
+        self._index = (self._index + 1) % len(self._base_urls)
+        asked_to_wait_s = max(0.0, self._not_before[self._index] - now)
+        if self._n_failures >= self._retry.max_failures:
+            error.add_note(f"gave up after {self._n_failures} attempts")
+            raise error
+        if asked_to_wait_s > self._retry.max_retry_after_s:
+            raise error
+        return max(asked_to_wait_s, self._backoff_s())
+
+    def _backoff_s(self) -> float:
+        n_rounds_failed = self._n_failures - len(self._base_urls)
+        if n_rounds_failed < 0:  # there is one that has not been asked yet
+            return 0.0
+        retry = self._retry
+        pause_s = min(retry.max_pause_s, retry.first_pause_s * 2.0**n_rounds_failed)
+        return self._draw(0.5, 1.0) * pause_s

@@ -1,0 +1,114 @@
+"""What a call may raise.
+
+ClientError
+├── ConnectionLost        no answer, or one that broke off
+└── ApiError              the server says no
+    ├── InvalidRequest    the caller's mistake; `field` names what is wrong
+    ├── Unauthenticated   no key, or one that is not known
+    ├── PermissionDenied  not with this key
+    ├── Overloaded        too much at once; `retry_after_s` says when to try again
+    ├── Unavailable       nobody can serve it now
+    └── RequestFailed     it must not be tried again
+"""
+
+import json
+from typing import Any
+
+import httpx
+
+
+class ClientError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConnectionLost(ClientError):
+    """No answer came, or it broke off before its end."""
+
+
+class ApiError(ClientError):
+    """The server refuses the request, or ends it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        """Status of the response; None for an error within a stream."""
+        self.field = field
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ApiError):
+    """The request breaks a rule."""
+
+
+class Unauthenticated(ApiError):
+    """There is no key, or nobody knows it."""
+
+
+class PermissionDenied(ApiError):
+    """The key does not allow this."""
+
+
+class Overloaded(ApiError):
+    """There is too much at once."""
+
+
+class Unavailable(ApiError):
+    """Nobody can serve the request now."""
+
+
+class RequestFailed(ApiError):
+    """The request failed for good."""
+
+
+MAY_BE_TRIED_AGAIN = (ConnectionLost, Overloaded, Unavailable)
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    **dict.fromkeys((400, 404, 408, 413, 415, 422), InvalidRequest),
+    401: Unauthenticated,
+    403: PermissionDenied,
+    429: Overloaded,
+    **dict.fromkeys((502, 503, 504), Unavailable),
+}
+_BY_CODE: dict[str | None, type[ApiError]] = {
+    "rate_limit_exceeded": Overloaded,
+    "unavailable": Unavailable,
+}
+
+
+def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
+    """Returns the error that a response is; it may come from a proxy, which knows no JSON."""
+    try:
+        value = json.loads(content)["error"]
+        fields = value if isinstance(value, dict) else {}
+    except (ValueError, KeyError, TypeError):
+        fields = {}
+    message = fields.get("message") or content[:200].decode(errors="replace")
+    return _BY_STATUS.get(status, RequestFailed)(
+        f"{status}: {message}",
+        status=status,
+        field=fields.get("param"),
+        code=fields.get("code"),
+        retry_after_s=_seconds(headers.get("retry-after")),
+    )
+
+
+def error_in_stream(fields: dict[str, Any]) -> ApiError:
+    """Returns the error that an event of a stream brings."""
+    code = fields.get("code")
+    kind = _BY_CODE.get(code, RequestFailed)
+    return kind(str(fields.get("message")), field=fields.get("param"), code=code)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Returns what Retry-After says in seconds; its other form, a date, is not understood."""
+    return float(text) if text is not None and text.isdecimal() else None

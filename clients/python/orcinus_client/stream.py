@@ -1,0 +1,108 @@
+"""A stream that may come over several connections, without any of them.
+
+A stream that shows tokens can go on at any frontend. Kept for that are the seed, which is in the
+first chunk, the tokens of the answers, and the id of the last event. After a break the same request
+is posted with these, and what comes begins behind that event.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orcinus_client.errors import ConnectionLost, error_in_stream
+
+Chunk = dict[str, Any]
+
+END = "[DONE]"
+
+
+class EventReader:
+    """Reads server-sent events out of bytes; one without its empty line is not complete.
+
+    Lines end at line feeds and nowhere else: a text may well contain the other characters at which
+    Python splits lines.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._id = ""
+        self._data: list[str] = []
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, str]]:
+        """Yields id and data of each event that is complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            name, _, value = line.rstrip(b"\r").decode().partition(":")
+            value = value.removeprefix(" ")
+            if name == "id":
+                self._id = value
+            elif name == "data":
+                self._data.append(value)
+            elif not name and not value and self._data:  # an empty line, no comment
+                yield self._id, "\n".join(self._data)
+                self._data = []
+
+
+class Stream:
+    """The chunks that have come, as far as it takes to go on."""
+
+    def __init__(self, body: Mapping[str, Any], *, resume: bool) -> None:
+        self._body = {**body, "stream": True}
+        if resume:
+            self._body["return_token_ids"] = True
+        self._resume = resume
+        self._reader = EventReader()
+        self._has_begun = False
+        self._event_id = ""
+        self._seed = 0
+        self._token_ids: list[list[int]] = []
+        self.is_done = False
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another connection may bring the rest."""
+        return self._resume or not self._has_begun
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Begins with another connection; returns the body and the headers of its request."""
+        self._reader = EventReader()
+        if not self._event_id:
+            return self._body, {}
+        resumption = {"seed": self._seed, "token_ids": self._token_ids}
+        return {**self._body, "resumption": resumption}, {"Last-Event-ID": self._event_id}
+
+    def take(self, data: bytes) -> Iterator[Chunk]:
+        """Yields the chunks that bytes of the answer complete.
+
+        Raises:
+            ApiError: one of them is an error.
+        """
+        for event_id, text in self._reader.feed(data):
+            if text == END:
+                self.is_done = True
+                return
+            chunk: Chunk = json.loads(text)
+            if "error" in chunk:
+                raise error_in_stream(chunk["error"])
+            self._note(event_id, chunk)
+            yield chunk
+
+    def end(self) -> None:
+        """Notes that the connection has ended.
+
+        Raises:
+            ConnectionLost: before the stream did.
+        """
+        if not self.is_done:
+            raise ConnectionLost("the server hung up before the end of the stream")
+
+    def _note(self, event_id: str, chunk: Chunk) -> None:
+        self._has_begun = True
+        if not self._resume:
+            return
+        self._event_id = event_id
+        self._seed = chunk.get("seed", self._seed)
+        for choice in chunk["choices"]:
+            while len(self._token_ids) <= choice["index"]:
+                self._token_ids.append([])
+            self._token_ids[choice["index"]] += choice["token_ids"]

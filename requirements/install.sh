@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# requirements/install.sh: installs what .venv needs, as `make setup` has it done, and says what it fetches meanwhile.
+#
+#   BIN          the virtual environment's bin
+#   TORCH_INDEX  a pip index for PyTorch; empty for the one of everything else. When not set, this looks by itself: PyTorch
+#                as it is installed, or as pip's own settings find it in a folder; else, where there is no GPU, the build
+#                without CUDA from CPU_INDEX, if that answers within five seconds; else as everything else.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${BIN:-.venv/bin}
+cpu_index=${CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+wanted=$(sed -n 's/^torch==//p' constraints.txt)
+
+is_installed() {
+  "$bin/python" -c 'import sys
+from importlib.metadata import version
+sys.exit(version("torch").partition("+")[0] != sys.argv[1])' "$wanted" 2>/dev/null
+}
+
+is_in_a_folder() { "$bin/pip" install --quiet --dry-run --no-index --no-deps "torch==$wanted" >/dev/null 2>&1; }
+
+has_gpu() { [ "$(uname -s)" != Linux ] || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }
+
+answers() {
+  "$bin/python" -c 'import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], timeout=5).close()' "$1/torch/" >/dev/null 2>&1
+}
+
+fetch_torch() {
+  echo "PyTorch $wanted: ${2:-the build of $1}"
+  "$bin/pip" install --no-deps --timeout 15 --retries 1 --index-url "$1" "torch==$wanted"
+}
+
+if is_installed; then
+  :
+elif [ -n "${TORCH_INDEX+given}" ]; then
+  [ -z "$TORCH_INDEX" ] || fetch_torch "$TORCH_INDEX"
+elif is_in_a_folder; then
+  :
+elif ! has_gpu && answers "$cpu_index"; then
+  fetch_torch "$cpu_index" "the build without CUDA, 0.2 GB, since there is no GPU here" ||
+    echo "That failed; pip's usual index has PyTorch, too."
+fi
+is_installed || is_in_a_folder ||
+  echo "PyTorch $wanted comes from pip's usual index: where its build is the one with CUDA, that is 2.5 GB more."
+
+echo 'Other packages, some 120 of them, 0.4 GB:'
+"$bin/pip" install -c constraints.txt -e '.[dev]' -e clients/python |
+  awk '/^ *Downloading .*\.whl \([0-9.]+ [MG]B\)/ { gsub(/\.whl|[()]/, ""); print "  " $2 "  " $3 " " $4; fflush() }'

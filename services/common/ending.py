@@ -1,0 +1,55 @@
+"""The end of a service that cannot start or go on, as people see it: one line, the last.
+
+    error: num_attention_heads: 9 cannot be divided among tp_size 2 ranks
+
+A service alone prints the line; one that was started by a launcher reports it on its pipe, and the
+launcher prints it once for all services, when they have ended.
+"""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from services.common.process import ReadyPipe
+from services.common.telemetry import LogFormat
+
+log = logging.getLogger(__name__)
+
+ERROR = "error: "
+READY_FD = "--ready-fd="
+
+
+def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
+    """Says why the service ends, on one line; returns its exit status, 1."""
+    text = str(reason)
+    if isinstance(reason, OSError) and reason.filename is not None:
+        text = f"{reason.filename}: {reason.strerror}"
+    line = " ".join(text.split())
+    if ready_fd is not None:
+        with contextlib.suppress(OSError):  # the launcher is gone, or the number is no pipe's
+            ReadyPipe(ready_fd).report({"error": line})
+    elif log_format == "json":
+        log.error("%s", line)
+    else:
+        print_error(line)
+    return 1
+
+
+def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
+    """Ends a service that has no settings yet, over what is wrong with them."""
+    raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
+
+
+def print_error(line: str) -> None:
+    """Prints the line that people see last."""
+    sys.stderr.write(f"{ERROR}{line}\n")
+    sys.stderr.flush()
+
+
+def ready_fd_of(arguments: Sequence[str]) -> int | None:
+    """Returns the launcher's pipe where the command line, which may be wrong otherwise, has one as
+    launchers write it."""
+    given = [argument.removeprefix(READY_FD) for argument in arguments if READY_FD in argument]
+    return int(given[-1]) if given and given[-1].isdecimal() else None

@@ -1,0 +1,42 @@
+"""Checks what would fail only when services have started: seconds later or, with many stages,
+minutes. The services have the last word on all of it."""
+
+import ipaddress
+
+from services.common import bounded_file
+from services.local.settings import LocalSettings
+
+MAX_CONFIG_BYTES = 2**20
+FILES = ("config.json", "tokenizer.json")
+LAYER_KEYS = ("num_hidden_layers", "n_layer")
+"""The number of layers in `config.json`; the second is GPT-2's."""
+
+
+def trouble_with(settings: LocalSettings) -> str:
+    """Returns why the settings cannot be served; empty if nothing speaks against it."""
+    directory = settings.model
+    if not directory.is_dir():
+        return f"model: there is no directory {directory}"
+    for name in FILES:
+        if not (directory / name).is_file():
+            return f"model: no {name} in {directory}"
+    try:
+        config = bounded_file.read_json_object(
+            directory / "config.json", max_bytes=MAX_CONFIG_BYTES
+        )
+    except (OSError, ValueError) as error:
+        return f"model: {error}"
+    n_layers = next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
+    if n_layers is not None and n_layers < settings.stages:
+        return f"stages: {n_layers} layers cannot be divided among {settings.stages} stages"
+    return ""
+
+
+def is_open_to_all(settings: LocalSettings) -> bool:
+    """Returns whether others than this machine may call without a key."""
+    if settings.api_keys_file is not None or settings.host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:  # a name
+        return True

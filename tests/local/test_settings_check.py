@@ -1,0 +1,74 @@
+"""What the launcher refuses before it starts anything, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.settings import LocalSettings
+from services.local.settings_check import is_open_to_all, trouble_with
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}', encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+def test_stages_up_to_the_number_of_layers_are_taken(model: Path) -> None:
+    assert trouble_with(LocalSettings(model=model, stages=2)) == ""
+    expected = "stages: 2 layers cannot be divided among 3 stages"
+    assert trouble_with(LocalSettings(model=model, stages=3)) == expected
+
+
+def test_the_layers_of_gpt2_count_too(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"n_layer": 1}), encoding="utf-8")
+    assert "1 layers" in trouble_with(LocalSettings(model=model, stages=2))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_that_is_missing_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    assert trouble_with(LocalSettings(model=model)) == f"model: no {name} in {model}"
+
+
+def test_a_broken_configuration_is_named(model: Path) -> None:
+    (model / "config.json").write_text("[]", encoding="utf-8")
+    assert trouble_with(LocalSettings(model=model)).startswith(f"model: {model / 'config.json'}")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_open"),
+    [
+        pytest.param({}, False, id="default"),
+        pytest.param({"host": "localhost"}, False, id="localhost"),
+        pytest.param({"host": "::1"}, False, id="loopback-of-ipv6"),
+        pytest.param({"host": "0.0.0.0"}, True, id="all-addresses"),
+        pytest.param({"host": "my-machine"}, True, id="name"),
+        pytest.param({"host": "0.0.0.0", "api_keys_file": "keys"}, False, id="with-keys"),
+    ],
+)
+def test_who_may_call_without_a_key(options: dict[str, Any], is_open: bool) -> None:
+    assert is_open_to_all(LocalSettings(model=Path("model"), **options)) is is_open
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param(["--model=/no/such"], "model: there is no directory /no/such", id="model"),
+        pytest.param([], "model: must be given", id="missing"),
+        pytest.param(
+            ["--nonsense=3"],
+            "unrecognized arguments: --nonsense=3; --help lists all settings",
+            id="unknown",
+        ),
+    ],
+)
+def test_a_refusal_is_one_line(options: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "services.local", *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", f"error: {said}\n")

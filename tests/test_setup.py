@@ -1,0 +1,194 @@
+"""Where `make setup` takes PyTorch from (`requirements/install.sh`), with nothing installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = "requirements/install.sh"
+VERSION = "9.8.7"
+REST = "install -c constraints.txt -e .[dev] -e clients/python"
+DRY = f"install --quiet --dry-run --no-index --no-deps torch=={VERSION}"
+
+PIP = """#!/bin/sh
+echo "$*" >>{log}
+case "$*" in
+  *--dry-run*) exit {folder_status} ;;
+  *--index-url*) exit {index_status} ;;
+esac
+echo 'Collecting numpy'
+echo '  Downloading numpy-2.4.6-cp311.whl (16.7 MB)'
+echo '  Downloading tiny-1.0-py3.whl (12 kB)'
+exit {rest_status}
+"""
+PYTHON = """#!/bin/sh
+case "$*" in *importlib.metadata*) exit {installed_status} ;; *) exec {python} "$@" ;; esac
+"""
+NVIDIA_SMI = """#!/bin/sh
+echo {gpus}
+"""
+
+
+class Machine:
+    """A machine whose pip only notes how it is called, and says what it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        (root / "requirements").mkdir()
+        shutil.copy(ROOT / SCRIPT, root / SCRIPT)
+        (root / "constraints.txt").write_text(f"numpy==1\ntorch=={VERSION}\n", encoding="utf-8")
+        (root / "bin").mkdir()
+        self.log = root / "calls"
+
+    def install(
+        self,
+        *,
+        is_installed: bool = False,
+        is_in_a_folder: bool = False,
+        has_gpu: bool = False,
+        index_status: int = 0,
+        rest_status: int = 0,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs the script."""
+        programs = {
+            "pip": PIP.format(
+                log=self.log,
+                folder_status=int(not is_in_a_folder),
+                index_status=index_status,
+                rest_status=rest_status,
+            ),
+            "python": PYTHON.format(installed_status=int(not is_installed), python=sys.executable),
+            "nvidia-smi": NVIDIA_SMI.format(gpus="'GPU 0: a GPU'" if has_gpu else ""),
+        }
+        for name, text in programs.items():
+            (self._root / "bin" / name).write_text(text, encoding="utf-8")
+            (self._root / "bin" / name).chmod(0o755)
+        bin_ = str(self._root / "bin")
+        return subprocess.run(
+            [str(self._root / SCRIPT)],
+            env={"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "BIN": bin_, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def calls(self) -> list[str]:
+        """How pip was called."""
+        return self.log.read_text(encoding="utf-8").splitlines()
+
+
+class _Index(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[str]:
+    """An index that answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def fetch(index: str) -> str:
+    """The call that takes PyTorch from an index."""
+    return f"install --no-deps --timeout 15 --retries 1 --index-url {index} torch=={VERSION}"
+
+
+def test_without_a_gpu_the_build_without_cuda_is_taken(machine: Machine, index: str) -> None:
+    done = machine.install(CPU_INDEX=index)
+    assert machine.calls()[:2] == [DRY, fetch(index)]
+    assert machine.calls()[-1] == REST
+    assert "the build without CUDA" in done.stdout
+
+
+@pytest.mark.parametrize("has_gpu", [False, True], ids=["index-is-away", "gpu"])
+def test_otherwise_the_usual_index_is_taken_and_its_size_said(
+    machine: Machine, index: str, has_gpu: bool
+) -> None:
+    done = machine.install(has_gpu=has_gpu, CPU_INDEX=index if has_gpu else NOBODY)
+    assert done.returncode == 0
+    assert set(machine.calls()) == {DRY, REST}
+    assert "2.5 GB more" in done.stdout
+
+
+def test_an_index_that_fails_is_done_without(machine: Machine, index: str) -> None:
+    done = machine.install(CPU_INDEX=index, index_status=1)
+    assert done.returncode == 0
+    assert fetch(index) in machine.calls()
+    assert machine.calls()[-1] == REST
+
+
+def test_a_torch_that_is_there_stays(machine: Machine, index: str) -> None:
+    done = machine.install(is_installed=True, CPU_INDEX=index, TORCH_INDEX=index)
+    assert machine.calls() == [REST]
+    assert "2.5 GB" not in done.stdout
+
+
+def test_a_torch_in_pips_folders_is_taken_from_there(machine: Machine, index: str) -> None:
+    machine.install(is_in_a_folder=True, CPU_INDEX=index)
+    assert set(machine.calls()) == {DRY, REST}
+
+
+def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: str) -> None:
+    assert machine.install(has_gpu=True, TORCH_INDEX=NOBODY).returncode == 0
+    assert machine.calls()[0] == fetch(NOBODY)
+    assert machine.install(TORCH_INDEX=NOBODY, index_status=1).returncode == 1
+
+
+def test_an_empty_index_is_that_of_everything_else(machine: Machine, index: str) -> None:
+    machine.install(CPU_INDEX=index, TORCH_INDEX="")
+    assert set(machine.calls()) == {DRY, REST}
+
+
+def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None:
+    done = machine.install(is_installed=True)
+    assert "  numpy-2.4.6-cp311  16.7 MB" in done.stdout.splitlines()
+    assert "tiny" not in done.stdout
+    assert machine.install(is_installed=True, rest_status=1).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        pytest.param([], "BIN=.venv/bin  requirements/install.sh", id="not-given"),
+        pytest.param(["TORCH_INDEX="], "TORCH_INDEX='' requirements", id="empty"),
+        pytest.param(["TORCH_INDEX=http://x"], "TORCH_INDEX='http://x' requirements", id="given"),
+    ],
+)
+def test_make_passes_an_index_on_only_where_it_is_given(arguments: list[str], given: str) -> None:
+    ours = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "TORCH_INDEX"}
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", ".venv/.installed", *arguments],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key not in ours},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert given in done.stdout
