@@ -1,4 +1,4 @@
-"""What users of `anthropic` write: `anthropic_client.py CASE URL` prints as JSON what it returns."""
+"""Programs of users of `anthropic`: `anthropic_client.py CASE URL` prints what CASE returns."""
 
 import json
 import sys
