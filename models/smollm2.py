@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -83,7 +84,7 @@ def download(directory: Path) -> Path:
 def convert(gguf: Path, directory: Path) -> None:
     """Writes a GGUF file's model and tokenizer as a checkpoint of safetensors in bfloat16."""
     log.info("computing the weights from %s", gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
     # Without these `transformers` stores the model as what it was loaded from, and not as computed.

@@ -97,7 +97,7 @@ def test_it_really_talks(one_stage: Stack) -> None:
 def test_sampled_tokens_depend_on_seeds_and_not_on_batches_or_stages(
     one_stage: Stack, two_stages: Stack
 ) -> None:
-    options = [
+    options: list[dict[str, Any]] = [
         {"prompt": prompt, "seed": seed, "temperature": 0.8, "top_p": 0.95, "top_k": 40}
         for prompt in PROMPTS
         for seed in (1, 2)

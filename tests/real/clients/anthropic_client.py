@@ -25,7 +25,7 @@ CALL_IT: Any = {"type": "tool", "name": "get_weather"}
 
 def create(url: str) -> Any:
     """The text of a message, and what it counts."""
-    message = client(url).messages.create(
+    message: Any = client(url).messages.create(
         model="smollm2", max_tokens=16, messages=[QUESTION], extra_body=GREEDY
     )
     return {
@@ -41,14 +41,13 @@ def stream(url: str) -> Any:
         model="smollm2", max_tokens=16, messages=[QUESTION], extra_body=GREEDY, system="Be brief."
     ) as events:
         text = "".join(events.text_stream)
-        message = events.get_final_message()
+        message: Any = events.get_final_message()
     return {"text": text, "whole": message.content[0].text, "reason": message.stop_reason}
 
 
 def tool_loop(url: str) -> Any:
     """A streamed call that the model must make, its result sent back, and the model's last word."""
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    kinds = []
     with client(url).messages.stream(
         model="smollm2", max_tokens=64, messages=messages, tools=[WEATHER], tool_choice=CALL_IT
     ) as events:
@@ -58,7 +57,7 @@ def tool_loop(url: str) -> Any:
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "20 °C and sunny"}
     messages.append({"role": "assistant", "content": call.content})
     messages.append({"role": "user", "content": [result]})
-    answer = client(url).messages.create(
+    answer: Any = client(url).messages.create(
         model="smollm2",
         max_tokens=16,
         messages=messages,
