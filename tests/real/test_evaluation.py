@@ -71,7 +71,6 @@ def evaluate(clients: Clients, tasks: Path, model: str, arguments: str) -> LogLi
     ]
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="echo with log-probabilities")
 def test_log_likelihoods_are_those_of_transformers(
     clients: Clients, one_stage: Stack, as_it_is: Path, tasks: Path
 ) -> None:

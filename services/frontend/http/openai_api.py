@@ -6,6 +6,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -296,7 +297,7 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
-    options = {
+    options: dict[str, Any] = {
         "includes_usage": body.includes_usage,
         "counts_usage": body.counts_usage,
         "n_prompt_logprobs": body.prompt_logprobs,
