@@ -64,8 +64,8 @@ async def test_failures_are_counted_and_make_the_run_fail(
 
 async def test_a_server_that_refuses_the_first_requests_is_not_measured(tmp_path: Path) -> None:
     async with running(tmp_path) as site:
-        options = serve.parse([where(site, "http"), *SMALL, '--body={"colour": "red"}'])
-        with pytest.raises(RuntimeError, match=r"HTTP 400: .*colour"):
+        options = serve.parse([where(site, "http"), *SMALL, '--body={"best_of": 0}'])
+        with pytest.raises(RuntimeError, match=r"HTTP 400: .*best_of"):
             await serve.run(options)
 
 

@@ -51,6 +51,9 @@ class Servicer:
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
         return inference_pb2.TokenizeResponse()
 
+    async def Detokenize(self, request: Any, context: Any) -> inference_pb2.DetokenizeResponse:
+        return inference_pb2.DetokenizeResponse()
+
     async def DescribeModel(self, request: Any, context: Any) -> Any:
         return inference_pb2.DescribeModelResponse()
 
