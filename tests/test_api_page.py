@@ -21,8 +21,8 @@ def test_the_page_is_as_it_would_be_written() -> None:
     ("old", "new", "found"),
     [
         (
-            "| `top_p` | number | 1 |",
-            "| `top_p` | number | 2 |",
+            "| `top_p` | number | 1 | above 0, to 1 | Keep",
+            "| `top_p` | number | 2 | above 0, to 1 | Keep",
             "fields SamplingBody: `top_p` has '2'",
         ),
         (
@@ -31,8 +31,8 @@ def test_the_page_is_as_it_would_be_written() -> None:
             "message SamplingParams: `top_p` has '0 to 1'",
         ),
         (
-            "| `echo` | boolean | ",
-            "| `echo` | string | ",
+            "| `echo` | boolean | false | any |",
+            "| `echo` | string | false | any |",
             "fields CompletionBody: `echo` has 'string'",
         ),
         (
