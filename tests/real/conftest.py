@@ -60,7 +60,9 @@ def with_tools(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def one_stage(as_it_is: Path) -> Iterator[Stack]:
     """The checkpoint on one stage; shared, so nobody may harm it."""
-    with serving(as_it_is, dtype="float32", kv_memory="512MiB", threads=2) as stack:
+    with serving(
+        as_it_is, served_model_name=MODEL, dtype="float32", kv_memory="512MiB", threads=2
+    ) as stack:
         yield stack
 
 

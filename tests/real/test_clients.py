@@ -45,9 +45,11 @@ def test_langchain_in_a_tool_loop_of_two_turns(clients: Clients, two_stages: Sta
     assert call["name"] == "get_weather"
     assert call["args"]["city"] in ("Paris", "Rome")
     assert loop["answer"]
-    [streamed] = clients.case("langchain", "streamed_call", two_stages)
-    assert streamed["name"] == "get_weather"
-    assert streamed["args"]["city"] in ("Paris", "Rome")
+    calls = clients.case("langchain", "streamed_call", two_stages)
+    assert calls
+    for called in calls:  # a model that must call may call more than once
+        assert called["name"] == "get_weather"
+        assert called["args"]["city"] in ("Paris", "Rome")
 
 
 def test_anthropic_creates_and_streams_messages(clients: Clients, two_stages: Stack) -> None:
