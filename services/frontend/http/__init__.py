@@ -1,1 +1,6 @@
-"""The OpenAI HTTP API: bodies, answers, server-sent events and errors as its clients know them."""
+"""The HTTP API: bodies, answers, server-sent events and errors as clients know them.
+
+openai_*, completion_*, chat_*    completions and chats
+responses_*, messages_*           protocols of agents, upon conversation_*
+connection, acceptor, exchange    what goes over a connection, within its limits
+"""

@@ -1,1 +1,2 @@
-"""Text and tokens: the checkpoint's tokenizer and chat template, and stop strings."""
+"""Text and tokens: the checkpoint's tokenizer and chat template, stop strings, and the calls and the
+reasoning in what a model writes, by family."""
