@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
@@ -86,6 +86,13 @@ class _Request:
     next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
+    wants_logprobs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        submission = self.submission
+        self.wants_logprobs = submission.HasField("n_logprobs") or submission.HasField(
+            "n_prompt_logprobs"
+        )
 
     @property
     def request_id(self) -> str:
@@ -114,7 +121,8 @@ class _Request:
         """
         kept = self.submission.generated_token_ids
         n_kept = len(kept)
-        self._check_logprobs(event, has_tokens=n_kept > 0)
+        if self.wants_logprobs:
+            self._check_logprobs(event, has_tokens=n_kept > 0)
         if event.start != n_kept:
             n_known = n_kept - event.start
             if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:

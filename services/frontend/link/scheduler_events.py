@@ -97,14 +97,15 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
     for rejected in response.rejected:
         yield Failed(rejected.request_id, _rejection_error(rejected), _LIMITS.get(rejected.reason))
     for update in response.tokens:
-        for piece in update.prompt_logprobs:
-            logprobs = Logprobs.parse(piece.logprobs)
-            yield PromptLogprobs(update.request_id, piece.position, logprobs)
-        if update.logprobs:
-            logprobs = Logprobs.parse(update.logprobs)
-            yield Tokens(update.request_id, tuple(update.token_ids), update.start, logprobs)
-        elif update.token_ids or not update.prompt_logprobs:
-            yield Tokens(update.request_id, tuple(update.token_ids), update.start)
+        token_ids = tuple(update.token_ids)
+        if update.prompt_logprobs:
+            for piece in update.prompt_logprobs:
+                logprobs = Logprobs.parse(piece.logprobs)
+                yield PromptLogprobs(update.request_id, piece.position, logprobs)
+            if not token_ids:
+                continue
+        of_tokens = Logprobs.parse(update.logprobs) if update.logprobs else None
+        yield Tokens(update.request_id, token_ids, update.start, of_tokens)
     for completed in response.completed:
         yield _end(completed)
 
