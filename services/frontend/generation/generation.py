@@ -201,7 +201,14 @@ class Generation:
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
         """Returns where in the text of an answer's prompt each of its tokens begins. It takes some
         20 µs for each."""
-        return text_offsets(self._tokenizer, self.prompt_of(index).token_ids)
+        prompt = self.prompt_of(index)
+        if not isinstance(prompt.prompt, str):
+            return text_offsets(self._tokenizer, prompt.token_ids)
+        # The client's own text may spell special tokens, and others were put around it.
+        shown, text = self._tokenizer.with_special_tokens, prompt.prompt
+        n_before = max(0, shown.to_text(prompt.token_ids).find(text))
+        offsets = text_offsets(shown, prompt.token_ids)
+        return [min(max(0, offset - n_before), len(text)) for offset in offsets]
 
     def prompt_text(self, index: int) -> str:
         """Returns the text of an answer's prompt."""

@@ -317,7 +317,7 @@ class GenerationService:
             request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
         )
         client_call = current_call()
-        n_copies = 1 + min(request.options.n, self._max_answers_at_once)
+        n_copies = 1 + min(request.options.n_generated, self._max_answers_at_once)
         place.share.grow(n_copies * sum(len(prompt.answer_format.grammar) for prompt in prompts))
         return Generation(
             request.options,

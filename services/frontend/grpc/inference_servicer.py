@@ -4,6 +4,7 @@
 exceptions of the error tree; `rpc_handlers.py` makes statuses of them.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -20,6 +21,7 @@ from services.frontend.grpc.answers import Answers
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
 from services.frontend.request.generation_request import GenerationRequest
+from services.frontend.request.logprobs import MANY_LOGPROBS
 from services.frontend.request.refusals import Refusal, Refusals
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -51,7 +53,11 @@ class InferenceServicer:
         self._service.check_room()
         request = self._to_request(message)
         async with self._service.open(request, account) as generation:
-            return Answers(generation, message).whole(await generation.complete())
+            pieces = await generation.complete()
+            answers = Answers(generation, message)
+            if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
+                return await asyncio.to_thread(answers.whole, pieces)
+            return answers.whole(pieces)
 
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context

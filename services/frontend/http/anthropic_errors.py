@@ -52,7 +52,7 @@ def _translating(handler: Handler) -> Handler:
         response = handler(request, error)
         if not isinstance(response, Response):
             response = await response
-        if request.url.path not in (PATH, COUNT_PATH):
+        if request.url.path not in (PATH, COUNT_PATH) or not response.body:
             return response
         message = json.loads(bytes(response.body))["error"]["message"]
         headers = dict(response.headers)

@@ -89,7 +89,7 @@ class ChatShape(Shape):
         else:
             new = reader.feed(piece.text)
             delta = _delta(new if piece.finish_reason is None else new + reader.flush())
-        if delta or piece.finish_reason or self._has_ids:
+        if delta or piece.finish_reason or piece.logprobs is not None or self._has_ids:
             yield piece, self._ended(self._choice(piece, {"delta": delta}), reader)
 
     def _ended(self, choice: Json, reader: MessageReader) -> Json:

@@ -12,9 +12,6 @@ from services.frontend.text.token_texts import TokenTexts
 
 Json = dict[str, Any]
 
-MANY_LOGPROBS = 4096
-"""Log-probabilities that take some milliseconds to write down; more are written in a thread."""
-
 
 class CompletionLogprobs:
     """The object `logprobs` of a completion: the prompt's tokens first, if it is echoed."""

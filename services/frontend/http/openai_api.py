@@ -32,13 +32,13 @@ from services.frontend.http.exchange import (
     while_connected,
 )
 from services.frontend.http.json_structure import check_structure
-from services.frontend.http.logprobs_shape import MANY_LOGPROBS
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.http.unknown_fields import UnknownFields
+from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
 def create_app(
@@ -225,7 +225,7 @@ class OpenAIApi:
             )
             return self._unknown.mark(request, stream)
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
-        return self._unknown.mark(request, JSONResponse(answer))
+        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
@@ -268,7 +268,7 @@ class OpenAIApi:
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
                 return Response(data, media_type=openapi.JSON)
-            return JSONResponse(shape.answer(pieces))
+            return Response(to_json(shape.answer(pieces)), media_type=openapi.JSON)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -278,7 +278,10 @@ class OpenAIApi:
             shape = _shape(generation, body, position)
             yield ACCEPTED
             async for piece in generation.pieces():
-                for event in shape.events(piece):
+                events = shape.events(piece)
+                if piece.n_logprobs > MANY_LOGPROBS:
+                    events = iter(await asyncio.to_thread(list, events))
+                for event in events:
                     yield event
             if body.includes_usage and not (position and position.has_usage):
                 yield shape.usage_event()

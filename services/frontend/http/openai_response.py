@@ -29,7 +29,7 @@ Json = dict[str, Any]
 def to_json(value: Json) -> bytes:
     """Returns JSON in ASCII: some clients of streams take U+2028 or U+0085 for the end of a
     line."""
-    return pydantic_core.to_json(value, ensure_ascii=True)
+    return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
 class Shape(ABC):

@@ -12,6 +12,10 @@ LOGPROB_BYTES = 100
 """Bytes of memory that a log-probability takes, most of them when it is written down."""
 
 
+MANY_LOGPROBS = 4096
+"""Log-probabilities that take some milliseconds to write down; more are written in a thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Log-probabilities of `len` tokens, and for each the `n_top` most likely ones in its place."""

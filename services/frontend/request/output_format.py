@@ -44,7 +44,10 @@ def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") 
     """
     if isinstance(schema, str):
         schema = _read(schema, field)
-    return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
+    try:
+        return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
+    except ValueError as error:  # of a whole number of more than 64 bits
+        raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from None
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
