@@ -30,7 +30,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
 
 
 class UnknownFields:
-    """What happens to the unknown fields of the bodies that one frontend reads."""
+    """Refuses the unknown fields of bodies, or names them in the log and in a header."""
 
     def __init__(
         self, *, are_refused: bool = False, clock: Callable[[], float] = time.monotonic

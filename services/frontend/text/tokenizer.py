@@ -68,7 +68,7 @@ class Tokenizer:
 
     @cached_property
     def with_special_tokens(self) -> Self:
-        """The same tokenizer, whose texts have special tokens as they are written."""
+        """A tokenizer whose texts have special tokens as they are written in the vocabulary."""
         other = copy.copy(self)
         other._skips_special = False
         return other

@@ -267,3 +267,9 @@ async def test_a_stream_that_fails_ends_with_an_error(site: Site) -> None:
                 max_tokens=5, messages=[{"role": "user", "content": "x"}], model="test-model"
             ) as stream:
                 await stream.get_final_message()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_options_are_answered_as_elsewhere(site: Site, path: str) -> None:
+    answer = await site.http.options(path)
+    assert (answer.status_code, answer.headers["allow"]) == (204, "POST")

@@ -109,3 +109,9 @@ def test_wrong_choices_are_refused(texts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         output_format.choice(texts)
     assert caught.value.field == "choice"
+
+
+def test_a_schema_with_a_number_that_is_too_large_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        output_format.json_schema({"type": "object", "default": 10**30}, field="tools")
+    assert caught.value.field == "tools"
