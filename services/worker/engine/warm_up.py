@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from services.common.sampling import SamplingParams
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph
 from services.worker.engine.trial_iteration import SAMPLED_PENALIZED, TrialIteration, trial_lengths
 from services.worker.models import StageModel
@@ -28,9 +29,10 @@ _N_DECODES = 8
 # Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
 
-_SAMPLED = replace(SAMPLED_PENALIZED, frequency_penalty=0)
-_GREEDY = replace(_SAMPLED, temperature=0)
-_PENALIZED = replace(SAMPLED_PENALIZED, temperature=0)
+# The first two leave logits as they are, of the model's type; the others turn them into float32.
+_GREEDY = SamplingParams(temperature=0)
+_LIMITED = SamplingParams(temperature=1, top_k=50, top_p=0.9, seed=0)
+_GREEDY_ADJUSTED = replace(SAMPLED_PENALIZED, temperature=0)
 
 
 def compile_kernels(
@@ -39,15 +41,15 @@ def compile_kernels(
     """Runs every kind of iteration of up to `n_tokens` tokens, so that its kernels are compiled.
 
     These are decodes, alone and beside prompts, with tokens chosen by argmax and sampled, each with
-    and without penalties, which turn logits into float32. With `new_graph` a batch of decodes is
+    and without what adjusts logits: penalties, biases and masks. With `new_graph` a batch of decodes is
     recorded as well.
     """
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)
     trial = partial(TrialIteration, model, block_size=block_size)
     trial(decodes, sampling=_GREEDY, new_graph=new_graph).run()
-    trial(decodes, sampling=_SAMPLED).run()
-    trial(decodes, sampling=_PENALIZED).run()
+    trial(decodes, sampling=_LIMITED).run()
+    trial(decodes, sampling=_GREEDY_ADJUSTED).run()
     n_mixed = _FEWEST_TOKENS
     while n_mixed <= min(_MOST_TOKENS, n_tokens):
         trial(trial_lengths(n_mixed, model.config.max_position_embeddings)).run()

@@ -23,6 +23,7 @@ from tests.worker.engine.fixed_shapes import RepeatedCall, load_fixed
 from tests.worker.pipeline import GREEDY
 
 BLOCK_SIZE = 16
+SAMPLED = replace(GREEDY, temperature=1, seed=0)
 
 
 def main() -> None:
@@ -38,6 +39,11 @@ def main() -> None:
                 GREEDY,
                 replace(GREEDY, min_tokens=2, stop_token_ids=(1,)),
                 replace(GREEDY, frequency_penalty=1),
+                replace(GREEDY, logit_bias=((0, 1.0),)),
+                replace(GREEDY, bad_token_ids=(0,)),
+                SAMPLED,
+                replace(SAMPLED, top_k=3, top_p=0.5),
+                replace(SAMPLED, bad_token_ids=(0,)),
                 SAMPLED_PENALIZED,
                 replace(SAMPLED_PENALIZED, frequency_penalty=0),
             ):
