@@ -113,14 +113,15 @@ class Stream:
             response = client.getresponse()
             event_id = data = ""
             while response.status == 200 and (line := response.readline()):
-                name, _, value = line.decode().rstrip("\n").partition(": ")
+                text = line.decode().rstrip("\n")
+                name, _, value = text.partition(": ")  # no name: a comment
                 if name == "id":
                     event_id = value
                 elif name == "data":
                     data = value
-                elif not name and data == "[DONE]":
+                elif not text and data == "[DONE]":
                     return True
-                elif not name:
+                elif not text:
                     self._note(event_id, json.loads(data))
         except (OSError, http.client.HTTPException, ValueError):
             pass
