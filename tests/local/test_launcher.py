@@ -56,5 +56,5 @@ async def test_further_settings_reach_their_service_and_win() -> None:
 
 @pytest.mark.parametrize("option", ["drain-s", "=5", "drain-s,hold-s=3"])
 def test_a_further_setting_without_name_or_value_is_refused(option: str) -> None:
-    with pytest.raises(SystemExit, match="^error: frontend: must be NAME=VALUE"):
+    with pytest.raises(SystemExit, match=r"^error: frontend: must be NAME=VALUE"):
         LocalSettings.load("local", ["--model=model", f"--frontend={option}"])
