@@ -16,7 +16,14 @@ from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import anthropic_errors, docs_page, event_id, openai_errors, openapi
+from services.frontend.http import (
+    anthropic_errors,
+    credentials,
+    docs_page,
+    event_id,
+    openai_errors,
+    openapi,
+)
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
@@ -230,10 +237,7 @@ class OpenAIApi:
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
-        headers = request.headers
-        key = headers.get("x-api-key")
-        of_key = None if key is None else f"Bearer {key}"
-        return self._api_keys.admit(headers.get("authorization", of_key))
+        return self._api_keys.admit(credentials.shown_in(request.headers))
 
     def _admit_generation(self, request: Request) -> Account:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""
