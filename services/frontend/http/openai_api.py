@@ -23,6 +23,7 @@ from services.frontend.http import (
     event_id,
     openai_errors,
     openapi,
+    unknown_fields,
 )
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
@@ -44,7 +45,6 @@ from services.frontend.http.openai_request import ChatBody, CompletionBody, Gene
 from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
-from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
@@ -92,7 +92,8 @@ def create_app(
         "/serving": api.serving,
     }
     for path, post in posted.items():
-        app.add_api_route(path, post, methods=["POST"], response_model=None)
+        marked = unknown_fields.marking(post)
+        app.add_api_route(path, marked, methods=["POST"], response_model=None)
     for path, get in shown.items():
         app.add_api_route(path, get, methods=["GET", "HEAD"], response_model=None)
     return app
@@ -112,7 +113,7 @@ class OpenAIApi:
         refuse_unknown_fields: bool = False,
     ) -> None:
         self._service = service
-        self._unknown = UnknownFields(are_refused=refuse_unknown_fields)
+        self._unknown = unknown_fields.UnknownFields(are_refused=refuse_unknown_fields)
         self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
@@ -193,7 +194,7 @@ class OpenAIApi:
                 await self._service.names_of(token_ids) if body.return_token_strs else None
             ),
         }
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return Response(to_json(answer), media_type=openapi.JSON)
 
     async def detokenize(self, request: Request) -> Response:
         """Answers with the text of tokens."""
@@ -201,7 +202,7 @@ class OpenAIApi:
         body = await self._read(request, DetokenizeBody, account)
         text = await self._service.detokenize(tuple(body.tokens), account, model=body.model or "")
         answer = to_json({"prompt": text})
-        return self._unknown.mark(request, Response(answer, media_type=openapi.JSON))
+        return Response(answer, media_type=openapi.JSON)
 
     async def respond(self, request: Request) -> Response:
         """Continues a conversation, in the protocol of agents."""
@@ -220,19 +221,18 @@ class OpenAIApi:
                 body.to_conversation(), account, model=body.model or ""
             )
             token_ids = await while_connected(request.receive, counting)
-        return self._unknown.mark(request, JSONResponse({"input_tokens": len(token_ids)}))
+        return JSONResponse({"input_tokens": len(token_ids)})
 
     async def _converse(self, request: Request, kind: type[GeneratingBody]) -> Response:
         account = self._admit_generation(request)
         body = await self._read(request, kind, account)
         if body.stream:
             reply = ReplyStream(self._service, body, account)
-            stream = EventStream(
+            return EventStream(
                 reply.events(), explain=reply.explain, comment_s=self._comment_s, end=b""
             )
-            return self._unknown.mark(request, stream)
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return Response(to_json(answer), media_type=openapi.JSON)
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
@@ -258,11 +258,9 @@ class OpenAIApi:
         position = _position(request)
         if body.stream:
             events = self._events(body, position, account)
-            stream = EventStream(events, explain=_explain, comment_s=self._comment_s)
-            return self._unknown.mark(request, stream)
+            return EventStream(events, explain=_explain, comment_s=self._comment_s)
         body.check_resumption(position)
-        answer = await while_connected(request.receive, self._whole(body, account))
-        return self._unknown.mark(request, answer)
+        return await while_connected(request.receive, self._whole(body, account))
 
     async def _whole(self, body: GenerationBody, account: Account) -> Response:
         request = body.to_request()
