@@ -16,7 +16,14 @@ from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import anthropic_errors, docs_page, event_id, openai_errors, openapi
+from services.frontend.http import (
+    anthropic_errors,
+    docs_page,
+    event_id,
+    media_types,
+    openai_errors,
+    openapi,
+)
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
@@ -135,7 +142,7 @@ class OpenAIApi:
 
     async def openapi(self) -> Response:
         """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
-        return Response(self._document, media_type=openapi.JSON)
+        return Response(self._document, media_type=media_types.JSON)
 
     async def docs(self) -> Response:
         """Answers with the document as a page to read, to anybody."""
@@ -186,7 +193,7 @@ class OpenAIApi:
                 await self._service.names_of(token_ids) if body.return_token_strs else None
             ),
         }
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return self._unknown.mark(request, Response(to_json(answer), media_type=media_types.JSON))
 
     async def detokenize(self, request: Request) -> Response:
         """Answers with the text of tokens."""
@@ -194,7 +201,7 @@ class OpenAIApi:
         body = await self._read(request, DetokenizeBody, account)
         text = await self._service.detokenize(tuple(body.tokens), account, model=body.model or "")
         answer = to_json({"prompt": text})
-        return self._unknown.mark(request, Response(answer, media_type=openapi.JSON))
+        return self._unknown.mark(request, Response(answer, media_type=media_types.JSON))
 
     async def respond(self, request: Request) -> Response:
         """Continues a conversation, in the protocol of agents."""
@@ -225,7 +232,7 @@ class OpenAIApi:
             )
             return self._unknown.mark(request, stream)
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return self._unknown.mark(request, Response(to_json(answer), media_type=media_types.JSON))
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
@@ -267,8 +274,8 @@ class OpenAIApi:
             shape = _shape(generation, body)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
-                return Response(data, media_type=openapi.JSON)
-            return Response(to_json(shape.answer(pieces)), media_type=openapi.JSON)
+                return Response(data, media_type=media_types.JSON)
+            return Response(to_json(shape.answer(pieces)), media_type=media_types.JSON)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
