@@ -6,7 +6,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -41,37 +40,25 @@ from services.frontend.http.exchange import (
 from services.frontend.http.json_structure import check_structure
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
-from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
+from services.frontend.http.openai_response import (
+    Shape,
+    ShownFields,
+    model_list,
+    model_object,
+    to_json,
+)
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(
-    service: GenerationService,
-    *,
-    bodies: BodyLimits,
-    api_keys: ApiKeys,
-    reason_against_serving: Callable[[], str],
-    comment_s: float,
-    refuse_unknown_fields: bool = False,
-) -> FastAPI:
-    """Returns the API in front of a generation service; `reason_against_serving` says why requests
-    that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
-    without an event."""
+def create_app(api: "OpenAIApi") -> FastAPI:
+    """Returns the app that serves an API."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
     anthropic_errors.install(app)
-    api = OpenAIApi(
-        service,
-        bodies=bodies,
-        api_keys=api_keys,
-        reason_against_serving=reason_against_serving,
-        comment_s=comment_s,
-        refuse_unknown_fields=refuse_unknown_fields,
-    )
     posted = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.complete,
@@ -111,6 +98,8 @@ class OpenAIApi:
         comment_s: float,
         refuse_unknown_fields: bool = False,
     ) -> None:
+        """`reason_against_serving` says why requests that come now would get no tokens, or nothing.
+        Streams have a comment after `comment_s` seconds without an event."""
         self._service = service
         self._unknown = UnknownFields(are_refused=refuse_unknown_fields)
         self._bodies = bodies
@@ -307,11 +296,11 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
-    options: dict[str, Any] = {
-        "includes_usage": body.includes_usage,
-        "counts_usage": body.counts_usage,
-        "n_prompt_logprobs": body.prompt_logprobs,
-    }
+    shown = ShownFields(
+        includes_usage=body.includes_usage,
+        counts_usage=body.counts_usage,
+        n_prompt_logprobs=body.prompt_logprobs,
+    )
     if isinstance(body, CompletionBody):
-        return CompletionShape(generation, position, **options, echo=bool(body.echo))
-    return ChatShape(generation, position, **options)
+        return CompletionShape(generation, position, shown=shown, echo=bool(body.echo))
+    return ChatShape(generation, position, shown=shown)
