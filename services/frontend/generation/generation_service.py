@@ -24,7 +24,9 @@ from prometheus_client import CollectorRegistry
 from services.common import errors
 from services.common.sampling import OPTIONS
 from services.frontend.api_keys import Account
-from services.frontend.generation.generation import EncodedPrompt, Generation, Place
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.place import Place
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
