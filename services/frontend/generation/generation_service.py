@@ -2,8 +2,9 @@
 
     wait → check → submit → assemble → cancel
 
-A request is checked and made into tokens here; a `Generation` does the rest. However the client's
-call ends, whatever still runs is cancelled on the way out: `open` is the only way to get one.
+A request is checked here and made into tokens (`RequestEncoder`); a `Generation` does the rest.
+However the client's call ends, whatever still runs is cancelled on the way out: `open` is the only
+way to get one.
 
 While there is no pipeline, requests wait for one up to `hold_s` seconds: another scheduler takes
 the lead, or the pipeline forms again, and their clients see nothing but a pause. What is served is
@@ -16,17 +17,16 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
 from services.common import errors
-from services.common.sampling import OPTIONS
 from services.frontend.api_keys import Account
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.place import Place
+from services.frontend.generation.request_encoder import RequestEncoder
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
@@ -35,7 +35,6 @@ from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
-from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import (
     GenerationOptions,
     GenerationRequest,
@@ -43,16 +42,12 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.limits import Limits
 from services.frontend.request.logprobs import LOGPROB_BYTES
-from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.message_format import (
-    PLAIN,
-    AnswerFormat,
     MessageFormat,
-    schema_grammars,
 )
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
@@ -96,19 +91,22 @@ class GenerationService:
         self._refusals = Refusals() if refusals is None else refusals
         self._budget = budget or MemoryBudget(64 * 2**20, refusals=self._refusals)
         threads = TextThreads(self._refusals)
-        self._encoder = PromptEncoder(
+        self._prompt_encoder = PromptEncoder(
             tokenizer,
             model.chat_template,
             limits.texts,
             threads=threads,
             refusals=self._refusals,
         )
-        self._grammar_check = GrammarCheck(model.tokenizer_file, threads)
-        self._message_format = MessageFormat(
-            tokenizer,
-            "" if model.chat_template is None else model.chat_template.source,
-            tool_parser=model.tool_parser,
-            reasoning_parser=model.reasoning_parser,
+        self._request_encoder = RequestEncoder(
+            self._prompt_encoder,
+            grammar_check=GrammarCheck(model.tokenizer_file, threads),
+            message_format=MessageFormat(
+                tokenizer,
+                "" if model.chat_template is None else model.chat_template.source,
+                tool_parser=model.tool_parser,
+                reasoning_parser=model.reasoning_parser,
+            ),
         )
         self._anybody = Account()
         self.n_in_flight = 0
@@ -190,7 +188,7 @@ class GenerationService:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
-            return await self._encoder.to_tokens(
+            return await self._prompt_encoder.to_tokens(
                 prompt, limits, place.share, add_special_tokens=options.add_special_tokens
             )
 
@@ -208,7 +206,7 @@ class GenerationService:
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
         with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            return await self._encoder.to_text(token_ids, place.share)
+            return await self._prompt_encoder.to_text(token_ids, place.share)
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
@@ -294,7 +292,7 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
-        prompts = await self._encode(request, limits, place.share)
+        prompts = await self._request_encoder.encode(request, limits, place.share)
         place.share.grow(self._n_token_bytes(prompts, request.options.n_generated))
         place.share.grow(_n_prompt_logprob_bytes(prompts, request.options))
         place.share.grow(
@@ -337,7 +335,7 @@ class GenerationService:
                 f"asks for {n_answers} answers at once; "
                 f"{self._limits.max_in_flight} can be in the making",
             )
-        self._encoder.check_length(request.prompts, self._last_limits())
+        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         with ExitStack() as stack:
             of_account = stack.enter_context(account.in_flight(request))
             n_counted = min(n_answers, self._limits.max_answers_at_once)
@@ -399,75 +397,6 @@ class GenerationService:
             n_copied += length * min(n, n_left)
             n_left -= min(n, n_left)
         return array("I").itemsize * n_packed + SUBMISSION_TOKEN_BYTES * n_copied
-
-    async def _encode(
-        self, request: GenerationRequest, limits: Limits, share: Share
-    ) -> tuple[EncodedPrompt, ...]:
-        limits.check_model(request.model)
-        stop_token_ids = limits.stop_token_ids(request.options)
-        if request.resumption is not None:
-            for answer in request.resumption.answers:
-                limits.check_tokens(TOKENS_FIELD, answer.token_ids)
-        self._encoder.check_length(request.prompts, limits)
-        options = request.options
-        if options.sampling.grammar:
-            await self._grammar_check.check(
-                options.format_field, options.sampling.grammar, limits.pipeline, share
-            )
-        encoded = []
-        for prompt in request.prompts:
-            token_ids = await self._encoder.to_tokens(
-                prompt, limits, share, add_special_tokens=options.add_special_tokens
-            )
-            max_new_tokens = limits.max_new_tokens(
-                request.options,
-                n_prompt=len(token_ids),
-                is_chat=isinstance(prompt, Conversation),
-            )
-            answer_format = PLAIN
-            if isinstance(prompt, Conversation):
-                answer_format = await self._answer_format(
-                    prompt, token_ids, request.options, limits, share
-                )
-            limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
-            encoded.append(
-                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
-            )
-            await asyncio.sleep(0)  # others come in between
-        return tuple(encoded)
-
-    async def _answer_format(
-        self,
-        conversation: Conversation,
-        token_ids: Sequence[int],
-        options: GenerationOptions,
-        limits: Limits,
-        share: Share,
-    ) -> AnswerFormat:
-        """Returns how answers to a conversation are written; a grammar in it can be followed.
-
-        Raises:
-            InvalidRequest: it cannot; the error names the tool, if it is one's.
-        """
-        if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
-            raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
-        answer_format = self._message_format.of(
-            conversation, token_ids, has_grammar=bool(options.sampling.grammar)
-        )
-        field, grammar = answer_format.grammar_field, answer_format.grammar
-        if not grammar:
-            return answer_format
-        if options.ignore_eos:
-            raise errors.InvalidRequest("ignore_eos", f"not together with {field}")
-        OPTIONS["grammar"].allowed.check(field, grammar)
-        check = partial(self._grammar_check.check, pipeline=limits.pipeline, share=share)
-        try:
-            await check(field, grammar)
-        except errors.InvalidRequest:
-            for schema_field, schema in schema_grammars(conversation):
-                await check(schema_field, schema)
-            raise
-        return answer_format
 
 
 def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
