@@ -14,7 +14,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -22,12 +21,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
-from services.common.sampling import (
-    MAX_LOGPROBS,
-    MAX_PROMPT_LOGPROBS,
-    MAX_STOP_TOKENS,
-    SamplingParams,
-)
+from services.common.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.common.stream_places import StreamPlaces
 from services.scheduler.core.accounts import (
@@ -468,7 +462,7 @@ class SchedulerService:
             raise InvalidRequest(
                 "prompt_logprobs", f"are {n_numbers} numbers, {MAX_PROMPT_LOGPROBS} at most"
             )
-        _check_sampling(sampling, self._pipeline)
+        check_sampling(sampling, self._pipeline)
 
     def _cancel_all(self, connection: Connection) -> None:
         for request in list(connection.requests.values()):
@@ -487,14 +481,10 @@ async def _write(connection: Connection, context: Any) -> None:
             await context.write(message)
 
 
-def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
+def check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
     # A rank would end itself, and with it everybody's requests, over what is refused here.
     own = frozenset(pipeline.eos_token_ids)
-    clients = sampling
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:  # the model's own come besides a client's
-        stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
-        clients = replace(sampling, stop_token_ids=stops)
-    clients.check()
+    sampling.check(own_stop_token_ids=own)
     if sampling.grammar and not pipeline.can_follow_grammars:
         raise InvalidRequest("grammar", "the model can follow none")
     if min(sampling.stop_token_ids, default=0) < 0:
