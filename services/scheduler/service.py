@@ -13,11 +13,11 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any
 
 import grpc.aio
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
@@ -255,11 +255,14 @@ class SchedulerService:
     ) -> None:
         """Takes submissions from now on, and hands them to `loop`.
 
-        Requests for another model than this pipeline's are given up.
+        Requests for another model than this pipeline's are given up, and so are those that another
+        checkpoint of that name cannot take: they would end its ranks.
         """
-        for request in list(self._connections):
+        for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
+            elif (refusal := _refusal(request, pipeline)) is not None:
+                loop.give_up(request, f"the pipeline that serves now cannot: {refusal.message}")
         self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
         self._is_open = True
         for frontend in self._frontends:
@@ -439,21 +442,7 @@ class SchedulerService:
     ) -> None:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        largest = max(
-            max(submission.prompt_token_ids, default=0),
-            max(submission.generated_token_ids, default=0),
-        )
-        if largest >= self._pipeline.vocab_size:
-            raise InvalidRequest(
-                "prompt", f"token {largest} is not below {self._pipeline.vocab_size}"
-            )
-        n_tokens = len(submission.prompt_token_ids) + submission.max_new_tokens
-        if n_tokens > self._pipeline.max_model_len:
-            raise InvalidRequest(
-                "max_tokens",
-                f"prompt and output of {n_tokens} tokens exceed the limit of "
-                f"{self._pipeline.max_model_len}",
-            )
+        _check_sequence(submission, self._pipeline)
         for field in ("n_logprobs", "n_prompt_logprobs"):
             if getattr(submission, field) > MAX_LOGPROBS:
                 raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
@@ -481,9 +470,49 @@ async def _write(connection: Connection, context: Any) -> None:
             await context.write(message)
 
 
-def check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
-    # A rank would end itself, and with it everybody's requests, over what is refused here.
-    own = frozenset(pipeline.eos_token_ids)
+def _check_sequence(
+    request: scheduler_pb2.Submission | Request, pipeline: scheduler_pb2.PipelineDescription
+) -> None:
+    prompt, generated = request.prompt_token_ids, request.generated_token_ids
+    largest = max(max(prompt, default=0), max(generated, default=0))
+    if largest >= pipeline.vocab_size:
+        raise InvalidRequest("prompt", f"token {largest} is not below {pipeline.vocab_size}")
+    n_tokens = len(prompt) + request.max_new_tokens
+    if n_tokens > pipeline.max_model_len:
+        raise InvalidRequest(
+            "max_tokens",
+            f"prompt and output of {n_tokens} tokens exceed the limit of {pipeline.max_model_len}",
+        )
+
+
+def _refusal(
+    request: Request, pipeline: scheduler_pb2.PipelineDescription
+) -> InvalidRequest | None:
+    """Returns the reason for which a pipeline cannot take a request that was checked for another
+    one; None if it can."""
+    sampling = from_proto(sampling_pb2.SamplingParams.FromString(request.sampling))
+    own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
+    try:
+        _check_sequence(request, pipeline)
+        check_sampling(sampling, pipeline, own_stop_token_ids=own)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def check_sampling(
+    sampling: SamplingParams,
+    pipeline: scheduler_pb2.PipelineDescription,
+    *,
+    own_stop_token_ids: Collection[int] = (),
+) -> None:
+    """Checks options for a pipeline: a rank would end itself, and with it everybody's requests,
+    over what is refused here. `own_stop_token_ids` are the model's own, if not by default.
+
+    Raises:
+        InvalidRequest: the error names the option.
+    """
+    own = own_stop_token_ids or frozenset(pipeline.eos_token_ids)
     sampling.check(own_stop_token_ids=own)
     if sampling.grammar and not pipeline.can_follow_grammars:
         raise InvalidRequest("grammar", "the model can follow none")

@@ -4,7 +4,7 @@ drives."""
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -592,6 +592,73 @@ async def test_a_lost_pipeline_ends_every_request_as_unavailable() -> None:
         assert completion.message == "stage 1 is gone"
         rejection = await frontend.rejection("b")
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("change", "ended"),
+    [
+        ({}, []),
+        ({"vocab_size": 50}, ["high token", "high stop", "high output"]),
+        ({"max_model_len": 12}, ["long"]),  # whose prompt and output are 13
+        ({"can_follow_grammars": False}, ["grammar"]),
+        ({"eos_token_ids": [7]}, []),
+    ],
+    ids=str,
+)
+async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
+    change: dict[str, Any], ended: list[str]
+) -> None:
+    before = scheduler_pb2.PipelineDescription(
+        model="fake",
+        vocab_size=100,
+        max_model_len=64,
+        eos_token_ids=[STOP],
+        can_follow_grammars=True,
+    )
+    after = scheduler_pb2.PipelineDescription()
+    after.CopyFrom(before)
+    for name in change:
+        after.ClearField(name)  # type: ignore[arg-type]
+    after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
+    async with world() as it, Frontend(it.address) as frontend:
+        it.service.open(before, it.loop, it.log)
+        assert (await frontend.read()).pipeline == before
+        await frontend.accepted("plain", sampling={"stop_token_ids": [STOP, 8]})
+        await frontend.accepted("long", prompt=3, max_new_tokens=10)
+        await frontend.accepted("grammar", sampling={"grammar": "start: /a/"})
+        await frontend.accepted("high stop", sampling={"bad_token_ids": [99]})
+        await frontend.send(submission_of("high token", prompt=[99]))
+        await frontend.send(submission_of("high output", generated=[99]))
+        await until(lambda: len(it.scheduler.pool) == 6)
+        await it.engine.next_batch()
+        it.engine.fail(PipelineLost("stage 0 is gone"))
+        with pytest.raises(PipelineLost):
+            await it.serving
+        it.service.suspend(*it.scheduler.suspend())
+        it.service.open(after, it.loop, it.log)
+        left = {str(request.request_id) for request in it.scheduler.pool}
+        completed: dict[str, Any] = {}
+        while len(completed) < len(ended):
+            for end in (await frontend.read()).completed:
+                completed[end.request_id] = end
+        assert sorted(completed) == sorted(ended)
+        assert not left.intersection(completed)
+        assert len(left) + len(completed) == 6
+        for end in completed.values():
+            assert end.reason == scheduler_pb2.COMPLETION_REASON_FAILED
+            assert "the pipeline that serves now cannot" in end.message
+
+
+def submission_of(
+    name: str, *, prompt: Sequence[int] = (1,), generated: Sequence[int] = ()
+) -> scheduler_pb2.Submission:
+    return scheduler_pb2.Submission(
+        request_id=name,
+        prompt_token_ids=prompt,
+        max_new_tokens=4,
+        generated_token_ids=generated,
+        sampling=sampling_pb2.SamplingParams(seed=3),
+    )
 
 
 async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:

@@ -145,6 +145,11 @@ class Scheduler:
             return []
         return [self._finish(request, FinishReason.CANCELLED)]
 
+    def give_up(self, request: Request, message: str) -> list[Update]:
+        """Ends a request that has not begun in this epoch, which could not serve it; returns its
+        end."""
+        return [self._finish(request, FinishReason.FAILED, message=message)]
+
     def select(self) -> Batch | None:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
