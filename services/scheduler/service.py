@@ -37,18 +37,15 @@ from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
+from services.scheduler.settings import FRONTEND_BYTES
 
 log = logging.getLogger(__name__)
 
 CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 """Roles that may call each method."""
 
-MAX_UNSENT_UPDATES = 16_384
-"""Updates that may wait for one frontend, besides the 4 MiB that gRPC sends to one that does not
-read."""
-
-UPDATE_BYTES = 1024
-"""Bytes of log-probabilities that count as an update."""
+UPDATE_BYTES = 192
+"""Bytes that an update counts for besides its log-probabilities: 123, and its copy on the way."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
@@ -83,24 +80,37 @@ class Connection:
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before it
+        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
         self._n_logprob_bytes = 0  # in the outbox
+        self._n_outbox_bytes = 0
+        self._n_leaving_bytes = 0  # of the message that was returned last
+        self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
         self._has_mail = asyncio.Event()
-        self._n_unsent = 0  # updates since all were sent
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns all that has come since the last message."""
+        """Waits for news and returns all that has come since the last message, which has been sent
+        when this is called."""
+        self._n_unsent_bytes -= self._n_leaving_bytes
+        self._n_leaving_bytes = 0
         await self._has_mail.wait()
         if self._sealed:
-            return self._sealed.popleft()
+            message, self._n_leaving_bytes = self._sealed.popleft()
+            return message
         self._has_mail.clear()
-        self._n_unsent = self._n_logprob_bytes = 0
+        self._n_leaving_bytes = self._n_outbox_bytes
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         n_free = self._n_free()
         if n_free is not None:
             message.n_free = n_free
         self._is_told_full = n_free == 0
         return message
+
+    def check_unsent(self) -> None:
+        """Sets `is_overfull` if more waits to be sent than the memory that there is for it. Called
+        before an iteration's updates come: what a single one brings is never too much."""
+        if self._n_unsent_bytes > FRONTEND_BYTES:
+            self.is_overfull.set()
 
     def note_room(self) -> None:
         """Tells the frontend of a free place, if it was told that there is none."""
@@ -136,7 +146,7 @@ class Connection:
             rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
-        self._note_update()
+        self._note_update(error.message)
 
     def update(self, update: Update) -> None:
         request, reason = update.request, update.finish_reason
@@ -151,7 +161,8 @@ class Connection:
             self._outbox.completed.add(
                 request_id=request_id, reason=_REASONS[reason], message=update.message
             )
-        self._note_update()
+        self._note_bytes(UPDATE_BYTES)
+        self._has_mail.set()
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
         """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
@@ -179,13 +190,17 @@ class Connection:
 
     def _note_logprobs(self, n_bytes: int) -> None:
         self._n_logprob_bytes += n_bytes
-        self._n_unsent += n_bytes // UPDATE_BYTES
+        self._note_bytes(n_bytes)
+
+    def _note_bytes(self, n_bytes: int) -> None:
+        self._n_outbox_bytes += n_bytes
+        self._n_unsent_bytes += n_bytes
 
     def _seal(self) -> None:
         """Begins another message, which is sent after all that was before."""
-        self._sealed.append(self._outbox)
+        self._sealed.append((self._outbox, self._n_outbox_bytes))
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._n_logprob_bytes = 0
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
         self._has_mail.set()
 
     def suspend(self, request: Request) -> None:
@@ -204,10 +219,9 @@ class Connection:
             self._note_update()
         self.requests.clear()
 
-    def _note_update(self) -> None:
-        self._n_unsent += 1
-        if self._n_unsent > MAX_UNSENT_UPDATES:
-            self.is_overfull.set()
+    def _note_update(self, text: str = "") -> None:
+        self._note_bytes(UPDATE_BYTES + len(text))
+        self.check_unsent()
         self._has_mail.set()
 
 
@@ -277,6 +291,8 @@ class SchedulerService:
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
         now, has_ended = self._now(), False
+        for frontend in self._frontends:
+            frontend.check_unsent()
         for update in updates:
             request, reason = update.request, update.finish_reason
             if update.token_id is not None:
