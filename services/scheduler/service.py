@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 """Roles that may call each method."""
 
-UPDATE_BYTES = 192
-"""Bytes that an update counts for besides its log-probabilities: 123, and its copy on the way."""
+UPDATE_BYTES = 208
+"""Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
