@@ -32,8 +32,12 @@ PYTHON = """#!/bin/sh
 case "$*" in *importlib.metadata*) exit {installed_status} ;; *) exec {python} "$@" ;; esac
 """
 NVIDIA_SMI = """#!/bin/sh
-echo {gpus}
+{gpus}
 """
+
+
+GPU = "echo 'GPU 0: a GPU'"
+MANY_GPUS = "seq -f 'GPU %g: a GPU' 20000 || exit 1"  # more than a pipe holds
 
 
 class Machine:
@@ -52,7 +56,7 @@ class Machine:
         *,
         is_installed: bool = False,
         is_in_a_folder: bool = False,
-        has_gpu: bool = False,
+        gpus: str = "",
         index_status: int = 0,
         rest_status: int = 0,
         **variables: str,
@@ -66,7 +70,7 @@ class Machine:
                 rest_status=rest_status,
             ),
             "python": PYTHON.format(installed_status=int(not is_installed), python=sys.executable),
-            "nvidia-smi": NVIDIA_SMI.format(gpus="'GPU 0: a GPU'" if has_gpu else ""),
+            "nvidia-smi": NVIDIA_SMI.format(gpus=gpus),
         }
         for name, text in programs.items():
             (self._root / "bin" / name).write_text(text, encoding="utf-8")
@@ -126,11 +130,11 @@ def test_without_a_gpu_the_build_without_cuda_is_taken(machine: Machine, index: 
     assert "the build without CUDA" in done.stdout
 
 
-@pytest.mark.parametrize("has_gpu", [False, True], ids=["index-is-away", "gpu"])
+@pytest.mark.parametrize("gpus", ["", GPU, MANY_GPUS], ids=["index-is-away", "gpu", "many-gpus"])
 def test_otherwise_the_usual_index_is_taken_and_its_size_said(
-    machine: Machine, index: str, has_gpu: bool
+    machine: Machine, index: str, gpus: str
 ) -> None:
-    done = machine.install(has_gpu=has_gpu, CPU_INDEX=index if has_gpu else NOBODY)
+    done = machine.install(gpus=gpus, CPU_INDEX=index if gpus else NOBODY)
     assert done.returncode == 0
     assert set(machine.calls()) == {DRY, REST}
     assert "2.5 GB more" in done.stdout
@@ -155,7 +159,7 @@ def test_a_torch_in_pips_folders_is_taken_from_there(machine: Machine, index: st
 
 
 def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: str) -> None:
-    assert machine.install(has_gpu=True, TORCH_INDEX=NOBODY).returncode == 0
+    assert machine.install(gpus=GPU, TORCH_INDEX=NOBODY).returncode == 0
     assert machine.calls()[0] == fetch(NOBODY)
     assert machine.install(TORCH_INDEX=NOBODY, index_status=1).returncode == 1
 
