@@ -6,7 +6,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -21,6 +20,7 @@ from services.frontend.http import (
     credentials,
     docs_page,
     event_id,
+    media_types,
     openai_errors,
     openapi,
     unknown_fields,
@@ -42,36 +42,24 @@ from services.frontend.http.exchange import (
 from services.frontend.http.json_structure import check_structure
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
-from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
+from services.frontend.http.openai_response import (
+    Shape,
+    ShownFields,
+    model_list,
+    model_object,
+    to_json,
+)
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(
-    service: GenerationService,
-    *,
-    bodies: BodyLimits,
-    api_keys: ApiKeys,
-    reason_against_serving: Callable[[], str],
-    comment_s: float,
-    refuse_unknown_fields: bool = False,
-) -> FastAPI:
-    """Returns the API in front of a generation service; `reason_against_serving` says why requests
-    that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
-    without an event."""
+def create_app(api: "OpenAIApi") -> FastAPI:
+    """Returns the app that serves an API."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
     anthropic_errors.install(app)
-    api = OpenAIApi(
-        service,
-        bodies=bodies,
-        api_keys=api_keys,
-        reason_against_serving=reason_against_serving,
-        comment_s=comment_s,
-        refuse_unknown_fields=refuse_unknown_fields,
-    )
     posted = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.complete,
@@ -112,6 +100,8 @@ class OpenAIApi:
         comment_s: float,
         refuse_unknown_fields: bool = False,
     ) -> None:
+        """`reason_against_serving` says why requests that come now would get no tokens, or nothing.
+        Streams have a comment after `comment_s` seconds without an event."""
         self._service = service
         self._unknown = unknown_fields.UnknownFields(are_refused=refuse_unknown_fields)
         self._bodies = bodies
@@ -143,7 +133,7 @@ class OpenAIApi:
 
     async def openapi(self) -> Response:
         """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
-        return Response(self._document, media_type=openapi.JSON)
+        return Response(self._document, media_type=media_types.JSON)
 
     async def docs(self) -> Response:
         """Answers with the document as a page to read, to anybody."""
@@ -194,7 +184,7 @@ class OpenAIApi:
                 await self._service.names_of(token_ids) if body.return_token_strs else None
             ),
         }
-        return Response(to_json(answer), media_type=openapi.JSON)
+        return Response(to_json(answer), media_type=media_types.JSON)
 
     async def detokenize(self, request: Request) -> Response:
         """Answers with the text of tokens."""
@@ -202,7 +192,7 @@ class OpenAIApi:
         body = await self._read(request, DetokenizeBody, account)
         text = await self._service.detokenize(tuple(body.tokens), account, model=body.model or "")
         answer = to_json({"prompt": text})
-        return Response(answer, media_type=openapi.JSON)
+        return Response(answer, media_type=media_types.JSON)
 
     async def respond(self, request: Request) -> Response:
         """Continues a conversation, in the protocol of agents."""
@@ -232,7 +222,7 @@ class OpenAIApi:
                 reply.events(), explain=reply.explain, comment_s=self._comment_s, end=b""
             )
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
-        return Response(to_json(answer), media_type=openapi.JSON)
+        return Response(to_json(answer), media_type=media_types.JSON)
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
@@ -269,8 +259,8 @@ class OpenAIApi:
             shape = _shape(generation, body)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
-                return Response(data, media_type=openapi.JSON)
-            return Response(to_json(shape.answer(pieces)), media_type=openapi.JSON)
+                return Response(data, media_type=media_types.JSON)
+            return Response(to_json(shape.answer(pieces)), media_type=media_types.JSON)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -302,11 +292,11 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
-    options: dict[str, Any] = {
-        "includes_usage": body.includes_usage,
-        "counts_usage": body.counts_usage,
-        "n_prompt_logprobs": body.prompt_logprobs,
-    }
+    shown = ShownFields(
+        includes_usage=body.includes_usage,
+        counts_usage=body.counts_usage,
+        n_prompt_logprobs=body.prompt_logprobs,
+    )
     if isinstance(body, CompletionBody):
-        return CompletionShape(generation, position, **options, echo=bool(body.echo))
-    return ChatShape(generation, position, **options)
+        return CompletionShape(generation, position, shown=shown, echo=bool(body.echo))
+    return ChatShape(generation, position, shown=shown)
