@@ -7,13 +7,13 @@ around calls is not content.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pydantic_core
 
 from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
-from services.frontend.text.message_reader import MessageDelta, ToolCallDelta
+from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
 
 ARGUMENTS = ("arguments", "parameters")
 """Names under which a call has its arguments."""
@@ -51,8 +51,7 @@ class ToolCallReader(ABC):
         self._rules = rules
         self._text = ArrivingText()
         self._steps = self._read()
-        self._new_content: list[str] = []
-        self._new_calls: list[ToolCallDelta] = []
+        self._new: list[Part] = []
         self._new_arguments: list[str] = []
         self._spaces: list[str] = []  # before words that may still come
         self._is_speaking = False
@@ -69,7 +68,7 @@ class ToolCallReader(ABC):
         self._text.end()
         next(self._steps, None)
         if not self.n_tool_calls:
-            self._new_content += self._spaces
+            self._speak(self._spaces)
         return self._take_delta()
 
     @abstractmethod
@@ -82,8 +81,13 @@ class ToolCallReader(ABC):
             self._spaces.append(text)
             return
         self._is_speaking = True
-        self._new_content += (*self._spaces, text)
+        self._speak((*self._spaces, text))
         self._spaces.clear()
+
+    def _speak(self, texts: Iterable[str]) -> None:
+        """Adds content after the arguments of the last call."""
+        self._end_arguments()
+        self._new += [Words(text) for text in texts if text]
 
     def _begin(self, name: str) -> None:
         """Begins a call; what was kept of the text belongs to it."""
@@ -96,7 +100,7 @@ class ToolCallReader(ABC):
             index = self.n_tool_calls
             self.n_tool_calls += 1
             delta = ToolCallDelta(index=index, id=self._rules.new_id(index), name=name)
-            self._new_calls.append(delta)
+            self._new.append(delta)
 
     def _argue(self, text: str) -> None:
         """Adds to the arguments of the call that has begun."""
@@ -195,17 +199,15 @@ class ToolCallReader(ABC):
         if self._new_arguments:
             arguments = "".join(self._new_arguments)
             self._new_arguments.clear()
-            self._new_calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
+            self._new.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
 
     def _take_delta(self) -> MessageDelta:
         self._end_arguments()
-        if not self._new_content and not self._new_calls:
+        if not self._new:
             return _NOTHING
-        new = MessageDelta(content="".join(self._new_content))
-        calls = MessageDelta(tool_calls=tuple(self._new_calls))
-        self._new_content.clear()
-        self._new_calls.clear()
-        return new + calls
+        delta = MessageDelta(tuple(self._new))
+        self._new.clear()
+        return delta
 
 
 _NOTHING = MessageDelta()
