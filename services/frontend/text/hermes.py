@@ -54,13 +54,12 @@ class HermesReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from text.until(BEGIN, self._say)):
+        while (yield from self._until(BEGIN)):
             text.keep()
             text.take(len(BEGIN))
             yield from text.run(SPACES)
             if not (yield from self._read_calls()):
-                self._say(text.kept())
+                self._say_no_call(text.kept())
                 continue
             text.kept()
-            if (yield from text.begins_with(END)):
-                text.take(len(END))
+            yield from text.skip(END)

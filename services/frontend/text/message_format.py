@@ -73,6 +73,7 @@ class AnswerFormat:
     family: Family | None = None
     tool_names: frozenset[str] = frozenset()
     is_single: bool = False
+    must_call: bool = False
     thinks: bool = False
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning."""
@@ -88,7 +89,12 @@ class AnswerFormat:
         reader: MessageReader = PlainReader()
         if self.family is not None:
             new_id = partial(_call_id, self.family, f"{request_id}-{index}")
-            rules = CallRules(new_id=new_id, names=self.tool_names, is_single=self.is_single)
+            rules = CallRules(
+                new_id=new_id,
+                names=self.tool_names,
+                is_single=self.is_single,
+                must_call=self.must_call,
+            )
             reader = self.family.reader(rules)
         return ThinkReader(reader, has_begun=self.is_thinking) if self.thinks else reader
 
@@ -147,6 +153,7 @@ class MessageFormat:
             family=family,
             tool_names=frozenset(tool.name for tool in tools),
             is_single=not choice.allows_parallel or choice.mode == "named",
+            must_call=must_call,
             thinks=self._thinks,
             is_thinking=is_thinking,
             marks={self._special[text]: text for text in wanted if text in self._special},

@@ -63,7 +63,7 @@ class MistralReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from text.until(BEGIN, self._say)):
+        while (yield from self._until(BEGIN)):
             text.keep()
             text.take(len(BEGIN))
             yield from text.run(SPACES)
@@ -73,17 +73,15 @@ class MistralReader(ToolCallReader):
                 is_read = yield from self._read_named()
             if is_read:
                 text.kept()
-            self._say(text.kept())
+            self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
         """Reads a call whose name comes before its arguments; returns whether it is one."""
         text = self._text
         name = yield from text.run(_NAME)
-        if (yield from text.begins_with(CALL_ID)):
-            text.take(len(CALL_ID))
-            yield from text.run(_NAME)
-        if (yield from text.begins_with(ARGS)):
-            text.take(len(ARGS))
+        yield from text.skip(CALL_ID)
+        yield from text.run(_NAME)
+        yield from text.skip(ARGS)
         yield from text.run(SPACES)
         if not name or not (yield from text.begins_with("{")):
             return False

@@ -2,7 +2,8 @@
 
 A call is a JSON object with a name and arguments. Its arguments are passed on as they come, once
 its name is known. Text that is no call after all becomes content, so nothing is lost. White space
-around calls is not content.
+around calls is not content, nor is a call that the answer's end cuts before its arguments, where
+there was a call before or must be one.
 """
 
 import re
@@ -31,6 +32,8 @@ class CallRules:
     """Names of the tools there are."""
     is_single: bool = False
     """Whether all calls but the first are left out."""
+    must_call: bool = False
+    """Whether there is nothing but calls."""
 
 
 @dataclass(slots=True)
@@ -88,6 +91,23 @@ class ToolCallReader(ABC):
         """Adds content after the arguments of the last call."""
         self._end_arguments()
         self._new += [Words(text) for text in texts if text]
+
+    def _until(self, marker: str) -> Steps[bool]:
+        """Says what comes before a marker; returns False if the text ends without it."""
+        return (yield from self._text.until(marker, self._say, self._say_cut_marker))
+
+    def _say_cut_marker(self, text: str) -> None:
+        """Adds the beginning of a marker with which the text ends, unless it follows a call or one
+        must follow."""
+        follows_call = self.n_tool_calls > 0 and not self._is_speaking
+        if not (self._rules.must_call or follows_call):
+            self._say(text)
+
+    def _say_no_call(self, text: str) -> None:
+        """Adds what was taken for a call, unless it may be one that the text's end cuts."""
+        may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
+        if not may_be_cut:
+            self._say(text)
 
     def _begin(self, name: str) -> None:
         """Begins a call; what was kept of the text belongs to it."""

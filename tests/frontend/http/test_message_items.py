@@ -1,4 +1,4 @@
-"""The items of an answer are those that the model writes, in its order, wherever its text is cut."""
+"""The items of an answer are those that the model writes, in its order, however they are cut."""
 
 from collections.abc import Sequence
 
@@ -71,6 +71,7 @@ def test_each_place_of_a_cut_gives_the_items_of_the_whole(family: str) -> None:
 
 PARTS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+    *(f"<tool_call>{CALL_A}</tool_call>", f"[TOOL_CALLS]{CALL_A}", f"<|python_tag|>{CALL_B}"),
     *(CALL_A, CALL_B, '{"name": "find"', '{"a": 1}', "[", "]", ",", ";", " ", "\n", "a"),
 ]
 
