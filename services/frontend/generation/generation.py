@@ -370,7 +370,7 @@ class Generation:
             self._started.set_result(None)
 
     def _expire(self) -> None:
-        error = TimedOut("the request took longer than it may")
+        error = TimedOut("the request took longer than it may", may_retry=False)
         self._inbox.fail(error)
         self._fail_start(error)
         self._withdraw()
