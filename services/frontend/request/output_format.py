@@ -68,7 +68,12 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
     """
     if not 1 <= len(texts) <= MAX_CHOICES or not all(texts):
         raise errors.InvalidRequest(field, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return "start: " + " | ".join(map(quoted, texts))
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a grammar in Lark has it, where no control character may stand."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def grammar(text: str, *, field: str = "grammar") -> str:

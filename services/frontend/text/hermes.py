@@ -9,6 +9,7 @@ A tag may hold a list of calls, too.
 
 from collections.abc import Sequence
 
+from services.frontend.request.output_format import quoted
 from services.frontend.text.arriving_text import SPACES, Steps
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.tool_calls import CallRules, ToolCallReader
@@ -17,7 +18,6 @@ from services.frontend.text.tool_grammar import (
     ToolRule,
     call_object,
     one_of,
-    quoted,
     repeated,
 )
 

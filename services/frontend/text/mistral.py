@@ -10,6 +10,7 @@ The first is that of version 3 of its tokenizers, the other of versions 11 and 1
 import re
 from collections.abc import Sequence
 
+from services.frontend.request.output_format import quoted
 from services.frontend.text.arriving_text import SPACES, Steps
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.tool_calls import CallRules, ToolCallReader
@@ -18,7 +19,6 @@ from services.frontend.text.tool_grammar import (
     ToolRule,
     call_object,
     one_of,
-    quoted,
     repeated,
 )
 

@@ -5,10 +5,11 @@ schema. Marks that are special tokens of the checkpoint are named by their numbe
 never stand for these.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from services.frontend.request.output_format import quoted
 
 TEXT = r"TEXT: /(.|\n)*/"
 """Any text, of no special tokens."""
@@ -47,11 +48,6 @@ class Markers:
         """Returns the rule `answer` of text in which `rule` follows the marker."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
-
-
-def quoted(text: str) -> str:
-    """Returns a text as a grammar has it."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def repeated(rule: str, separator: str, *, is_single: bool) -> str:
