@@ -57,11 +57,27 @@ class ResponsesPart(BaseModel):
     text: str
 
 
+class RefusalPart(BaseModel):
+    """What the assistant said instead of a text, sent back as it came."""
+
+    model_config = EXACT
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
+
+
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 Part = Annotated[
-    Annotated[ResponsesPart, Tag("text")] | Annotated[UnknownKind, Tag("unknown")],
-    by_type(dict.fromkeys(_TEXT_TYPES, "text")),
+    Annotated[ResponsesPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({**dict.fromkeys(_TEXT_TYPES, "text"), "refusal": "refusal"}),
 ]
 ResponsesParts = TypeAliasType(
     "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
@@ -173,11 +189,33 @@ class ResponsesChoice(BaseModel):
     name: ToolName
 
 
+AllowedTool = Annotated[
+    Annotated[ResponsesChoice, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    by_type({"function": "function"}, others="other"),
+]
+
+
+class ResponsesAllowed(BaseModel):
+    """Some of the tools, of which the model may call any, or must."""
+
+    model_config = EXACT
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the functions among them."""
+        return {tool.name for tool in self.tools if isinstance(tool, ResponsesChoice)}
+
+
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")]
     | Annotated[ResponsesChoice, Tag("function")]
+    | Annotated[ResponsesAllowed, Tag("allowed_tools")]
     | Annotated[UnknownKind, Tag("unknown")],
-    by_type({"function": "function"}, text="text"),
+    by_type({kind: kind for kind in ("function", "allowed_tools")}, text="text"),
 ]
 
 
@@ -260,7 +298,7 @@ class ResponsesBody(GeneratingBody):
     previous_response_id: Annotated[str | None, only()] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
-    truncation: Annotated[str | None, only("disabled")] = None
+    truncation: Annotated[str | None, only("disabled", "auto")] = None
     top_logprobs: Annotated[int | None, only(0)] = None
     max_tool_calls: int | None = None
     user: str | None = None
@@ -272,7 +310,7 @@ class ResponsesBody(GeneratingBody):
     def to_conversation(self) -> Conversation:
         return Conversation(
             tuple(self._messages()),
-            tools=tuple(tool.to_tool() for tool in self._functions),
+            tools=tuple(tool.to_tool() for _, tool in self._told),
             tool_choice=self._choice,
             template_kwargs=template_kwargs(self.reasoning.effort if self.reasoning else None),
         )
@@ -281,6 +319,7 @@ class ResponsesBody(GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
+            lowers_max_tokens=True,
             sampling=sampling,
             format_field="text.format",
         )
@@ -305,8 +344,18 @@ class ResponsesBody(GeneratingBody):
 
     @property
     def _tool_places(self) -> list[int]:
-        places = enumerate(self.tools or ())
-        return [place for place, tool in places if isinstance(tool, ResponsesFunction)]
+        return [place for place, _ in self._told]
+
+    @property
+    def _told(self) -> list[tuple[int, ResponsesFunction]]:
+        """The functions that the model is told of, with their places."""
+        choice = self.tool_choice
+        names = choice.names if isinstance(choice, ResponsesAllowed) else None
+        return [
+            (place, tool)
+            for place, tool in enumerate(self.tools or ())
+            if isinstance(tool, ResponsesFunction) and (names is None or tool.name in names)
+        ]
 
     @property
     def _functions(self) -> list[ResponsesFunction]:
@@ -318,6 +367,12 @@ class ResponsesBody(GeneratingBody):
         match self.tool_choice:
             case ResponsesChoice(name=name):
                 return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
+            case ResponsesAllowed(mode=mode, names=names):
+                if unknown := names - {tool.name for tool in self._functions}:
+                    raise errors.InvalidRequest(
+                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
+                    )
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
             case "none" | "required" as mode:
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
         return ToolChoice(allows_parallel=allows_parallel)
@@ -364,10 +419,10 @@ class ResponsesBody(GeneratingBody):
         }
 
 
-def _joined(text: str | Sequence[ResponsesPart | UnknownKind] | None) -> str:
+def _joined(text: str | Sequence[ResponsesPart | RefusalPart | UnknownKind] | None) -> str:
     if isinstance(text, str):
         return text
-    return "\n".join(part.text for part in text or () if isinstance(part, ResponsesPart))
+    return "\n".join(part.text for part in text or () if not isinstance(part, UnknownKind))
 
 
 def _turns(items: Sequence[Any], start: int) -> Iterator[ChatMessage]:

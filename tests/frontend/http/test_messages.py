@@ -95,6 +95,14 @@ async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(sit
     assert "request-id" not in (await site.http.get("/v1/models")).headers
 
 
+@pytest.mark.parametrize("user", ["ann", None])
+async def test_metadata_are_known(site: Site, user: str | None) -> None:
+    site.scheduler.behaviour = says(EOS)
+    answer = await send(site, metadata={"user_id": user})
+    assert answer.status_code == 200
+    assert "x-orcinus-ignored-fields" not in answer.headers
+
+
 @pytest.mark.usefixtures("tagged")
 async def test_a_stream_has_anthropics_events_in_order(site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens('§hm¶hi«f»{"a": 1}'), EOS)
