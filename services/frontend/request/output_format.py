@@ -98,6 +98,16 @@ def grammar(text: str, *, field: str = "grammar") -> str:
         raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from error
 
 
+def parts(grammar: str) -> list[dict[str, Any]]:
+    """Returns a grammar that can be followed as parts of a larger one, which refers to the first
+    of them as `@` and its name."""
+    found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
+    if grammar.lstrip().startswith("{"):
+        found = json.loads(grammar)["grammars"]
+    found[0].setdefault("name", "format")
+    return found
+
+
 def _read(schema: str, field: str) -> dict[str, Any]:
     try:
         value = pydantic_core.from_json(schema)

@@ -122,6 +122,11 @@ class ArrivingText:
                 return False
             yield
 
+    def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
+        """Passes all text on."""
+        while (yield from self.peek()):
+            pass_on(self.take_rest())
+
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
         """Passes a JSON object, list or string on as it comes; returns False if the text ends
         before it. Only brackets and strings are looked at."""

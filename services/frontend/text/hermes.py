@@ -31,6 +31,7 @@ class Hermes:
 
     markers = (BEGIN, END)
     id_prefix, id_length = "call_", 24
+    has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""

@@ -21,6 +21,7 @@ class Llama3:
 
     markers = (TAG,)
     id_prefix, id_length = "call_", 24
+    has_bare_calls = True
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""

@@ -32,6 +32,7 @@ class Mistral:
 
     markers = (BEGIN, CALL_ID, ARGS)
     id_prefix, id_length = "", 9
+    has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""

@@ -34,6 +34,8 @@ class CallRules:
     """Whether all calls but the first are left out."""
     must_call: bool = False
     """Whether there is nothing but calls."""
+    is_exclusive: bool = False
+    """Whether there is nothing but calls, or none: content has no calls in it."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,20 @@ class ToolCallReader(ABC):
 
     def _until(self, marker: str) -> Steps[bool]:
         """Says what comes before a marker; returns False if the text ends without it."""
-        return (yield from self._text.until(marker, self._say, self._say_cut_marker))
+        text = self._text
+        if not self._rules.is_exclusive:
+            return (yield from text.until(marker, self._say, self._say_cut_marker))
+        if not self._is_speaking:
+            text.keep()
+            yield from text.run(SPACES)
+            is_next = yield from text.begins_with(marker)
+            self._say(text.kept())
+            if is_next:
+                return True
+            if self.n_tool_calls:
+                yield from text.skip(marker)
+        yield from text.rest(self._say)
+        return False
 
     def _say_cut_marker(self, text: str) -> None:
         """Adds the beginning of a marker with which the text ends, unless it follows a call or one

@@ -5,6 +5,7 @@ schema. Marks that are special tokens of the checkpoint are named by their numbe
 never stand for these.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,9 @@ def call_object(arguments: str) -> Callable[[ToolRule], str]:
     """Returns what makes rules of calls that are JSON, with that name for their arguments."""
 
     def rule(tool: ToolRule) -> str:
-        start = f'{{"name": {quoted(tool.name)}, "{arguments}": '
-        return f'{quoted(start)} {tool.arguments} "}}"'
+        lexemes = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", "]
+        lexemes += [f'"{arguments}"', ": "]
+        return f'{" ".join(map(quoted, lexemes))} {tool.arguments} "}}"'
 
     return rule
 

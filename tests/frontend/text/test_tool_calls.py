@@ -276,6 +276,24 @@ def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
         assert said.content == (text[:end] if is_first else ""), end
 
 
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (HermesReader, f"<tool_call>{ONE}</tool_call>"),
+        (Llama3Reader, f"<|python_tag|>{LLAMA}"),
+        (MistralReader, f"[TOOL_CALLS][{ONE}]"),
+    ],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_content_of_a_format_has_no_calls_in_it(kind: type[HermesReader], call: str) -> None:
+    rules = CallRules(new_id="id-{}".format, names=NAMES, is_exclusive=True)
+    text = json.dumps({"a": call})
+    for said in (read(lambda: kind(rules), text), read(lambda: kind(rules), *text)):
+        assert said == Said(content=text)
+    for said in (read(lambda: kind(rules), call, call), read(lambda: kind(rules), *call, *call)):
+        assert said == Said(calls=[["find", FIND]] * 2)
+
+
 def test_text_between_calls_may_end_as_a_call_begins() -> None:
     said = read(HERMES, f"<tool_call>{ONE}</tool_call> 1 <")
     assert said == Said(content=" 1 <", calls=[["find", FIND]])
