@@ -65,6 +65,12 @@ class TimedOut(OrcinusError):
     """The client did not send, or did not read, in the time that there is for it, or its call took
     longer than it may."""
 
+    def __init__(self, message: str, *, may_retry: bool = True) -> None:
+        """`may_retry` says whether trying again may help: it does not where the client's own
+        deadline was too short."""
+        super().__init__(message)
+        self.may_retry = may_retry
+
 
 class Unauthenticated(OrcinusError):
     """The caller shows no key, or one that is not known."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import grpc
 import httpx
 import openai
@@ -108,6 +109,26 @@ async def test_deadline_ends_a_whole_answer_and_its_request(site: Site) -> None:
     assert site.frontend._service.n_in_flight == 0
 
 
+async def test_clients_do_not_try_again_after_their_own_deadline(site: Site) -> None:
+    site.scheduler.behaviour = stalls_after(*site.tokens("ab"))
+    deadline = {"x-request-timeout": "0.1"}
+    async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="none") as client:
+        with pytest.raises(openai.APIStatusError):
+            await client.completions.create(
+                model="test-model", prompt="x", max_tokens=9, extra_headers=deadline
+            )
+    assert len(site.scheduler.requests) == 1
+    async with anthropic.AsyncAnthropic(base_url=site.url, api_key="none") as other:
+        with pytest.raises(anthropic.APIStatusError):
+            await other.messages.create(
+                model="test-model",
+                max_tokens=9,
+                messages=[{"role": "user", "content": "x"}],
+                extra_headers=deadline,
+            )
+    assert len(site.scheduler.requests) == 2
+
+
 async def test_deadline_ends_a_stream_with_an_event(site: Site) -> None:
     site.scheduler.behaviour = stalls_after(*site.tokens("ab"))
     answer = await complete(site, {"x-request-timeout": "0.2"}, stream=True, max_tokens=9)
@@ -136,7 +157,9 @@ async def test_time_while_a_request_is_held_counts(tmp_path: Path) -> None:
     async with running(tmp_path, scheduler, is_open=False, hold_s=TIMEOUT_S) as site:
         await soon(scheduler.wait_connections(1))
         late = [complete(site, {"x-request-timeout": "0.1"}, stream=b) for b in (False, True)]
-        assert [answer.status_code for answer in await asyncio.gather(*late)] == [408, 408]
+        for answer in await asyncio.gather(*late):
+            assert answer.status_code == 408
+            assert answer.headers["x-should-retry"] == "false"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await site.inference.generate(request(), timeout=0.1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

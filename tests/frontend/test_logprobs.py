@@ -162,6 +162,17 @@ async def test_special_tokens_that_a_prompt_spells_have_places_in_its_text(
     assert logprobs["text_offset"][:4] == [0, 0, 5, 12]
 
 
+@pytest.mark.parametrize("text", ["b", "s", "bos", "|>", "<|"])
+async def test_places_in_a_prompt_that_its_first_token_spells(site: Site, text: str) -> None:
+    for front in (True, False):
+        body = {"max_tokens": 0, "echo": True, "logprobs": 0, "add_special_tokens": front}
+        logprobs = (await complete(site, text, **body))["logprobs"]
+        *pieces, last = logprobs["tokens"][front:]
+        assert "".join([*pieces, last]) == text
+        expected = [len("".join(pieces[:end])) for end in range(len(pieces) + 1)]
+        assert logprobs["text_offset"] == [0] * front + expected
+
+
 async def test_many_prompts_of_an_evaluation_each_have_their_own(site: Site) -> None:
     prompts = [list(site.tokens(text)) for text in ("hello world", "a", "the quick brown fox")]
     site.scheduler.behaviour = says(5)

@@ -156,7 +156,9 @@ class Generation:
             return text_offsets(self._tokenizer, prompt.token_ids)
         # The client's own text may spell special tokens, and others were put around it.
         shown, text = self._tokenizer.with_special_tokens, prompt.prompt
-        n_before = max(0, shown.to_text(prompt.token_ids).find(text))
+        n_added = 0 if self.options.add_special_tokens is False else shown.n_tokens_before
+        n_before = len(shown.to_text(prompt.token_ids[:n_added]))
+        n_before = max(n_before, shown.to_text(prompt.token_ids).find(text, n_before))
         offsets = text_offsets(shown, prompt.token_ids)
         return [min(max(0, offset - n_before), len(text)) for offset in offsets]
 
@@ -297,7 +299,7 @@ class Generation:
             self._started.set_result(None)
 
     def _expire(self) -> None:
-        error = TimedOut("the request took longer than it may")
+        error = TimedOut("the request took longer than it may", may_retry=False)
         self._inbox.fail(error)
         self._fail_start(error)
         self._withdraw()

@@ -247,7 +247,9 @@ class GenerationService:
                     async with asyncio.timeout_at(deadline):
                         generation = await self._generation(request, until, place, span, call)
                 except TimeoutError:
-                    raise errors.TimedOut("the request waited longer than it may take") from None
+                    raise errors.TimedOut(
+                        "the request waited longer than it may take", may_retry=False
+                    ) from None
                 try:
                     if deadline is not None:
                         generation.end_at(deadline)

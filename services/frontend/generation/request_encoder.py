@@ -96,7 +96,10 @@ class RequestEncoder:
         if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
             raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
         answer_format = self._message_format.of(
-            conversation, token_ids, has_grammar=bool(options.sampling.grammar)
+            conversation,
+            token_ids,
+            asked=options.sampling.grammar,
+            asked_field=options.format_field,
         )
         field, grammar = answer_format.grammar_field, answer_format.grammar
         if not grammar:

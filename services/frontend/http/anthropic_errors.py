@@ -22,6 +22,9 @@ from services.frontend.http.reply import named_event
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 
+ID_HEADER = "request-id"
+"""Header in which Anthropic's clients look for the name of their request."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

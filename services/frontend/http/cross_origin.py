@@ -5,11 +5,18 @@ from collections.abc import Collection
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.frontend.http import anthropic_errors, openai_errors
 from services.frontend.request.client_call import ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST")
 
-RESPONSE_HEADERS = ("retry-after", "x-orcinus-ignored-fields", ID_HEADER)
+RESPONSE_HEADERS = (
+    "retry-after",
+    "x-orcinus-ignored-fields",
+    openai_errors.RETRY_HEADER,
+    ID_HEADER,
+    anthropic_errors.ID_HEADER,
+)
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:

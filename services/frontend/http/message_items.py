@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from services.frontend.generation.answer import Piece
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_reader import MessageDelta, MessageReader
+from services.frontend.text.message_reader import MessageDelta, MessageReader, ToolCallDelta
 
 
 class ItemKind(Enum):
@@ -88,17 +88,20 @@ class MessageItems:
             yield from self._end(piece.finish_reason)
 
     def _add(self, delta: MessageDelta) -> Iterator[Step]:
-        if delta.reasoning:
-            yield from self._grow(ItemKind.REASONING, delta.reasoning)
-        if delta.content:
-            yield from self._grow(ItemKind.TEXT, delta.content)
-        for call in delta.tool_calls:
-            if call.index != self._call_index or self._open is None:
-                self._call_index = call.index
-                self._spaces.clear()
-                yield from self._begin(ItemKind.CALL, call_id=call.id, name=call.name)
-            if call.arguments and self._open is not None:
-                yield Grew(self._open, call.arguments)
+        for part in delta.parts:
+            if isinstance(part, ToolCallDelta):
+                yield from self._call(part)
+            else:
+                kind = ItemKind.REASONING if part.is_reasoning else ItemKind.TEXT
+                yield from self._grow(kind, part.text)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[Step]:
+        if call.index != self._call_index or self._open is None:
+            self._call_index = call.index
+            self._spaces.clear()
+            yield from self._begin(ItemKind.CALL, call_id=call.id, name=call.name)
+        if call.arguments and self._open is not None:
+            yield Grew(self._open, call.arguments)
 
     def _grow(self, kind: ItemKind, text: str) -> Iterator[Step]:
         if self._open is None or self._open.kind is not kind:

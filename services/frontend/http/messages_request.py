@@ -123,6 +123,14 @@ class OutputConfig(BaseModel):
     format: JsonSchemaOutput | None = None
 
 
+class MessagesMetadata(BaseModel):
+    """Labels that the client gives its request; they do nothing."""
+
+    model_config = EXACT
+
+    user_id: str | None = None
+
+
 class CountBody(ConversationBody):
     """The body of POST /v1/messages/count_tokens."""
 
@@ -166,6 +174,7 @@ class MessagesBody(CountBody, GeneratingBody):
 
     max_tokens: int
     stop_sequences: StopTexts | None = None
+    metadata: MessagesMetadata | None = None
 
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(

@@ -18,6 +18,10 @@ from services.frontend.http import unknown_fields
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request whose client has gone away; nobody reads it."""
 
+RETRY_HEADER = "x-should-retry"
+"""Header that tells OpenAI's and Anthropic's clients whether to try again; without it they do
+after each 408."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -60,6 +64,8 @@ def error_response(error: errors.OrcinusError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.TimedOut):
         headers["connection"] = "close"
+        if not error.may_retry:
+            headers[RETRY_HEADER] = "false"
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
 
 

@@ -319,8 +319,9 @@ class ChatBody(ToolFields, GenerationBody):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise errors.InvalidRequest("max_tokens", "not together with max_completion_tokens")
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise errors.InvalidRequest("max_tokens", "must be equal to max_completion_tokens")
         return self
 
     @model_validator(mode="after")

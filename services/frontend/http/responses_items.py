@@ -29,11 +29,27 @@ class ResponsesPart(BaseModel):
     text: str
 
 
+class RefusalPart(BaseModel):
+    """What the assistant said instead of a text, sent back as it came."""
+
+    model_config = EXACT
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
+
+
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 Part = Annotated[
-    Annotated[ResponsesPart, Tag("text")] | Annotated[UnknownKind, Tag("unknown")],
-    by_type(dict.fromkeys(_TEXT_TYPES, "text")),
+    Annotated[ResponsesPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({**dict.fromkeys(_TEXT_TYPES, "text"), "refusal": "refusal"}),
 ]
 ResponsesParts = TypeAliasType(
     "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]

@@ -78,11 +78,33 @@ class ResponsesChoice(BaseModel):
     name: ToolName
 
 
+AllowedTool = Annotated[
+    Annotated[ResponsesChoice, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    by_type({"function": "function"}, others="other"),
+]
+
+
+class ResponsesAllowed(BaseModel):
+    """Some of the tools, of which the model may call any, or must."""
+
+    model_config = EXACT
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the functions among them."""
+        return {tool.name for tool in self.tools if isinstance(tool, ResponsesChoice)}
+
+
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")]
     | Annotated[ResponsesChoice, Tag("function")]
+    | Annotated[ResponsesAllowed, Tag("allowed_tools")]
     | Annotated[UnknownKind, Tag("unknown")],
-    by_type({"function": "function"}, text="text"),
+    by_type({kind: kind for kind in ("function", "allowed_tools")}, text="text"),
 ]
 
 
@@ -165,7 +187,7 @@ class ResponsesBody(GeneratingBody):
     previous_response_id: Annotated[str | None, only()] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
-    truncation: Annotated[str | None, only("disabled")] = None
+    truncation: Annotated[str | None, only("disabled", "auto")] = None
     top_logprobs: Annotated[int | None, only(0)] = None
     max_tool_calls: int | None = None
     user: str | None = None
@@ -178,6 +200,7 @@ class ResponsesBody(GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
+            lowers_max_tokens=True,
             sampling=sampling,
             format_field="text.format",
         )
@@ -201,8 +224,16 @@ class ResponsesBody(GeneratingBody):
         return named_event("error", {**fields, "sequence_number": 0})
 
     @property
+    def _functions(self) -> list[ResponsesFunction]:
+        return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
+
+    @property
     def _told_tools(self) -> dict[int, ClientTool]:
-        return told_tools(self.tools)
+        told = told_tools(self.tools)
+        if not isinstance(self.tool_choice, ResponsesAllowed):
+            return told
+        names = self.tool_choice.names
+        return {place: tool for place, tool in told.items() if tool.to_tool().name in names}
 
     @property
     def _template_kwargs(self) -> dict[str, Any]:
@@ -214,6 +245,12 @@ class ResponsesBody(GeneratingBody):
         match self.tool_choice:
             case ResponsesChoice(name=name):
                 return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
+            case ResponsesAllowed(mode=mode, names=names):
+                if unknown := names - {tool.name for tool in self._functions}:
+                    raise errors.InvalidRequest(
+                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
+                    )
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
             case "none" | "required" as mode:
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
         return ToolChoice(allows_parallel=allows_parallel)

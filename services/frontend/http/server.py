@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.frontend.http import anthropic_errors
 from services.frontend.http.acceptor import Acceptor
 from services.frontend.http.connection import Connection
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
@@ -128,8 +129,10 @@ class HttpServer(uvicorn.Server):
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                name = (ID_HEADER.encode(), call.shown_id.encode())
-                message["headers"] = [*message["headers"], name]
+                shown_id = call.shown_id.encode()
+                message["headers"] = [*message["headers"], (ID_HEADER.encode(), shown_id)]
+                if scope["path"].startswith(anthropic_errors.PATH):
+                    message["headers"].append((anthropic_errors.ID_HEADER.encode(), shown_id))
                 if self._is_leaving:
                     message["headers"].append((b"connection", b"close"))
             await send(message)

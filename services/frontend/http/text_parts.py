@@ -14,7 +14,9 @@ TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) els
 class TextPart(Protocol):
     """A part of a text."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """Returns what it says."""
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:

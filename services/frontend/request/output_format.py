@@ -68,7 +68,12 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
     """
     if not 1 <= len(texts) <= MAX_CHOICES or not all(texts):
         raise errors.InvalidRequest(field, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return "start: " + " | ".join(map(quoted, texts))
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a grammar in Lark has it, where no control character may stand."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def grammar(text: str, *, field: str = "grammar") -> str:
@@ -91,6 +96,16 @@ def grammar(text: str, *, field: str = "grammar") -> str:
         raise errors.InvalidRequest(field, "is nested too deeply") from None
     except Exception as error:  # which it raises as it is, where a rule is missing
         raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from error
+
+
+def parts(grammar: str) -> list[dict[str, Any]]:
+    """Returns a grammar that can be followed as parts of a larger one, which refers to the first
+    of them as `@` and its name."""
+    found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
+    if grammar.lstrip().startswith("{"):
+        found = json.loads(grammar)["grammars"]
+    found[0].setdefault("name", "format")
+    return found
 
 
 def _read(schema: str, field: str) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class ArrivingText:
         self._kept = None
         return text
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the text is over and all of it was taken."""
+        return self._is_over and self._at == len(self._text)
+
     def peek(self) -> Steps[str]:
         """Returns the next character; nothing at the text's end."""
         while self._at == len(self._text) and not self._is_over:
@@ -77,6 +82,13 @@ class ArrivingText:
                 return False
             yield
 
+    def skip(self, marker: str) -> Steps[None]:
+        """Takes a marker if it is next, or as much of it as there is before the text's end."""
+        if (yield from self.begins_with(marker)):
+            self.take(len(marker))
+        elif marker.startswith(self._text[self._at :]):
+            self.take_rest()
+
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
         """Takes as many characters as match a pattern, which says of each alone whether it
         does."""
@@ -90,19 +102,30 @@ class ArrivingText:
                 break
         return "".join(pieces)
 
-    def until(self, marker: str, pass_on: Callable[[str], None]) -> Steps[bool]:
-        """Passes text on until a marker is next; returns False if the text ends without it."""
+    def until(
+        self,
+        marker: str,
+        pass_on: Callable[[str], None],
+        pass_on_cut: Callable[[str], None] | None = None,
+    ) -> Steps[bool]:
+        """Passes text on until a marker is next; returns False if the text ends without it. If it
+        ends in a marker's beginning, that may be passed on to somewhere else."""
         while True:
             found = self._text.find(marker, self._at)
             if found >= 0:
                 pass_on(self.take(found - self._at))
                 return True
-            if self._is_over:
-                pass_on(self.take_rest())
-                return False
             n_unread = len(self._text) - self._at
             pass_on(self.take(n_unread - _n_begun(self._text, marker, n_unread)))
+            if self._is_over:
+                (pass_on_cut or pass_on)(self.take_rest())
+                return False
             yield
+
+    def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
+        """Passes all text on."""
+        while (yield from self.peek()):
+            pass_on(self.take_rest())
 
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
         """Passes a JSON object, list or string on as it comes; returns False if the text ends

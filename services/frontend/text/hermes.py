@@ -9,6 +9,7 @@ A tag may hold a list of calls, too.
 
 from collections.abc import Sequence
 
+from services.frontend.request.output_format import quoted
 from services.frontend.text.arriving_text import SPACES, Steps
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.tool_calls import CallRules, ToolCallReader
@@ -17,7 +18,6 @@ from services.frontend.text.tool_grammar import (
     ToolRule,
     call_object,
     one_of,
-    quoted,
     repeated,
 )
 
@@ -31,6 +31,7 @@ class Hermes:
 
     markers = (BEGIN, END)
     id_prefix, id_length = "call_", 24
+    has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""
@@ -54,13 +55,12 @@ class HermesReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from text.until(BEGIN, self._say)):
+        while (yield from self._until(BEGIN)):
             text.keep()
             text.take(len(BEGIN))
             yield from text.run(SPACES)
             if not (yield from self._read_calls()):
-                self._say(text.kept())
+                self._say_no_call(text.kept())
                 continue
             text.kept()
-            if (yield from text.begins_with(END)):
-                text.take(len(END))
+            yield from text.skip(END)

@@ -21,6 +21,7 @@ class Llama3:
 
     markers = (TAG,)
     id_prefix, id_length = "call_", 24
+    has_bare_calls = True
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""
@@ -47,13 +48,13 @@ class Llama3Reader(ToolCallReader):
         yield from text.run(SPACES)
         if (yield from text.peek()) in ("{", "["):
             yield from self._read_all(self._rules.names.__contains__)
-        self._say(text.kept())
-        while (yield from text.until(TAG, self._say)):
+        self._say_no_call(text.kept())
+        while (yield from self._until(TAG)):
             text.keep()
             text.take(len(TAG))
             yield from text.run(SPACES)
             yield from self._read_all(bool)
-            self._say(text.kept())
+            self._say_no_call(text.kept())
 
     def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
         """Reads calls; what else was taken is kept."""

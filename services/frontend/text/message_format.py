@@ -1,5 +1,6 @@
 """The format in which the model that is served writes messages, and what follows for an answer: how
-its text is read, and which grammar makes it call tools.
+its text is read, and which grammar makes it call tools, or follow a client's grammar after it has
+thought.
 
 Operators name the format, or it is found in the chat template and the special tokens of the
 checkpoint. Tags of Hermes stand for unknown ones: a reader that meets none reads plain content, and
@@ -7,6 +8,7 @@ where a tool must be called, the grammar sees to it.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +56,10 @@ class Family(Protocol):
     def id_length(self) -> int:
         """Hexadecimal digits of the id after that."""
 
+    @property
+    def has_bare_calls(self) -> bool:
+        """Whether calls are JSON that nothing marks."""
+
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""
 
@@ -73,13 +79,16 @@ class AnswerFormat:
     family: Family | None = None
     tool_names: frozenset[str] = frozenset()
     is_single: bool = False
+    must_call: bool = False
+    is_exclusive: bool = False
+    """Whether an answer is either calls or what a client's grammar makes."""
     thinks: bool = False
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that readers need to see, with their texts."""
     grammar: str = ""
-    """The grammar that makes answers call tools, if they must."""
+    """The grammar that answers follow, instead of the client's."""
     grammar_field: str = ""
     """The field that asks for it."""
 
@@ -88,7 +97,13 @@ class AnswerFormat:
         reader: MessageReader = PlainReader()
         if self.family is not None:
             new_id = partial(_call_id, self.family, f"{request_id}-{index}")
-            rules = CallRules(new_id=new_id, names=self.tool_names, is_single=self.is_single)
+            rules = CallRules(
+                new_id=new_id,
+                names=self.tool_names,
+                is_single=self.is_single,
+                must_call=self.must_call,
+                is_exclusive=self.is_exclusive,
+            )
             reader = self.family.reader(rules)
         return ThinkReader(reader, has_begun=self.is_thinking) if self.thinks else reader
 
@@ -120,13 +135,20 @@ class MessageFormat:
         self._special = tokenizer.special_tokens((*markers, *TAGS))
 
     def of(
-        self, conversation: Conversation, token_ids: Sequence[int], *, has_grammar: bool
+        self,
+        conversation: Conversation,
+        token_ids: Sequence[int],
+        *,
+        asked: str = "",
+        asked_field: str = "format",
     ) -> AnswerFormat:
         """Returns the format of answers to a conversation that is written in these tokens. Where
-        the client wants another format, and so `has_grammar`, answers are plain text.
+        the client has `asked` for a grammar, in `asked_field`, answers call tools or follow it,
+        after the reasoning.
 
         Raises:
-            InvalidRequest: a tool must be called that cannot be.
+            InvalidRequest: a tool must be called that cannot be, or calls could not be told from
+            what the client asks for.
         """
         choice = conversation.tool_choice
         must_call = choice.mode in ("required", "named")
@@ -134,45 +156,62 @@ class MessageFormat:
             raise errors.InvalidRequest(
                 "tool_choice", "cannot force a call: the server has no tool parser for the model"
             )
-        if has_grammar:
-            return PLAIN
         tools = () if choice.mode == "none" else conversation.tools
         family = self._family if tools else None
         is_thinking = self._thinks and self._opens_reasoning(token_ids)
-        wanted = (*(family.markers if family else ()), *(TAGS if self._thinks else ()))
+        shown = (*(family.markers if family else ()), *(TAGS if self._thinks else ()))
         grammar = ""
-        if family is not None and (must_call or any(tool.is_strict for tool in tools)):
-            grammar = self._grammar(family, conversation, is_thinking=is_thinking)
+        has_rules = family is not None and (must_call or any(tool.is_strict for tool in tools))
+        if has_rules or (asked and (family is not None or self._thinks)):
+            if asked and family is not None and family.has_bare_calls:
+                _check_json(asked, asked_field)
+            grammar = self._grammar(family, conversation, is_thinking=is_thinking, asked=asked)
         return AnswerFormat(
             family=family,
             tool_names=frozenset(tool.name for tool in tools),
             is_single=not choice.allows_parallel or choice.mode == "named",
+            must_call=must_call,
+            is_exclusive=bool(asked),
             thinks=self._thinks,
             is_thinking=is_thinking,
-            marks={self._special[text]: text for text in wanted if text in self._special},
+            marks={self._special[text]: text for text in shown if text in self._special},
             grammar=grammar,
-            grammar_field="tool_choice" if must_call else "tools",
+            grammar_field="tool_choice" if must_call else asked_field if asked else "tools",
         )
 
     def _opens_reasoning(self, token_ids: Sequence[int]) -> bool:
         tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS:])
         return tail.rstrip().endswith(reasoning.BEGIN)
 
-    def _grammar(self, family: Family, conversation: Conversation, *, is_thinking: bool) -> str:
-        """Returns the grammar of answers that call tools; where the model may call or not, only
-        strict tools keep their schemas."""
+    def _grammar(
+        self, family: Family | None, conversation: Conversation, *, is_thinking: bool, asked: str
+    ) -> str:
+        """Returns the grammar of answers that call tools, or follow what is `asked` for, after
+        reasoning."""
+        markers = Markers(self._special)
+        rules = (
+            "" if family is None else self._call_rules(family, conversation, has_other=bool(asked))
+        )
+        start = _after_thought(markers, is_thinking=is_thinking) if self._thinks else "start: reply"
+        if not asked:
+            return "\n".join([start, "reply: answer", rules, TEXT])
+        parts = output_format.parts(asked)
+        other = f"@{parts[0]['name']}"
+        reply = f"reply: answer | {other}" if family is not None else f"reply: {other}"
+        lark = "\n".join([start, reply, rules, TEXT])
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
+
+    def _call_rules(self, family: Family, conversation: Conversation, *, has_other: bool) -> str:
+        """Returns the rule `answer` of calls, or of text with calls in it where the model may call
+        or not, unless it `has_other` than calls. In both these cases only strict tools keep their
+        schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         tools = _callable_tools(conversation)
         rules = [ToolRule(tool.name, f"arguments_{number}") for number, tool in tools]
         is_single = not choice.allows_parallel or choice.mode == "named"
-        parts = [
-            "start: answer",
-            family.grammar(rules, markers, is_single=is_single, is_free=is_free),
-            TEXT,
-        ]
-        if self._thinks:
-            parts[0] = _after_thought(markers, is_thinking=is_thinking)
+        is_text = is_free and not has_other
+        parts = [family.grammar(rules, markers, is_single=is_single, is_free=is_text)]
         for rule, (number, tool) in zip(rules, tools, strict=True):
             is_kept = tool.is_strict or not is_free
             schema = _schema_of(tool, number) if is_kept else dict(_OBJECT)
@@ -215,12 +254,22 @@ def _call_id(family: Family, answer: str, index: int) -> str:
 
 
 def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
-    """Returns the rule of an answer after its reasoning, which may be left out unless the prompt
-    has begun it."""
-    thought = r"thought /\n*/ answer"
+    """Returns the rule of a reply after its reasoning, which may be left out unless the prompt has
+    begun it."""
+    thought = r"thought /\n*/ reply"
     if not is_thinking:
-        thought = f"{markers[reasoning.BEGIN]} {thought} | answer"
+        thought = f"{markers[reasoning.BEGIN]} {thought} | reply"
     return f"start: {thought}\n{markers.up_to('thought', reasoning.END)}"
+
+
+def _check_json(grammar: str, field: str) -> None:
+    """Raises InvalidRequest unless a grammar is of JSON that keeps a schema. Bare calls are read in
+    the same pieces as that, but maybe not in those of another grammar. An object that names a tool
+    is a call."""
+    if not output_format.parts(grammar)[0].get("json_schema"):
+        raise errors.InvalidRequest(
+            field, "goes together with tools only as JSON, since the model's calls have no mark"
+        )
 
 
 def _schema_of(tool: Tool, number: int) -> dict[str, Any]:

@@ -20,23 +20,50 @@ class ToolCallDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageDelta:
-    """New characters of an assistant's message, in the order reasoning, content, calls."""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """New characters of the message's content, or of its reasoning."""
 
-    reasoning: str = ""
-    content: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    text: str
+    is_reasoning: bool = False
+
+
+Part = Words | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """New parts of an assistant's message, in the order in which the model writes them."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def reasoning(self) -> str:
+        """New characters of the reasoning."""
+        return self._words(is_reasoning=True)
+
+    @property
+    def content(self) -> str:
+        """New characters of the content, those between two calls included."""
+        return self._words(is_reasoning=False)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+        """New characters of calls, each call in one delta."""
+        return _joined(part for part in self.parts if isinstance(part, ToolCallDelta))
 
     def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content or self.tool_calls)
+        return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns what both add to the message, each call in one delta."""
-        return MessageDelta(
-            reasoning=self.reasoning + later.reasoning,
-            content=self.content + later.content,
-            tool_calls=_joined((*self.tool_calls, *later.tool_calls)),
+        """Returns what both add to the message, one after the other."""
+        return MessageDelta(self.parts + later.parts)
+
+    def _words(self, *, is_reasoning: bool) -> str:
+        return "".join(
+            part.text
+            for part in self.parts
+            if isinstance(part, Words) and part.is_reasoning is is_reasoning
         )
 
 
@@ -61,7 +88,7 @@ class PlainReader:
 
     def feed(self, text: str) -> MessageDelta:
         """Returns the text as content."""
-        return MessageDelta(content=text)
+        return MessageDelta((Words(text),) if text else ())
 
     def flush(self) -> MessageDelta:
         """Returns nothing: nothing is held back."""

@@ -10,6 +10,7 @@ The first is that of version 3 of its tokenizers, the other of versions 11 and 1
 import re
 from collections.abc import Sequence
 
+from services.frontend.request.output_format import quoted
 from services.frontend.text.arriving_text import SPACES, Steps
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.tool_calls import CallRules, ToolCallReader
@@ -18,7 +19,6 @@ from services.frontend.text.tool_grammar import (
     ToolRule,
     call_object,
     one_of,
-    quoted,
     repeated,
 )
 
@@ -32,6 +32,7 @@ class Mistral:
 
     markers = (BEGIN, CALL_ID, ARGS)
     id_prefix, id_length = "", 9
+    has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a reader for an answer."""
@@ -63,7 +64,7 @@ class MistralReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from text.until(BEGIN, self._say)):
+        while (yield from self._until(BEGIN)):
             text.keep()
             text.take(len(BEGIN))
             yield from text.run(SPACES)
@@ -73,17 +74,15 @@ class MistralReader(ToolCallReader):
                 is_read = yield from self._read_named()
             if is_read:
                 text.kept()
-            self._say(text.kept())
+            self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
         """Reads a call whose name comes before its arguments; returns whether it is one."""
         text = self._text
         name = yield from text.run(_NAME)
-        if (yield from text.begins_with(CALL_ID)):
-            text.take(len(CALL_ID))
-            yield from text.run(_NAME)
-        if (yield from text.begins_with(ARGS)):
-            text.take(len(ARGS))
+        yield from text.skip(CALL_ID)
+        yield from text.run(_NAME)
+        yield from text.skip(ARGS)
         yield from text.run(SPACES)
         if not name or not (yield from text.begins_with("{")):
             return False

@@ -5,7 +5,7 @@ closed is all there is of the message.
 """
 
 from services.frontend.text.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
-from services.frontend.text.message_reader import MessageDelta, MessageReader
+from services.frontend.text.message_reader import MessageDelta, MessageReader, Words
 
 BEGIN, END = "<think>", "</think>"
 
@@ -17,7 +17,7 @@ class ThinkReader:
         """`has_begun` says that the answer begins inside the tag."""
         self._rest = rest
         self._text = ArrivingText()
-        self._new: list[str] = []
+        self._new: list[Words] = []
         self._is_read = False
         self._steps = self._read(has_begun=has_begun)
 
@@ -32,7 +32,7 @@ class ThinkReader:
             return self._rest.feed(text)
         self._text.add(text)
         next(self._steps, None)
-        reasoning = MessageDelta(reasoning="".join(self._new))
+        reasoning = MessageDelta(tuple(self._new))
         self._new.clear()
         if not self._is_read:
             return reasoning
@@ -54,7 +54,11 @@ class ThinkReader:
             text.take(len(BEGIN))
             text.kept()
         yield from text.run(NEWLINES)
-        if (yield from text.until(END, self._new.append)):
+        if (yield from text.until(END, self._think)):
             text.take(len(END))
             yield from text.run(NEWLINES)
         self._is_read = True
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._new.append(Words(text, is_reasoning=True))

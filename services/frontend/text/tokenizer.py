@@ -120,6 +120,12 @@ class Tokenizer:
             raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
 
+    @cached_property
+    def n_tokens_before(self) -> int:
+        """The number of special tokens that the checkpoint puts in front of texts."""
+        mask = self._tokenizer.encode("a").special_tokens_mask
+        return next((place for place, is_special in enumerate(mask) if not is_special), 0)
+
     def to_text(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens, without special tokens unless they are wanted."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips_special)

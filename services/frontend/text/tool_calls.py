@@ -2,18 +2,19 @@
 
 A call is a JSON object with a name and arguments. Its arguments are passed on as they come, once
 its name is known. Text that is no call after all becomes content, so nothing is lost. White space
-around calls is not content.
+around calls is not content, nor is a call that the answer's end cuts before its arguments, where
+there was a call before or must be one.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pydantic_core
 
 from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
-from services.frontend.text.message_reader import MessageDelta, ToolCallDelta
+from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
 
 ARGUMENTS = ("arguments", "parameters")
 """Names under which a call has its arguments."""
@@ -31,6 +32,10 @@ class CallRules:
     """Names of the tools there are."""
     is_single: bool = False
     """Whether all calls but the first are left out."""
+    must_call: bool = False
+    """Whether there is nothing but calls."""
+    is_exclusive: bool = False
+    """Whether there is nothing but calls, or none: content has no calls in it."""
 
 
 @dataclass(slots=True)
@@ -51,8 +56,7 @@ class ToolCallReader(ABC):
         self._rules = rules
         self._text = ArrivingText()
         self._steps = self._read()
-        self._new_content: list[str] = []
-        self._new_calls: list[ToolCallDelta] = []
+        self._new: list[Part] = []
         self._new_arguments: list[str] = []
         self._spaces: list[str] = []  # before words that may still come
         self._is_speaking = False
@@ -69,7 +73,7 @@ class ToolCallReader(ABC):
         self._text.end()
         next(self._steps, None)
         if not self.n_tool_calls:
-            self._new_content += self._spaces
+            self._speak(self._spaces)
         return self._take_delta()
 
     @abstractmethod
@@ -82,8 +86,43 @@ class ToolCallReader(ABC):
             self._spaces.append(text)
             return
         self._is_speaking = True
-        self._new_content += (*self._spaces, text)
+        self._speak((*self._spaces, text))
         self._spaces.clear()
+
+    def _speak(self, texts: Iterable[str]) -> None:
+        """Adds content after the arguments of the last call."""
+        self._end_arguments()
+        self._new += [Words(text) for text in texts if text]
+
+    def _until(self, marker: str) -> Steps[bool]:
+        """Says what comes before a marker; returns False if the text ends without it."""
+        text = self._text
+        if not self._rules.is_exclusive:
+            return (yield from text.until(marker, self._say, self._say_cut_marker))
+        if not self._is_speaking:
+            text.keep()
+            yield from text.run(SPACES)
+            is_next = yield from text.begins_with(marker)
+            self._say(text.kept())
+            if is_next:
+                return True
+            if self.n_tool_calls:
+                yield from text.skip(marker)
+        yield from text.rest(self._say)
+        return False
+
+    def _say_cut_marker(self, text: str) -> None:
+        """Adds the beginning of a marker with which the text ends, unless it follows a call or one
+        must follow."""
+        follows_call = self.n_tool_calls > 0 and not self._is_speaking
+        if not (self._rules.must_call or follows_call):
+            self._say(text)
+
+    def _say_no_call(self, text: str) -> None:
+        """Adds what was taken for a call, unless it may be one that the text's end cuts."""
+        may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
+        if not may_be_cut:
+            self._say(text)
 
     def _begin(self, name: str) -> None:
         """Begins a call; what was kept of the text belongs to it."""
@@ -96,7 +135,7 @@ class ToolCallReader(ABC):
             index = self.n_tool_calls
             self.n_tool_calls += 1
             delta = ToolCallDelta(index=index, id=self._rules.new_id(index), name=name)
-            self._new_calls.append(delta)
+            self._new.append(delta)
 
     def _argue(self, text: str) -> None:
         """Adds to the arguments of the call that has begun."""
@@ -195,17 +234,15 @@ class ToolCallReader(ABC):
         if self._new_arguments:
             arguments = "".join(self._new_arguments)
             self._new_arguments.clear()
-            self._new_calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
+            self._new.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
 
     def _take_delta(self) -> MessageDelta:
         self._end_arguments()
-        if not self._new_content and not self._new_calls:
+        if not self._new:
             return _NOTHING
-        new = MessageDelta(content="".join(self._new_content))
-        calls = MessageDelta(tool_calls=tuple(self._new_calls))
-        self._new_content.clear()
-        self._new_calls.clear()
-        return new + calls
+        delta = MessageDelta(tuple(self._new))
+        self._new.clear()
+        return delta
 
 
 _NOTHING = MessageDelta()

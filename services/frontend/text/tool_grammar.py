@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from services.frontend.request.output_format import quoted
+
 TEXT = r"TEXT: /(.|\n)*/"
 """Any text, of no special tokens."""
 
@@ -49,11 +51,6 @@ class Markers:
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 
 
-def quoted(text: str) -> str:
-    """Returns a text as a grammar has it."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def repeated(rule: str, separator: str, *, is_single: bool) -> str:
     """Returns a rule once, or as often as wanted."""
     return rule if is_single else f"{rule} ({quoted(separator) if separator else ''} {rule})*"
@@ -63,8 +60,9 @@ def call_object(arguments: str) -> Callable[[ToolRule], str]:
     """Returns what makes rules of calls that are JSON, with that name for their arguments."""
 
     def rule(tool: ToolRule) -> str:
-        start = f'{{"name": {quoted(tool.name)}, "{arguments}": '
-        return f'{quoted(start)} {tool.arguments} "}}"'
+        lexemes = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", "]
+        lexemes += [f'"{arguments}"', ": "]
+        return f'{" ".join(map(quoted, lexemes))} {tool.arguments} "}}"'
 
     return rule
 

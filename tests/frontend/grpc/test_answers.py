@@ -16,7 +16,13 @@ from services.frontend.grpc.answers import Answers
 from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
-from services.frontend.text.message_reader import MessageDelta, MessageReader, ToolCallDelta
+from services.frontend.text.message_reader import (
+    MessageDelta,
+    MessageReader,
+    Part,
+    ToolCallDelta,
+    Words,
+)
 
 STOP, LENGTH, TOOL_CALLS = (
     inference_pb2.FINISH_REASON_STOP,
@@ -37,7 +43,7 @@ class Shouts:
         text, self._held = self._held + text, ""
         if text.endswith("+"):
             text, self._held = text[:-1], "+"
-        calls = []
+        calls: list[Part] = []
         for character in text:
             if character.isdigit():
                 call_id = f"id-{character}"
@@ -45,14 +51,11 @@ class Shouts:
                 self.n_tool_calls += 1
             elif self.n_tool_calls and not character.isalpha():
                 calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
-        return MessageDelta(
-            reasoning="".join(filter(str.isupper, text)),
-            content="".join(filter(str.islower, text)),
-            tool_calls=tuple(calls),
-        )
+        thought, said = "".join(filter(str.isupper, text)), "".join(filter(str.islower, text))
+        return MessageDelta((Words(thought, is_reasoning=True), Words(said), *calls))
 
     def flush(self) -> MessageDelta:
-        return MessageDelta(content=self._held)
+        return MessageDelta((Words(self._held),))
 
 
 @dataclass

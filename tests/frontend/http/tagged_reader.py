@@ -3,7 +3,7 @@
 § begins reasoning, ¶ begins content, «NAME» begins a call, whose arguments follow
 """
 
-from services.frontend.text.message_reader import MessageDelta, ToolCallDelta
+from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
 
 
 class TaggedReader:
@@ -16,23 +16,21 @@ class TaggedReader:
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
-        reasoning, content, calls = "", "", list[ToolCallDelta]()
+        parts = list[Part]()
         for character in text:
             if character in "§¶«":
                 self._mode, self._name = character, ""
             elif character == "»":
                 self._mode = character
                 index, self.n_tool_calls = self.n_tool_calls, self.n_tool_calls + 1
-                calls.append(ToolCallDelta(index=index, id=f"call_{index}", name=self._name))
+                parts.append(ToolCallDelta(index=index, id=f"call_{index}", name=self._name))
             elif self._mode == "«":
                 self._name += character
             elif self._mode == "»":
-                calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
-            elif self._mode == "§":
-                reasoning += character
+                parts.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
             else:
-                content += character
-        return MessageDelta(reasoning=reasoning, content=content, tool_calls=tuple(calls))
+                parts.append(Words(character, is_reasoning=self._mode == "§"))
+        return MessageDelta(tuple(parts))
 
     def flush(self) -> MessageDelta:
         """Returns nothing."""

@@ -52,6 +52,7 @@ async def test_body_that_does_not_come_in_time_is_refused(tmp_path: Path) -> Non
     ):
         answer = await soon(reader.read())
         assert answer.split()[1] == b"408"
+        assert b"x-should-retry" not in answer
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "timed_out"
         assert refused(site, Refusal.BODY_TIMEOUT) == 1
         assert site.frontend._budget.n_bytes == 0

@@ -79,6 +79,30 @@ async def test_a_message_is_answered_with_a_message(site: Site) -> None:
     }
 
 
+async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(site: Site) -> None:
+    site.scheduler.behaviour = says(EOS)
+    async with client_of(site) as client:
+        answer = await client.messages.create(
+            model="test-model",
+            max_tokens=4,
+            messages=[{"role": "user", "content": "x"}],
+            extra_headers={"x-request-id": "mine"},
+        )
+        assert answer._request_id == "mine"
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.messages.count_tokens(model="test-model", messages=[])
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+    assert "request-id" not in (await site.http.get("/v1/models")).headers
+
+
+@pytest.mark.parametrize("user", ["ann", None])
+async def test_metadata_are_known(site: Site, user: str | None) -> None:
+    site.scheduler.behaviour = says(EOS)
+    answer = await send(site, metadata={"user_id": user})
+    assert answer.status_code == 200
+    assert "x-orcinus-ignored-fields" not in answer.headers
+
+
 @pytest.mark.usefixtures("tagged")
 async def test_a_stream_has_anthropics_events_in_order(site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens('§hm¶hi«f»{"a": 1}'), EOS)

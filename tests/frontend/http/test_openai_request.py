@@ -145,6 +145,7 @@ def test_null_means_the_default() -> None:
 def test_max_completion_tokens_limit_a_chat() -> None:
     options = chat(max_completion_tokens=5).options
     assert (options.max_tokens, options.max_tokens_field) == (5, "max_completion_tokens")
+    assert chat(max_tokens=5, max_completion_tokens=5).options.max_tokens == 5
 
 
 def test_messages_hold_text_or_parts() -> None:
@@ -262,7 +263,7 @@ def test_wrong_messages_are_named_by_their_path(messages: Any, field: str) -> No
         {"logprobs": 1},
         {"top_logprobs": 1},
         {"prompt_logprobs": 1, "stream": True},
-        {"max_tokens": 1, "max_completion_tokens": 1},
+        {"max_tokens": 1, "max_completion_tokens": 2},
     ],
     ids=str,
 )

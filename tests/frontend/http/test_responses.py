@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 
+from services.common import errors
 from services.frontend.generation.generation import Generation
+from services.frontend.http.responses_request import ResponsesBody
 from tests.fake_scheduler import PIPELINE, loses_pipeline_after, says
 from tests.frontend.conftest import Site
 from tests.frontend.http.tagged_reader import TaggedReader
@@ -135,6 +137,12 @@ async def test_a_stream_has_openais_events_in_order(site: Site) -> None:
     assert found[-2]["item"] == found[-1]["response"]["output"][0]
 
 
+def allowed(*names: str) -> dict[str, Any]:
+    """The choice of some tools, as OpenAI spells it."""
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": "auto", "tools": [*tools, {"type": "web_search"}]}
+
+
 def without_names(response: Any) -> Any:
     """A response without what two of them cannot share."""
     text = json.dumps({**response, "created_at": 0})
@@ -223,7 +231,10 @@ async def test_openais_client_reads_streams_and_sends_their_items_back(site: Sit
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"max_output_tokens": 2**31}, "max_output_tokens"),
+        ({"truncation": "all"}, "truncation"),
+        ({"tools": [WEATHER], "tool_choice": allowed("f")}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
         ({"temperature": 9}, "temperature"),
         ({"metadata": dict.fromkeys("abcdefghijklmnopq", "x")}, "metadata"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
@@ -252,6 +263,39 @@ async def test_hosted_tools_and_wishes_that_change_nothing_are_left_out(site: Si
     answer = (await respond(site, **body)).json()
     assert answer["tools"] == [WEATHER]
     assert answer["reasoning"]["effort"] == "low"
+
+
+async def test_what_clients_send_by_themselves_is_taken(site: Site) -> None:
+    site.scheduler.behaviour = says(*site.tokens("hi"), EOS)
+    refusal = {"type": "refusal", "refusal": "I will not."}
+    body = {
+        "input": [
+            {"role": "user", "content": "x"},
+            {"type": "message", "role": "assistant", "content": [refusal]},
+            {"role": "user", "content": "why?"},
+        ],
+        "truncation": "auto",
+        "max_output_tokens": 10**6,
+    }
+    answer = (await respond(site, **body)).json()
+    assert (answer["status"], answer["max_output_tokens"]) == ("completed", 10**6)
+    [submitted] = site.scheduler.requests
+    prompt = submitted.submission.prompt_token_ids
+    assert "[assistant] I will not.\n" in site.tokenizer.to_text(prompt)
+    assert submitted.submission.max_new_tokens == PIPELINE.max_model_len - len(prompt)
+
+
+async def test_tools_that_are_not_allowed_are_not_shown() -> None:
+    tools = [{"type": "web_search"}, WEATHER, {**WEATHER, "name": "find"}]
+    body = ResponsesBody.model_validate(
+        {"input": "x", "tools": tools, "tool_choice": allowed("find")}
+    )
+    conversation = body.to_conversation()
+    assert [tool.name for tool in conversation.tools] == ["find"]
+    assert conversation.tool_choice.mode == "auto"
+    with pytest.raises(errors.InvalidRequest) as caught, body.in_own_words():
+        raise errors.InvalidRequest("tools.0.function.parameters", "is wrong")
+    assert caught.value.field == "tools.2.parameters"
 
 
 async def test_a_stream_that_fails_says_so_with_what_there_was(site: Site) -> None:

@@ -148,7 +148,7 @@ async def test_call_that_is_required_comes_from_a_grammar(
 ) -> None:
     choice = await chat(site, CALLS, tool_choice=tool_choice)
     assert choice["finish_reason"] == reason
-    assert '"name\\": \\"find' in sampling(site).grammar
+    assert '"\\"name\\"" ": " "\\"find\\""' in sampling(site).grammar
     assert ("dive" in sampling(site).grammar) == (reason == "tool_calls")
 
 
@@ -168,9 +168,18 @@ async def test_strict_tools_make_a_grammar(site: Site) -> None:
     assert "[lazy]" in sampling(site).grammar
 
 
-async def test_format_of_the_output_leaves_the_text_as_it_is(site: Site) -> None:
-    choice = await chat(site, CALLS, response_format={"type": "json_object"})
-    assert choice["message"]["content"] == CALLS
+async def test_format_of_the_output_leaves_the_choice_to_call(site: Site) -> None:
+    asked = {"response_format": {"type": "json_object"}}
+    called = await chat(site, f"<think>Hm.</think>{CALLS}", **asked)
+    assert (called["finish_reason"], len(called["message"]["tool_calls"])) == ("tool_calls", 2)
+    text = json.dumps({"a": CALLS})
+    choice = await chat(site, text, **asked)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
+    composed = sampling(site).grammar
+    assert "json_schema" in composed
+    assert "tool_call" in composed
+    long = {"guided_choice": ["a" * 1000] * 65}
+    assert (await refused(site, **long))[0] == "guided_choice"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-CHOICES = ["a b", 'c"d\n', "é|(", "x\\y", "\N{WHALE}"]
+CHOICES = ["a b", 'c"d\n', "é|(", "x\\y", "\x00\x1f\x7f\x80\u2028", "\N{WHALE}"]
 
 
 @pytest.fixture(name="grammars", scope="module")

@@ -223,3 +223,32 @@ def test_conversation_that_is_written_too_often_is_ended() -> None:
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(errors.InvalidRequest):
         render("{{ '%c' % 55296 }}")
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}end{% endif %}"
+)
+
+
+def continued(content: str, said: str) -> str:
+    messages = (ChatMessage("user", "Q"), ChatMessage("assistant", said))
+    template = ChatTemplate(CHATML.replace("CONTENT", content))
+    conversation = Conversation(messages, adds_generation_prompt=False, continues_last=True)
+    return template.render(conversation, limit_s=10.0, max_characters=10_000)
+
+
+@pytest.mark.parametrize("said", ["<", "|", "e", "end", "\n", "Sure,", "The answer is ", " a\n"])
+def test_prompt_ends_with_what_the_last_turn_says(said: str) -> None:
+    if not said.strip():
+        with pytest.raises(errors.InvalidRequest, match="continue_final_message"):
+            continued("m.content", said)
+        return
+    start = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert continued("m.content", said) == start + said
+    assert continued("m.content | trim", said) == start + said.strip()
+
+
+def test_last_turn_that_the_template_does_not_show_cannot_go_on() -> None:
+    with pytest.raises(errors.InvalidRequest, match="continue_final_message"):
+        continued("m.role", "user")

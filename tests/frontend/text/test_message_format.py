@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.common import errors
+from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
 from services.frontend.text import message_format
 from services.frontend.text.hermes import HermesReader
@@ -79,7 +80,7 @@ def test_format_is_found_in_the_checkpoint(
 ) -> None:
     tokenizer = Checkpoint(tmp_path, *special).tokenizer
     found = MessageFormat(tokenizer, template)
-    answers = found.of(conversation(FIND), (), has_grammar=False)
+    answers = found.of(conversation(FIND), ())
     assert type(answers.reader("request", 0)) is reader
 
 
@@ -92,14 +93,13 @@ def test_answers_are_plain_without_tools_or_where_none_may_be_called(tmp_path: P
         reasoning_parser="none",
     )
     for answers in (
-        found.of(conversation(), (), has_grammar=False),
-        found.of(conversation(FIND, mode="none"), (), has_grammar=False),
-        found.of(conversation(FIND), (), has_grammar=True),
-        parsers_off.of(conversation(FIND), (), has_grammar=False),
+        found.of(conversation(), ()),
+        found.of(conversation(FIND, mode="none"), ()),
+        parsers_off.of(conversation(FIND), ()),
     ):
         assert isinstance(answers.reader("request", 0), PlainReader)
     with pytest.raises(errors.InvalidRequest) as caught:
-        parsers_off.of(conversation(FIND, mode="required"), (), has_grammar=False)
+        parsers_off.of(conversation(FIND, mode="required"), ())
     assert caught.value.field == "tool_choice"
 
 
@@ -108,13 +108,13 @@ def test_prompt_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
     found = MessageFormat(tokenizer, "</think>")
     for end, is_thinking in (("a<think>\n", True), ("a", False), ("<think>\n\n</think>\n", False)):
         token_ids = tokenizer.to_tokens(end)
-        assert found.of(conversation(), token_ids, has_grammar=False).is_thinking is is_thinking
+        assert found.of(conversation(), token_ids).is_thinking is is_thinking
 
 
 def test_ids_of_calls_are_the_same_each_time(tmp_path: Path) -> None:
     for template, length in ((chat_templates.LLAMA3, 29), (chat_templates.MISTRAL, 9)):
         found = MessageFormat(Checkpoint(tmp_path).tokenizer, template)
-        answers = found.of(conversation(FIND), (), has_grammar=False)
+        answers = found.of(conversation(FIND), ())
         text = (
             "[TOOL_CALLS]find{}"
             if template == chat_templates.MISTRAL
@@ -161,7 +161,7 @@ def test_grammar_makes_calls_that_the_reader_reads(
     found = MessageFormat(checkpoint.tokenizer, "", tool_parser=parser)
 
     def grammar(**choice: Any) -> str:
-        return found.of(conversation(FIND, DIVE, **choice), (), has_grammar=False).grammar
+        return found.of(conversation(FIND, DIVE, **choice), ()).grammar
 
     assert grammar(mode="auto") == ""
     cases: dict[str, list[tuple[str, ...]]] = {
@@ -182,7 +182,7 @@ def test_grammar_makes_calls_that_the_reader_reads(
             assert checkpoint.follows(made, written(*calls)) is (calls in allowed)
         for text in ("", "hello", "{", written(ONE) + "!"):
             assert not checkpoint.follows(made, text)
-    answers = found.of(conversation(FIND, DIVE), (), has_grammar=False)
+    answers = found.of(conversation(FIND, DIVE), ())
     reader = answers.reader("request", 0)
     said = reader.feed(written(ONE, OTHER)) + reader.flush()
     assert [(call.name, call.arguments) for call in said.tool_calls] == [
@@ -195,7 +195,7 @@ def test_grammar_makes_calls_that_the_reader_reads(
 def test_grammar_of_newer_mistral_names_the_tool_first(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, *SPECIAL)
     found = MessageFormat(checkpoint.tokenizer, "", tool_parser="mistral")
-    made = found.of(conversation(FIND, DIVE, mode="required"), (), has_grammar=False).grammar
+    made = found.of(conversation(FIND, DIVE, mode="required"), ()).grammar
     one, wrong = '[TOOL_CALLS]find[ARGS]{"n": 1}', '[TOOL_CALLS]find[ARGS]{"n": "1"}'
     assert checkpoint.follows(made, one)
     assert checkpoint.follows(made, one + "[TOOL_CALLS]dive[ARGS]{}")
@@ -215,7 +215,7 @@ def test_strict_tools_keep_their_schema_where_the_model_may_choose(
     checkpoint = Checkpoint(tmp_path, *special)
     found = MessageFormat(checkpoint.tokenizer, "", tool_parser=parser)
     strict = Tool(name="find", parameters=FIND.parameters, is_strict=True)
-    made = found.of(conversation(strict, DIVE), (), has_grammar=False)
+    made = found.of(conversation(strict, DIVE), ())
     assert made.grammar_field == "tools"
     for text in ("", "hello", "[1] < 2", written(ONE), written(ONE, OTHER)):
         assert checkpoint.follows(made.grammar, text), text
@@ -234,14 +234,77 @@ def test_calls_that_are_required_come_after_the_reasoning(
     found = MessageFormat(checkpoint.tokenizer, "", tool_parser="hermes", reasoning_parser="think")
     opened = checkpoint.library.encode("<think>\n", add_special_tokens=False).ids
     asked = conversation(FIND, mode="required")
-    inside = found.of(asked, opened, has_grammar=False).grammar
-    outside = found.of(asked, (), has_grammar=False).grammar
+    inside = found.of(asked, opened).grammar
+    outside = found.of(asked, ()).grammar
     thought = f"Hm {{}}.\n</think>\n\n{tagged(ONE)}"
     assert checkpoint.follows(inside, thought)
     assert not checkpoint.follows(inside, tagged(ONE))
     assert checkpoint.follows(outside, f"<think>{thought}")
     assert checkpoint.follows(outside, tagged(ONE))
     assert not checkpoint.follows(outside, f"<think>Hm</think>{tagged(WRONG)}")
+
+
+OTHER_TEXT = '{"n": 7}'
+
+
+@pytest.mark.parametrize("special", [(), SPECIAL[:1] + SPECIAL[2:]], ids=["text", "special"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        output_format.json_schema(SCHEMA),
+        output_format.regex(r'\{"n": \d\}'),
+        output_format.choice([OTHER_TEXT]),
+        output_format.json_object(),
+        output_format.json_schema({"type": "object", "properties": {"name": {"const": "x"}}}),
+    ],
+    ids=["schema", "regex", "choice", "object", "names"],
+)
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [("hermes", tagged), ("llama3", with_parameters), ("mistral", listed)],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_answers_either_call_tools_or_have_the_format_that_is_asked_for(
+    tmp_path: Path, special: tuple[str, ...], parser: Any, written: Any, asked: str
+) -> None:
+    checkpoint = Checkpoint(tmp_path, *special)
+    found = MessageFormat(checkpoint.tokenizer, "", tool_parser=parser, reasoning_parser="think")
+    strict = Tool(name="find", parameters=FIND.parameters, is_strict=True)
+    if parser == "llama3" and '"json_schema":{' not in asked:
+        with pytest.raises(errors.InvalidRequest) as caught:
+            found.of(conversation(strict), (), asked=asked, asked_field="regex")
+        assert caught.value.field == "regex"
+        return
+    has_any_object = parser == "llama3" and asked == output_format.json_object()
+    opened = checkpoint.library.encode("<think>\n", add_special_tokens=False).ids
+    thought = "<think>Hm {}.</think>\n\n"
+    for tools in ((), (strict, DIVE)):
+        outside = found.of(conversation(*tools), (), asked=asked, asked_field="regex")
+        inside = found.of(conversation(*tools), opened, asked=asked).grammar
+        assert outside.grammar_field == "regex"
+        for text, may_be in (
+            (OTHER_TEXT, True),
+            (written(ONE), bool(tools) or has_any_object),
+            (written(ONE, OTHER), bool(tools)),
+            (written(WRONG), has_any_object),
+            ("hello", False),
+            (written(ONE) + OTHER_TEXT, False),
+        ):
+            assert checkpoint.follows(outside.grammar, text) is may_be
+            assert checkpoint.follows(outside.grammar, thought + text) is may_be
+            assert checkpoint.follows(inside, thought.removeprefix("<think>") + text) is may_be
+            assert not checkpoint.follows(inside, text)
+    reader = outside.reader("request", 0)
+    said = reader.feed(thought + written(ONE, OTHER)) + reader.flush()
+    assert (said.reasoning, said.content, len(said.tool_calls)) == ("Hm {}.", "", 2)
+
+
+def test_format_is_the_clients_own_grammar_where_nothing_comes_before_it(tmp_path: Path) -> None:
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "", tool_parser="hermes")
+    for asked in (conversation(), conversation(FIND, mode="none")):
+        answers = found.of(asked, (), asked=output_format.json_object())
+        assert answers.grammar == ""
+        assert isinstance(answers.reader("request", 0), PlainReader)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +316,6 @@ def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
         found.of(
             conversation(DIVE, Tool(name="a", parameters=schema), mode="required"),
             (),
-            has_grammar=False,
         )
     assert caught.value.field == "tools.1.function.parameters"
 
@@ -261,12 +323,12 @@ def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
 def test_special_tokens_that_mark_calls_have_text_where_they_are_wanted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, *SPECIAL)
     found = MessageFormat(checkpoint.tokenizer, "", tool_parser="mistral")
-    answers = found.of(conversation(FIND), (), has_grammar=False)
+    answers = found.of(conversation(FIND), ())
     tokens = checkpoint.library.encode("hé[TOOL_CALLS]find[ARGS]{}<|python_tag|>!").ids
     for marks, text in ((answers.marks, "hé[TOOL_CALLS]find[ARGS]{}!"), ({}, "héfind{}!")):
         read = IncrementalText(checkpoint.tokenizer, marks=marks)
         assert "".join(map(read.feed, tokens)) + read.flush() == text
-    assert found.of(conversation(), (), has_grammar=False).marks == {}
+    assert found.of(conversation(), ()).marks == {}
     cut = checkpoint.library.encode("é").ids[1:2] + checkpoint.library.encode("[ARGS]").ids[1:]
     read = IncrementalText(checkpoint.tokenizer, marks=answers.marks)
     assert "".join(map(read.feed, cut)) == "\ufffd[ARGS]"

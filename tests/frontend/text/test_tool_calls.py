@@ -255,6 +255,52 @@ def test_calls_after_the_first_are_left_out_if_one_is_wanted() -> None:
     assert said == Said(content=" done", calls=[["find", FIND]])
 
 
+CALLS = {
+    "hermes": (HermesReader, f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{ONE}\n</tool_call>"),
+    "llama": (Llama3Reader, f"{LLAMA}; {LLAMA}"),
+    "llama-tag": (Llama3Reader, f"<|python_tag|>{LLAMA}; {LLAMA}<|python_tag|>{LLAMA}"),
+    "mistral": (MistralReader, f"[TOOL_CALLS][{ONE}, {ONE}]"),
+    "mistral-named": (MistralReader, f"[TOOL_CALLS]find[ARGS]{FIND}[TOOL_CALLS]find[ARGS]{FIND}"),
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("must_call", [False, True], ids=["may", "must"])
+def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
+    kind: type[HermesReader], text: str, must_call: bool
+) -> None:
+    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    for end in range(1, len(text)):
+        said = read(lambda: kind(rules), text[:end])
+        is_first = not said.calls and not must_call
+        assert said.content == (text[:end] if is_first else ""), end
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (HermesReader, f"<tool_call>{ONE}</tool_call>"),
+        (Llama3Reader, f"<|python_tag|>{LLAMA}"),
+        (MistralReader, f"[TOOL_CALLS][{ONE}]"),
+    ],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_content_of_a_format_has_no_calls_in_it(kind: type[HermesReader], call: str) -> None:
+    rules = CallRules(new_id="id-{}".format, names=NAMES, is_exclusive=True)
+    text = json.dumps({"a": call})
+    for said in (read(lambda: kind(rules), text), read(lambda: kind(rules), *text)):
+        assert said == Said(content=text)
+    for said in (read(lambda: kind(rules), call, call), read(lambda: kind(rules), *call, *call)):
+        assert said == Said(calls=[["find", FIND]] * 2)
+
+
+def test_text_between_calls_may_end_as_a_call_begins() -> None:
+    said = read(HERMES, f"<tool_call>{ONE}</tool_call> 1 <")
+    assert said == Said(content=" 1 <", calls=[["find", FIND]])
+    said = read(HERMES, f"<tool_call>{ONE}</tool_call><tool_call>no call")
+    assert said.content == "<tool_call>no call"
+
+
 @pytest.mark.parametrize("readers", [HERMES, LLAMA3, MISTRAL, THINK])
 def test_reading_takes_work_in_proportion_to_the_text(readers: Readers) -> None:
     for part in ("<tool_call>", " ", '{"name": "', "[TOOL_CALLS]"):
