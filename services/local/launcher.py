@@ -155,6 +155,7 @@ class Launcher:
             "max-batch-size": settings.max_batch_size,
             "max-batch-tokens": settings.max_batch_tokens,
             "policy": settings.policy,
+            "order": settings.order,
             "pipeline-depth": settings.pipeline_depth,
             "max-requests": settings.max_requests,
             "iteration-limit-s": settings.iteration_limit_s,

@@ -61,6 +61,9 @@ class LocalSettings(ServiceSettings):
     policy: Literal["orca", "chunked"] | None = None
     """How the scheduler fills batches; its own default when not set."""
 
+    order: Literal["fcfs", "fair"] | None = None
+    """Who the scheduler admits next; its own default when not set."""
+
     max_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one iteration at most (policy `chunked`); the scheduler's default when not set."""
 

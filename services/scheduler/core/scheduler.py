@@ -144,6 +144,10 @@ class Scheduler:
             return []
         return [self._finish(request, FinishReason.CANCELLED)]
 
+    def expire(self, now: float) -> list[Update]:
+        """Ends the requests whose deadlines have come before they were admitted."""
+        return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
+
     def select(self) -> Batch | None:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
