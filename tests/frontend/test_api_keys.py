@@ -66,12 +66,14 @@ def test_the_scheduler_is_told_who_calls_and_the_limits_in_tokens(tmp_path: Path
     path = write(
         tmp_path / "keys.json",
         entry("alice", "a", tokens_per_minute=1000, max_in_flight_tokens=50),
-        entry("bob", "b", requests_per_minute=5),
+        entry("bob", "b", requests_per_minute=5, weight=2.5),
     )
     keys = ApiKeys(path)
-    told = scheduler_pb2.Account(name="alice", tokens_per_minute=1000, max_in_flight_tokens=50)
+    told = scheduler_pb2.Account(
+        name="alice", tokens_per_minute=1000, max_in_flight_tokens=50, weight=1
+    )
     assert keys.account_of("Bearer a").to_proto() == told
-    assert keys.account_of("Bearer b").to_proto() == scheduler_pb2.Account(name="bob")
+    assert keys.account_of("Bearer b").to_proto() == scheduler_pb2.Account(name="bob", weight=2.5)
 
 
 def test_the_scheduler_is_told_of_nobody_where_there_are_no_keys() -> None:
@@ -84,7 +86,8 @@ def test_the_scheduler_is_told_of_limits_that_change(path: Path, clock: Clock) -
     write(path, entry("alice", "a", tokens_per_minute=7))
     clock.now += REREAD_S
     assert keys.account_of("Bearer a") is account
-    assert account.to_proto() == scheduler_pb2.Account(name="alice", tokens_per_minute=7)
+    told = scheduler_pb2.Account(name="alice", tokens_per_minute=7, weight=1)
+    assert account.to_proto() == told
 
 
 # Who it is
