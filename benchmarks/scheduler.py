@@ -91,7 +91,7 @@ def order_of(name: str) -> tuple[Order, int]:
     """Returns an order by its name, and the number of clients in it."""
     if name == "fcfs":
         return FirstComeFirstServed(), 1
-    return Fair(ageing_s=30.0), N_CLIENTS if name == "fair, many" else 1
+    return Fair(ageing_s=30.0, now=time.monotonic), N_CLIENTS if name == "fair, many" else 1
 
 
 def measure(

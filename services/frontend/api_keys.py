@@ -77,8 +77,9 @@ class ApiKey(BaseModel):
     """Tokens, of prompts and of outputs as long as they may become, of all answers in flight."""
     weight: Weight = 1.0
     """Its share of the pipeline beside other keys' when all want more than there is."""
-    min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=PRIORITIES.high)] = DEFAULT_PRIORITY
-    """The earliest `priority` that its requests may have."""
+    min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
+    """The earliest `priority` that its requests may have: without it none comes before those of
+    others that name none."""
 
 
 class ApiKeyFile(BaseModel):

@@ -9,6 +9,7 @@ and are told when the next one is there. Stages that live on keep their weights.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -279,7 +280,7 @@ def build_order(settings: SchedulerSettings) -> Order:
     """Returns the order of the settings, with nobody in it."""
     if settings.order == "fcfs":
         return FirstComeFirstServed()
-    return Fair(ageing_s=settings.ageing_s)
+    return Fair(ageing_s=settings.ageing_s, now=time.monotonic)
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:

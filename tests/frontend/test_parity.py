@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any]]] = {
     "greedy": (echo, {**HELLO, "temperature": 0.0}),
     "options": (echo, {**HELLO, **FILTERS, **PENALTIES, **RULES, **LIMITS}),
     "options in chat": (echo, {**CHAT, **FILTERS, **PENALTIES, **RULES, **LIMITS}),
+    "priority": (echo, {**HELLO, "priority": 3}),
+    "priority in chat": (echo, {**CHAT, "priority": 10}),
+    "wrong priority": (echo, {**HELLO, "priority": 11}),
+    "priority of others": (echo, {**HELLO, "priority": -1}),
     "wrong max_tokens": (echo, {**HELLO, "max_tokens": -1}),
     "too long": (echo, {**HELLO, "max_tokens": 128}),
     "long prompt": (echo, {"prompt": [5] * 128}),
@@ -128,6 +132,7 @@ async def outcome_of(
         request.submission.request_id = ""
         if "seed" not in body:
             request.submission.sampling.ClearField("seed")
+        request.submission.ClearField("time_left")  # of gRPC's deadline
         submissions.append(request.submission)
     site.scheduler.requests.clear()
     return outcome, submissions

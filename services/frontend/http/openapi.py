@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from typing_extensions import TypedDict
 
+from services.common.priority import PRIORITIES
 from services.common.sampling import (
     MAX_GRAMMAR_LENGTH,
     MAX_LOGPROBS,
@@ -654,6 +655,7 @@ def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     ranges |= dict.fromkeys(limits, _range(MAX_TOKENS))
+    ranges["priority"] = _range(PRIORITIES)
     for name, bounds in ranges.items():
         if name in properties:
             first, *_ = properties[name].get("anyOf", [properties[name]])

@@ -17,7 +17,6 @@ requests: with those, whoever sends most would have the oldest requests, and be 
 Requests that were put down come before all others: they have begun, and have been charged.
 """
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
@@ -37,7 +36,8 @@ MAX_CLIENTS = 65_536
 class Fair:
     """Priority classes, and clients by their counters within each."""
 
-    def __init__(self, *, ageing_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, ageing_s: float, now: Callable[[], float]) -> None:
+        """`now` returns the time in seconds."""
         if ageing_s <= 0:
             raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
         self._ageing_s = ageing_s
