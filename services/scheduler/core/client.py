@@ -19,6 +19,8 @@ class Client:
 
     served: float = 0.0
     """Service that it has had, divided by its weight; never falls."""
+    turn: int = -1
+    """Number of its last admission; who was admitted longer ago comes first among equals."""
     weight: float = 1.0
     """Its share beside the others'."""
     n_requests: int = 0

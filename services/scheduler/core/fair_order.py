@@ -6,7 +6,9 @@ prompt is charged to its client as it is admitted, each output token as it comes
 the client's weight. A client that comes back after a pause is lifted to the least served of those
 that wait, so that nobody saves up. Two clients that wait all the time, with requests of one class,
 so differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the longest prompt and of all
-K/V slots. With a single client in a single class this is first come, first served.
+K/V slots. Of clients that were served alike the one comes first that was admitted longest ago, so
+that who asks seldom does not wait for others' first. With a single client in a single class this is
+first come, first served.
 
 Classes come in the order of `priority`, and a class that waits rises: one class for every
 `ageing_s` in which it admits nobody. So class p admits somebody within (p - p_min) `ageing_s` and
@@ -87,7 +89,7 @@ class Fair:
         client = request.client
         assert client is not None
         client.served += client.prompt_charge(request.n_prompt_tokens)
-        request.place = self._n_admitted
+        request.place = client.turn = self._n_admitted
         self._n_admitted += 1
 
     def remove(self, request: Request) -> None:
@@ -113,15 +115,15 @@ class Fair:
         return max(running, key=_lateness)
 
     def _in_turn(self) -> Iterator[Request]:
-        charges: dict[Client, float] = {}
+        counters = _Counters(self._n_admitted)
         if len(self._classes) != 1:
-            return self._across_classes(charges)
+            return self._across_classes(counters)
         (only,) = self._classes.values()
-        return only.in_turn(charges)
+        return only.in_turn(counters)
 
-    def _across_classes(self, charges: dict[Client, float]) -> Iterator[Request]:
+    def _across_classes(self, counters: "_Counters") -> Iterator[Request]:
         now = self._now()
-        lines = {one: (one.in_turn(charges), one.since) for one in self._classes.values()}
+        lines = {one: (one.in_turn(counters), one.since) for one in self._classes.values()}
         while lines:
             first = min(lines, key=lambda one: self._rank(one, now - lines[one][1]))
             line, _ = lines[first]
@@ -191,15 +193,17 @@ class _Lane:
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # its place in the heap; None once it is empty
 
-    def key(self) -> tuple[float, int]:
-        return self.client.served, next(iter(self.requests)).arrival
+    def entry_now(self) -> "_Entry":
+        client = self.client
+        return client.served, client.turn, next(iter(self.requests)).arrival, self
 
 
-_Entry = tuple[float, int, _Lane]
-"""A lane with what its client had been served and its first request's arrival."""
+_Entry = tuple[float, int, int, _Lane]
+"""A lane, after its client's counter and last turn, and the arrival of its first request."""
 
-_Ahead = tuple[float, int, int, _Lane, Iterator[Request], Request | None]
-"""Likewise, with the request and those after it, or with the entry's index in the heap."""
+_Ahead = tuple[float, int, int, int, _Lane, Iterator[Request], Request | None]
+"""A lane, after these and an index in the heap; with a request and those after it, if it has been
+looked at."""
 
 
 class _PriorityClass:
@@ -233,7 +237,7 @@ class _PriorityClass:
             return
         lane = self._lanes[client] = _Lane(client)
         lane.requests[request] = None
-        lane.entry = (client.served, request.arrival, lane)
+        lane.entry = lane.entry_now()
         heappush(self._heap, lane.entry)
 
     def remove(self, request: Request, client: Client) -> None:
@@ -244,7 +248,7 @@ class _PriorityClass:
             del self._lanes[client]
             lane.entry = None
         if len(self._heap) > 2 * len(self._lanes) + 16:
-            self._heap = [entry for entry in self._heap if entry[2].entry is entry]
+            self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
 
     def least_served(self) -> float:
@@ -252,50 +256,63 @@ class _PriorityClass:
         heap = self._heap
         while True:
             entry = heap[0]
-            lane = entry[2]
+            lane = entry[3]
             if lane.entry is not entry:
                 heappop(heap)
                 continue
-            served, arrival = lane.key()
-            if (served, arrival) == entry[:2]:
-                return served
-            lane.entry = (served, arrival, lane)
-            heapreplace(heap, lane.entry)
+            now = lane.entry_now()
+            if now == entry:
+                return now[0]
+            lane.entry = now
+            heapreplace(heap, now)
 
-    def in_turn(self, charges: dict[Client, float]) -> Iterator[Request]:
-        """Yields requests as if each were admitted as the next is asked for. `charges` has what
-        clients were charged meanwhile, and gets more.
+    def in_turn(self, counters: "_Counters") -> Iterator[Request]:
+        """Yields requests as if each were admitted as the next is asked for. `counters` has those
+        of clients that are changed by that, and gets more.
 
         The heap is walked from its top and is not changed: of its entries only those are looked at
         that come before the requests that are yielded.
         """
         self.least_served()  # brings the top up to date
         heap = self._heap
-        served, arrival, lane = heap[0]
-        # Of the heap's entries with their indices, and of lanes with requests that come next.
-        ahead: list[_Ahead] = [(served, arrival, 0, lane, iter(()), None)]
+        ahead: list[_Ahead] = [(*heap[0][:3], 0, heap[0][3], iter(()), None)]
         while ahead:
-            looked_at, place, index, lane, requests, request = heappop(ahead)
+            served, turn, arrival, index, lane, requests, request = heappop(ahead)
             if request is None:
                 for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-                    served, arrival, below = heap[child]
-                    heappush(ahead, (served, arrival, child, below, iter(()), None))
+                    heappush(ahead, (*heap[child][:3], child, heap[child][3], iter(()), None))
                 if lane.entry is not heap[index]:
                     continue
                 requests = iter(lane.requests)
                 request = next(requests)
             client = lane.client
-            charged = charges.get(client, 0.0)
-            served, arrival = client.served + charged, request.arrival
-            if (served, arrival) != (looked_at, place):
-                heappush(ahead, (served, arrival, -1, lane, requests, request))
+            now = counters.of(client)
+            if (*now, request.arrival) != (served, turn, arrival):
+                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
                 continue
             yield request
-            charges[client] = charged = charged + client.prompt_charge(request.n_prompt_tokens)
+            counters.charge(client, request)
             request = next(requests, None)
             if request is not None:
-                served, arrival = client.served + charged, request.arrival
-                heappush(ahead, (served, arrival, -1, lane, requests, request))
+                now = counters.of(client)
+                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+
+
+class _Counters:
+    """Counters and last turns of clients as they would be if some more were admitted."""
+
+    def __init__(self, n_admitted: int) -> None:
+        self._n_admitted = n_admitted
+        self._changed: dict[Client, tuple[float, int]] = {}
+
+    def of(self, client: Client) -> tuple[float, int]:
+        return self._changed.get(client) or (client.served, client.turn)
+
+    def charge(self, client: Client, request: Request) -> None:
+        served, _ = self.of(client)
+        charged = served + client.prompt_charge(request.n_prompt_tokens)
+        self._changed[client] = charged, self._n_admitted
+        self._n_admitted += 1
 
 
 def _place(request: Request) -> int:

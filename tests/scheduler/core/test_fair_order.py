@@ -276,7 +276,7 @@ def test_nobody_saves_up_while_he_asks_for_nothing() -> None:
     admitted(pool, 11)  # b's, and ten of a's
     for number in range(10):
         pool.add(request_of(f"b{number}", "b", n_prompt=10))
-    assert admitted(pool, 6) == ["a10", "b0", "a11", "b1", "a12", "b2"]
+    assert admitted(pool, 6) == ["b0", "a10", "b1", "a11", "b2", "a12"]
 
 
 def test_who_comes_when_nobody_waits_is_lifted_to_who_waited_last() -> None:
