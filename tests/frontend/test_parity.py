@@ -296,3 +296,35 @@ async def test_calls_are_the_same(site: Site) -> None:
     assert answer == Answer(
         calls=(("look", '{"at": 1}'),), token_ids=answer.token_ids, finish_reason="tool_calls"
     )
+
+
+# Priorities
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_translated_protocols_have_priorities_too(site: Site, path: str) -> None:
+    site.scheduler.behaviour = says(*SPELLED)
+    body: dict[str, Any] = {"messages": CHAT["messages"], "max_tokens": 9}
+    if path == "/v1/responses":
+        body = {"input": "hello"}
+    answer = await soon(site.http.post(path, json={**body, "priority": 7}))
+    assert answer.status_code == 200, answer.text
+    refused = await soon(site.http.post(path, json={**body, "priority": -1}))
+    assert refused.status_code == 400
+    assert "priority" in refused.text
+    [submitted] = site.scheduler.requests
+    assert submitted.submission.priority == 7
+
+
+async def test_a_key_comes_as_early_as_its_entry_allows(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    entry = {"name": "alice", "sha256": hash_of("hers"), "min_priority": -2, "weight": 3}
+    file.write_text(json.dumps({"keys": [entry]}))
+    async with running(tmp_path, api_keys_file=file) as site:
+        site.http.headers["authorization"] = "Bearer hers"
+        for priority, status in ((-2, 200), (-3, 400)):
+            body = {**HELLO, "priority": priority}
+            assert (await soon(site.http.post("/v1/completions", json=body))).status_code == status
+        [submitted] = site.scheduler.requests
+        assert submitted.submission.priority == -2
+        assert submitted.submission.account.weight == 3

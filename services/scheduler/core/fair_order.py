@@ -206,6 +206,9 @@ _Ahead = tuple[float, int, int, int, _Lane, Iterator[Request], Request | None]
 looked at."""
 
 
+_NOBODY: Iterator[Request] = iter(())
+
+
 class _PriorityClass:
     """The waiting requests of one priority; iterating yields them in any order.
 
@@ -275,12 +278,15 @@ class _PriorityClass:
         """
         self.least_served()  # brings the top up to date
         heap = self._heap
-        ahead: list[_Ahead] = [(*heap[0][:3], 0, heap[0][3], iter(()), None)]
+        served, turn, arrival, lane = heap[0]
+        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NOBODY, None)]
         while ahead:
             served, turn, arrival, index, lane, requests, request = heappop(ahead)
             if request is None:
                 for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-                    heappush(ahead, (*heap[child][:3], child, heap[child][3], iter(()), None))
+                    child_served, child_turn, child_arrival, below = heap[child]
+                    entry = (child_served, child_turn, child_arrival, child, below, _NOBODY, None)
+                    heappush(ahead, entry)
                 if lane.entry is not heap[index]:
                     continue
                 requests = iter(lane.requests)

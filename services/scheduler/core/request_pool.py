@@ -29,6 +29,9 @@ them."""
 OPTION_BYTES = 4
 """Bytes of options that count as a token."""
 
+PRIORITY_KINDS = ("raised", "normal", "lowered")
+"""Kinds of priorities: those below 0, 0, and those above."""
+
 RETRY_AFTER_S = 1.0
 """Seconds after which a request may be sent again to a pool that was full."""
 
@@ -55,6 +58,7 @@ class RequestPool:
         self.order = FirstComeFirstServed() if order is None else order
         """The requests in INITIATION, and who of them comes next."""
         self._n_arrived = 0
+        self._n_waiting = [0] * len(PRIORITY_KINDS)
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; also of some that ended
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready: list[Request] = []  # of these, those that can run; by their places
@@ -72,6 +76,10 @@ class RequestPool:
     def n_waiting(self) -> int:
         """Number of requests that are to run for the first time, or anew."""
         return len(self.order)
+
+    def n_waiting_of(self, kind: str) -> int:
+        """Returns the number of these whose priority is of a kind."""
+        return self._n_waiting[PRIORITY_KINDS.index(kind)]
 
     @property
     def n_free(self) -> int:
@@ -111,6 +119,7 @@ class RequestPool:
         request.put_down()
         self._n_arrived += 1
         self.order.add(request)
+        self._note_waiting(request, 1)
         if request.is_suspect:
             self._suspects[request] = None
         self._note_deadline(request)
@@ -143,6 +152,7 @@ class RequestPool:
         for request in requests:
             if request.state is RequestState.INITIATION:
                 self.order.admit(request)
+                self._note_waiting(request, -1)
                 self._admitted[request] = None
                 self._make_ready(request)
                 if request.is_suspect:
@@ -171,6 +181,7 @@ class RequestPool:
         self.order.remove(request)
         if request.state is RequestState.INITIATION:
             self._suspects.pop(request, None)
+            self._note_waiting(request, -1)
         else:
             del self._admitted[request]
             self.hold_back(request)
@@ -188,8 +199,13 @@ class RequestPool:
         self.order.restore(begun)
         for request in begun:
             self._note_deadline(request)
+            self._note_waiting(request, 1)
         self._suspects = {request: None for request in self.order if request.is_suspect}
         return begun
+
+    def _note_waiting(self, request: Request, sign: int) -> None:
+        priority = request.priority
+        self._n_waiting[1 + (priority > 0) - (priority < 0)] += sign
 
     def _note_deadline(self, request: Request) -> None:
         if request.deadline is None:

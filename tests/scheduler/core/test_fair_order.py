@@ -424,9 +424,7 @@ def test_invariants_hold_over_losses_whatever_arrives_and_is_cancelled(
         batch = driver.select()
         check_memory(driver)
         check_batches(driver, max_batch_size=4)
-        assert len(order) == sum(
-            request.state is RequestState.INITIATION for request in driver.scheduler.pool
-        )
+        check_waiting(driver.scheduler.pool)
         if driver.in_flight and (batch is None or data.draw(st.booleans())):
             driver.return_oldest()
         elif n_losses < 2 and data.draw(st.booleans()):
@@ -440,6 +438,15 @@ def test_invariants_hold_over_losses_whatever_arrives_and_is_cancelled(
     check_ends(driver)
     assert not list(order)
     assert all(client.n_requests == client.n_waiting == 0 for client in order._clients.values())
+
+
+def check_waiting(pool: RequestPool) -> None:
+    """Checks that the pool knows how many wait, and by their priorities."""
+    waiting = [r.priority for r in pool if r.state is RequestState.INITIATION]
+    assert pool.n_waiting == len(waiting)
+    assert pool.n_waiting_of("raised") == sum(priority < 0 for priority in waiting)
+    assert pool.n_waiting_of("normal") == waiting.count(0)
+    assert pool.n_waiting_of("lowered") == sum(priority > 0 for priority in waiting)
 
 
 def test_who_was_put_down_goes_on_before_those_that_wait_and_is_charged_once() -> None:
