@@ -74,7 +74,7 @@ def request_of(
 
 def admitted(pool: RequestPool, n: int) -> list[str]:
     """Admits so many requests one by one, and returns their names; they end at once."""
-    names = []
+    names: list[str] = []
     for _ in range(n):
         request = next(pool.selectable())
         pool.mark_running([request], can_run=lambda _: False)
@@ -102,7 +102,7 @@ def test_a_single_client_is_served_as_it_comes_to_the_batch(
     hand_off: bool,
     client: str,
 ) -> None:
-    def batches(order: Order) -> list[list[tuple[str, int, int]]]:
+    def batches(order: Order) -> list[list[tuple[int, int, str]]]:
         scheduler = scheduler_with(
             order, policy=policy, pipeline_depth=pipeline_depth, hand_off=hand_off
         )
@@ -115,7 +115,7 @@ def test_a_single_client_is_served_as_it_comes_to_the_batch(
             driver.arrive()
             batch = driver.select()
             if batch is not None:
-                result.append([(s.request.request_id, *s[1:3]) for s in batch.spans])
+                result.append([(*s[1:3], str(s.request.request_id)) for s in batch.spans])
             if driver.in_flight and (batch is None or next(returning, True)):
                 driver.return_oldest()
         return result
