@@ -328,7 +328,7 @@ async def run(options: argparse.Namespace) -> int:
             for order in ORDERS:
                 arguments = [
                     f"--model={options.model}",
-                    f"--order={order}",
+                    f"--scheduler=order={order}",
                     f"--api-keys-file={keys}",
                     "--max-requests=4096",
                     *options.system.split(),
