@@ -4,10 +4,11 @@
     python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5
 
 Starts a whole local system with two API keys for each order in turn, `fcfs` and `fair`, as often as
-there are rounds. Clients that ask one request after the other find its capacity. Then the small
-client asks alone for `--share` of that, as a Poisson process, and after that once more beside a
-large one that asks for ten times as much. Latencies of the small client are those of all rounds,
-and its p99 beside the large one is compared with what it has alone under the same order.
+there are rounds. At first clients that ask one request after the other find the capacity, which is
+taken for all. The small client asks alone for `--share` of that, as a Poisson process, and then
+once more, at the same times, beside a large one that asks for ten times as much. Latencies of the
+small client are those of all rounds, and its p99 beside the large one is compared with what it has
+alone under the same order.
 
 Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
 and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
@@ -37,6 +38,7 @@ from benchmarks.openai_client import OpenAIClient
 from benchmarks.overload import capacity
 from benchmarks.pinning import pin_ranks
 from benchmarks.records import RequestRecord, RunRecord, Spread
+from benchmarks.serve import warm_up
 from benchmarks.workload import PlannedRequest
 from services.frontend.api_keys import hash_of
 
@@ -184,22 +186,34 @@ async def serve(
     return Run(order, len(owners) == 1, by_owner, options.seconds)
 
 
-async def measure(
-    order: str, number: int, system: System, options: argparse.Namespace
-) -> list[Run]:
-    """Measures the small client alone, and beside the large one."""
-    clients = Clients(
+def clients_of(system: System) -> Clients:
+    """Returns both clients of a system, each with its key."""
+    return Clients(
         {
             name: OpenAIClient(system.http, model=system.model, api_key=key_of(name))
             for name in (SMALL, LARGE)
         }
     )
+
+
+async def rate_of(system: System, options: argparse.Namespace) -> float:
+    """Returns the requests a second of the small client: a share of what the system can do."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
-    per_s = await capacity(clients, sample, for_s=options.capacity_s)
-    rate = options.share * per_s
+    per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)
+    rate: float = options.share * per_s
+    print(f"capacity {per_s:.1f} requests/s, of which {rate:.2f} are small", flush=True)
+    return rate
+
+
+async def measure(
+    order: str, number: int, system: System, rate: float, options: argparse.Namespace
+) -> list[Run]:
+    """Measures the small client alone, and beside the large one."""
+    clients = clients_of(system)
     small = arrivals(rate, options, owner=SMALL, seed=(options.seed, number))
     large = arrivals(TIMES * rate, options, owner=LARGE, seed=(options.seed, number, 1))
-    print(f"{order}: capacity {per_s:.1f} requests/s, of which {rate:.1f} are small", flush=True)
+    few = [dataclasses.replace(each, arrival_s=0.0, n_output=4) for each in large[:16]]
+    await warm_up(clients, few)
     alone = await serve(order, clients, small, options)
     return [alone, await serve(order, clients, [*small, *large], options)]
 
@@ -321,6 +335,7 @@ def draw(path: Path, results: Sequence[Result]) -> None:
 async def run(options: argparse.Namespace) -> int:
     """Measures both orders in turn; the exit status says whether the fair one holds its bound."""
     runs: list[Run] = []
+    rate = options.rate
     with tempfile.TemporaryDirectory() as directory:
         keys = Path(directory) / "keys.json"
         write_keys(keys)
@@ -335,11 +350,12 @@ async def run(options: argparse.Namespace) -> int:
                 ]
                 async with local_system.running(arguments) as system:
                     pin_ranks(psutil.Process())
-                    runs += await measure(order, number, system, options)
+                    rate = rate or await rate_of(system, options)
+                    runs += await measure(order, number, system, rate, options)
     results = [Result.of(order, runs) for order in ORDERS]
     for result in results:
         print("\n".join(result.lines()), flush=True)
-    meta = {**machine.describe(), "share": options.share, "seed": options.seed}
+    meta = {**machine.describe(), "rate": rate, "seed": options.seed}
     records.write(options.out, [record for each in runs for record in each.to_record(meta)])
     draw(options.figure, results)
     print(f"wrote {options.out} and {options.figure}")
@@ -354,6 +370,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=45.0, help="in which requests come")
     parser.add_argument("--capacity-s", type=float, default=15.0, help="to find the capacity in")
     parser.add_argument("--share", type=float, default=0.15, help="of it that is the small one's")
+    parser.add_argument("--rate", type=float, help="of the small one, instead of its share")
     parser.add_argument("--n-prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--n-output", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="that a client waits")
