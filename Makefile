@@ -29,6 +29,9 @@ FAULTS_SEED ?=
 FUZZ_N    ?= 100000
 FUZZ_SEED ?=
 
+# Whether what can be tested here must be: then a tool that is missing is no reason to leave tests out.
+STRICT ?=
+
 # Images: where they are called what, for which device, and who builds them. IMAGE_BUILD is called with
 # NAME CONTEXT OPTIONS, LOAD_IMAGE with the names of all; TORCH_INDEX is a pip index for torch, empty for the one of everything else.
 # BASE is Python's image where it is not the one that the Dockerfile names by its digest.
@@ -78,7 +81,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +123,7 @@ fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
 	@if $(BIN)/python -c 'import atheris' 2>/dev/null; \
 	then $(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)); \
+	elif [ -n '$(STRICT)' ] && [ "$$(uname -sm)" = 'Linux x86_64' ]; then echo 'atheris cannot be imported'; exit 1; \
 	else echo 'no guided fuzzing: atheris is for Linux on x86-64'; fi
 
 test-hostile: setup  ## Attack the processes as strangers could, within the memory of their pods
@@ -139,9 +143,9 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 test-real: real-model $(CLIENTS)  ## Serve a checkpoint that talks to the clients that people use, unmodified
 	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
 
-check: fmt-check lint proto-breaking types layers manifests test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
-	$(MAKE) fuzz FUZZ_N=2000
+	$(MAKE) fuzz FUZZ_N=2000 STRICT=1
 	$(MAKE) test-hostile
 	$(MAKE) test-real
 
@@ -168,6 +172,11 @@ layers: setup  ## Check that imports point one way
 manifests: setup $(CHECKOV)  ## Check the manifests by checkov's rules; `make test` holds them to schemas and our own
 	$(BIN)/python -m tests.k8s.manifests $(VENV)/manifests
 	$(CHECKOV) --directory $(VENV)/manifests --framework kubernetes --skip-download --compact --quiet
+
+native: setup  ## Check that there are native kernels if there is a compiler: tests leave out those that are not built
+	@if command -v $(firstword $(CXX)) >/dev/null; then $(BIN)/python -c 'import sys; from kernels.native.library import runnable; \
+	  sys.exit(None if runnable() else "there is a compiler, and there are no native kernels: see kernels/build.py")'; \
+	else echo 'no native kernels: there is no $(CXX)'; fi
 
 bench: setup  ## Measure the control plane and the scheduler against their budgets
 	$(BIN)/python -m benchmarks.scheduler
@@ -271,7 +280,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Orcinus needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
 	@echo 'Once, this makes .venv: it fetches PyTorch and some 120 packages, 0.6 GB without CUDA, which takes 2.5 GB on the'
 	@echo 'disk, and then compiles kernels. That is two to ten minutes, by the connection. Later calls start at once.'
-	$(PYTHON) -m venv $(VENV)
+	@echo '$(PYTHON) -m venv $(VENV)'; $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo '$(VENV) could not be made. Python needs its modules venv and ensurepip for that (Debian: apt-get install python3-venv)'; exit 1; }
 
 $(VENV)/.protos: $(PROTOS) constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import grpc_tools' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt grpcio-tools

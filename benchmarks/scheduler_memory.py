@@ -9,6 +9,7 @@ nothing runs. The factors in `services/scheduler/settings.py` come from here.
 import argparse
 import asyncio
 import multiprocessing
+import random
 import resource
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from importlib import import_module
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.metrics import new_registry
+from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
@@ -24,8 +26,12 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.metrics import SchedulerMetrics
-from services.scheduler.service import MAX_UNSENT_UPDATES, Connection, SchedulerService
+from services.scheduler.service import UPDATE_BYTES, Connection, SchedulerService
 from services.scheduler.serving_loop import ServingLoop
+from services.scheduler.settings import FRONTEND_BYTES
+
+MAX_UPDATES = FRONTEND_BYTES // UPDATE_BYTES
+MAX_WITH_LOGPROBS = FRONTEND_BYTES // (UPDATE_BYTES + 200)
 
 REQUEST_ID = "cmpl-0123456789abcdef0123456789abcdef-"
 VOCAB_SIZE = 150_000
@@ -92,13 +98,17 @@ def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
     return before, resident_bytes()
 
 
-def fill_outbox(n_updates: int) -> tuple[int, int]:
-    """Lets updates wait; returns the memory before and after."""
+def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
+    """Lets updates with `n_bytes` of log-probabilities wait; returns the memory before and
+    after."""
     connection = Connection()
     requests = [Request(RequestId(f"{REQUEST_ID}{index}"), [1], 10**6) for index in range(64)]
     before = resident_bytes()
     for index in range(n_updates):
-        connection.update(Update(requests[index % 64], 70_000, None, 1000 + index))
+        logprobs = SpanLogprobs(random.randbytes(n_bytes)) if n_bytes else None
+        connection.update(
+            Update(requests[index % 64], 70_000, None, 1000 + index, logprobs=logprobs)
+        )
     return before, resident_bytes()
 
 
@@ -115,7 +125,12 @@ CASES: dict[str, tuple[Callable[..., tuple[int, int]], tuple[int, ...], int]] = 
     "1,024 requests with 256 stop tokens": (submit, (1024, 1, 256), 1024),
     "4,194,304 tokens in 1,024 prompts": (submit, (1024, 4096, 1), 2**22),
     "4,194,304 tokens in 32 prompts": (submit, (32, 131_072, 1), 2**22),
-    f"{MAX_UNSENT_UPDATES:,} updates": (fill_outbox, (MAX_UNSENT_UPDATES,), MAX_UNSENT_UPDATES),
+    f"{MAX_UPDATES:,} updates": (fill_outbox, (MAX_UPDATES, 0), MAX_UPDATES),
+    f"{MAX_WITH_LOGPROBS:,} updates with 200 bytes of log-probabilities": (
+        fill_outbox,
+        (MAX_WITH_LOGPROBS, 200),
+        MAX_WITH_LOGPROBS,
+    ),
 }
 
 
@@ -126,7 +141,7 @@ def main() -> None:
         with spawn.Pool(1) as pool:
             before, after = pool.apply(measure, arguments)
         n_bytes = after - before
-        sys.stdout.write(f"{name:>40} {n_bytes / 2**20:8.1f} MiB {n_bytes / n_units:12,.1f} each\n")
+        sys.stdout.write(f"{name:>58} {n_bytes / 2**20:8.1f} MiB {n_bytes / n_units:12,.1f} each\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ sys.exit(version("torch").partition("+")[0] != sys.argv[1])' "$wanted" 2>/dev/nu
 
 is_in_a_folder() { "$bin/pip" install --quiet --dry-run --no-index --no-deps "torch==$wanted" >/dev/null 2>&1; }
 
-has_gpu() { [ "$(uname -s)" != Linux ] || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }
+has_gpu() {
+  [ "$(uname -s)" = Linux ] || return 0
+  local gpus  # all of them first: who writes to a grep that has found the first one ends by a signal
+  gpus=$(nvidia-smi --list-gpus 2>/dev/null) && [[ $gpus == *GPU* ]]
+}
 
 answers() {
   "$bin/python" -c 'import sys, urllib.request

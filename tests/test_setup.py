@@ -32,8 +32,12 @@ PYTHON = """#!/bin/sh
 case "$*" in *importlib.metadata*) exit {installed_status} ;; *) exec {python} "$@" ;; esac
 """
 NVIDIA_SMI = """#!/bin/sh
-echo {gpus}
+{gpus}
 """
+
+
+GPU = "echo 'GPU 0: a GPU'"
+MANY_GPUS = "seq -f 'GPU %g: a GPU' 20000 || exit 1"  # more than a pipe holds
 
 
 class Machine:
@@ -52,7 +56,7 @@ class Machine:
         *,
         is_installed: bool = False,
         is_in_a_folder: bool = False,
-        has_gpu: bool = False,
+        gpus: str = "",
         index_status: int = 0,
         rest_status: int = 0,
         **variables: str,
@@ -66,7 +70,7 @@ class Machine:
                 rest_status=rest_status,
             ),
             "python": PYTHON.format(installed_status=int(not is_installed), python=sys.executable),
-            "nvidia-smi": NVIDIA_SMI.format(gpus="'GPU 0: a GPU'" if has_gpu else ""),
+            "nvidia-smi": NVIDIA_SMI.format(gpus=gpus),
         }
         for name, text in programs.items():
             (self._root / "bin" / name).write_text(text, encoding="utf-8")
@@ -126,11 +130,11 @@ def test_without_a_gpu_the_build_without_cuda_is_taken(machine: Machine, index: 
     assert "the build without CUDA" in done.stdout
 
 
-@pytest.mark.parametrize("has_gpu", [False, True], ids=["index-is-away", "gpu"])
+@pytest.mark.parametrize("gpus", ["", GPU, MANY_GPUS], ids=["index-is-away", "gpu", "many-gpus"])
 def test_otherwise_the_usual_index_is_taken_and_its_size_said(
-    machine: Machine, index: str, has_gpu: bool
+    machine: Machine, index: str, gpus: str
 ) -> None:
-    done = machine.install(has_gpu=has_gpu, CPU_INDEX=index if has_gpu else NOBODY)
+    done = machine.install(gpus=gpus, CPU_INDEX=index if gpus else NOBODY)
     assert done.returncode == 0
     assert set(machine.calls()) == {DRY, REST}
     assert "2.5 GB more" in done.stdout
@@ -155,7 +159,7 @@ def test_a_torch_in_pips_folders_is_taken_from_there(machine: Machine, index: st
 
 
 def test_an_index_that_is_given_is_taken_and_must_work(machine: Machine, index: str) -> None:
-    assert machine.install(has_gpu=True, TORCH_INDEX=NOBODY).returncode == 0
+    assert machine.install(gpus=GPU, TORCH_INDEX=NOBODY).returncode == 0
     assert machine.calls()[0] == fetch(NOBODY)
     assert machine.install(TORCH_INDEX=NOBODY, index_status=1).returncode == 1
 
@@ -172,6 +176,34 @@ def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None
     assert machine.install(is_installed=True, rest_status=1).returncode == 1
 
 
+def make(
+    *arguments: str, path: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs make, with the programs of `path` before all others."""
+    ours = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "TORCH_INDEX"}
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
+    if path is not None:
+        environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def programs(directory: Path, **texts: str) -> Path:
+    """Writes shell scripts, by name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (directory / name).chmod(0o755)
+    return directory
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
@@ -181,14 +213,58 @@ def test_large_packages_are_named_and_failures_pass_on(machine: Machine) -> None
     ],
 )
 def test_make_passes_an_index_on_only_where_it_is_given(arguments: list[str], given: str) -> None:
-    ours = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "TORCH_INDEX"}
-    done = subprocess.run(
-        ["make", "--dry-run", "--always-make", ".venv/.installed", *arguments],
-        cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if key not in ours},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = make("--dry-run", "--always-make", ".venv/.installed", *arguments)
     assert given in done.stdout
+
+
+def test_a_virtual_environment_that_could_not_be_made_is_not_there_next_time(
+    tmp_path: Path,
+) -> None:
+    # Debian's Python without python3-venv: it makes bin/python, and finds no pip then.
+    without_pip = f"mkdir -p {tmp_path}/venv/bin; touch {tmp_path}/venv/bin/python; exit 1"
+    python = f'case "$*" in *venv*) {without_pip} ;; esac'
+    path = programs(tmp_path / "bin", python3=python)
+    for _ in range(2):
+        done = make(f"{tmp_path}/venv/bin/python", f"VENV={tmp_path}/venv", path=path)
+        assert done.returncode
+        assert "python3-venv" in done.stdout
+        assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("strict", "machine_is", "fails"),
+    [
+        ("", "Linux x86_64", False),
+        ("1", "Linux x86_64", True),
+        ("1", "Darwin arm64", False),
+    ],
+)
+def test_fuzzing_without_its_guide_fails_where_that_must_be_there(
+    tmp_path: Path, strict: str, machine_is: str, fails: bool
+) -> None:
+    path = programs(
+        tmp_path / "bin",
+        python='case "$*" in *atheris*) exit 1 ;; esac',
+        pip="",
+        uname=f"echo {machine_is}",
+    )
+    done = make("fuzz", "--assume-old=setup", f"BIN={path}", f"STRICT={strict}", path=path)
+    assert bool(done.returncode) == fails
+    assert "atheris" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("compiler", "python", "fails"),
+    [
+        ("sh", 'echo "$2" | grep -q "runnable()" && exit 1', True),
+        ("sh", "", False),
+        ("no-compiler", "exit 1", False),
+    ],
+    ids=["not built", "built", "no compiler"],
+)
+def test_native_kernels_must_be_there_where_there_is_a_compiler(
+    tmp_path: Path, compiler: str, python: str, fails: bool
+) -> None:
+    path = programs(tmp_path / "bin", python=python)
+    done = make("native", "--assume-old=setup", f"BIN={path}", f"CXX={compiler} -m64")
+    assert bool(done.returncode) == fails

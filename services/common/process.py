@@ -17,6 +17,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -88,6 +89,14 @@ def freeze_objects() -> None:
     them."""
     gc.collect()
     gc.freeze()
+
+
+def end_within(limit_s: float, status: int) -> None:
+    """Ends the process with `status` after `limit_s` seconds, if it has not ended by then: at its
+    end the interpreter waits for threads, and one that is inside a library cannot be stopped."""
+    timer = threading.Timer(limit_s, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
 
 
 async def happens_before(

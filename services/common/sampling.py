@@ -255,14 +255,20 @@ class SamplingParams:
                 name = "stop_token_ids"
             raise InvalidRequest(name, "leave no token that may be sampled")
 
-    def check(self) -> None:
-        """Checks every option that a client has given, as far as it needs no vocabulary.
+    def check(self, *, own_stop_token_ids: Collection[int] = ()) -> None:
+        """Checks every option, as far as it needs no vocabulary.
+
+        `own_stop_token_ids` are those of the model among `stop_token_ids`: they come besides as
+        many as a client may give.
 
         Raises:
             InvalidRequest: an option is out of its range; the error names it.
         """
         for name, option in OPTIONS.items():
-            option.allowed.check(name, getattr(self, name))
+            value = getattr(self, name)
+            if name == "stop_token_ids" and own_stop_token_ids:
+                value = [token_id for token_id in value if token_id not in own_stop_token_ids]
+            option.allowed.check(name, value)
         if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
             for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
                 if getattr(self, name):

@@ -9,6 +9,9 @@ from services.frontend.frontend import serve
 from services.frontend.request.client_call import current_id
 from services.frontend.settings import FrontendSettings
 
+EXIT_LIMIT_S = 2.0
+"""Seconds that threads which work on texts have to end after the event loop."""
+
 
 def main() -> int:
     """Reads the settings and serves until a signal; returns the exit status."""
@@ -28,4 +31,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    process.end_within(EXIT_LIMIT_S, status)
+    sys.exit(status)

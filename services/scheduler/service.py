@@ -14,22 +14,16 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any
 
 import grpc.aio
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
 from services.common.priority import PRIORITIES
-from services.common.sampling import (
-    MAX_LOGPROBS,
-    MAX_PROMPT_LOGPROBS,
-    MAX_STOP_TOKENS,
-    SamplingParams,
-)
+from services.common.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.common.stream_places import StreamPlaces
 from services.scheduler.core.accounts import (
@@ -45,18 +39,15 @@ from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
+from services.scheduler.settings import FRONTEND_BYTES
 
 log = logging.getLogger(__name__)
 
 CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
 """Roles that may call each method."""
 
-MAX_UNSENT_UPDATES = 16_384
-"""Updates that may wait for one frontend, besides the 4 MiB that gRPC sends to one that does not
-read."""
-
-UPDATE_BYTES = 1024
-"""Bytes of log-probabilities that count as an update."""
+UPDATE_BYTES = 208
+"""Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
@@ -92,24 +83,37 @@ class Connection:
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._sealed: deque[scheduler_pb2.ConnectResponse] = deque()  # of before it
+        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
         self._n_logprob_bytes = 0  # in the outbox
+        self._n_outbox_bytes = 0
+        self._n_leaving_bytes = 0  # of the message that was returned last
+        self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
         self._has_mail = asyncio.Event()
-        self._n_unsent = 0  # updates since all were sent
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns all that has come since the last message."""
+        """Waits for news and returns all that has come since the last message, which has been sent
+        when this is called."""
+        self._n_unsent_bytes -= self._n_leaving_bytes
+        self._n_leaving_bytes = 0
         await self._has_mail.wait()
         if self._sealed:
-            return self._sealed.popleft()
+            message, self._n_leaving_bytes = self._sealed.popleft()
+            return message
         self._has_mail.clear()
-        self._n_unsent = self._n_logprob_bytes = 0
+        self._n_leaving_bytes = self._n_outbox_bytes
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         n_free = self._n_free()
         if n_free is not None:
             message.n_free = n_free
         self._is_told_full = n_free == 0
         return message
+
+    def check_unsent(self) -> None:
+        """Sets `is_overfull` if more waits to be sent than the memory that there is for it. Called
+        before an iteration's updates come: what a single one brings is never too much."""
+        if self._n_unsent_bytes > FRONTEND_BYTES:
+            self.is_overfull.set()
 
     def note_room(self) -> None:
         """Tells the frontend of a free place, if it was told that there is none."""
@@ -145,7 +149,7 @@ class Connection:
             rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
-        self._note_update()
+        self._note_update(error.message)
 
     def update(self, update: Update) -> None:
         request, reason = update.request, update.finish_reason
@@ -160,7 +164,8 @@ class Connection:
             self._outbox.completed.add(
                 request_id=request_id, reason=_REASONS[reason], message=update.message
             )
-        self._note_update()
+        self._note_bytes(UPDATE_BYTES)
+        self._has_mail.set()
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
         """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
@@ -188,13 +193,17 @@ class Connection:
 
     def _note_logprobs(self, n_bytes: int) -> None:
         self._n_logprob_bytes += n_bytes
-        self._n_unsent += n_bytes // UPDATE_BYTES
+        self._note_bytes(n_bytes)
+
+    def _note_bytes(self, n_bytes: int) -> None:
+        self._n_outbox_bytes += n_bytes
+        self._n_unsent_bytes += n_bytes
 
     def _seal(self) -> None:
         """Begins another message, which is sent after all that was before."""
-        self._sealed.append(self._outbox)
+        self._sealed.append((self._outbox, self._n_outbox_bytes))
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._n_logprob_bytes = 0
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
         self._has_mail.set()
 
     def suspend(self, request: Request) -> None:
@@ -213,10 +222,9 @@ class Connection:
             self._note_update()
         self.requests.clear()
 
-    def _note_update(self) -> None:
-        self._n_unsent += 1
-        if self._n_unsent > MAX_UNSENT_UPDATES:
-            self.is_overfull.set()
+    def _note_update(self, text: str = "") -> None:
+        self._note_bytes(UPDATE_BYTES + len(text))
+        self.check_unsent()
         self._has_mail.set()
 
 
@@ -264,11 +272,14 @@ class SchedulerService:
     ) -> None:
         """Takes submissions from now on, and hands them to `loop`.
 
-        Requests for another model than this pipeline's are given up.
+        Requests for another model than this pipeline's are given up, and so are those that another
+        checkpoint of that name cannot take: they would end its ranks.
         """
-        for request in list(self._connections):
+        for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
+            elif (refusal := _refusal(request, pipeline)) is not None:
+                loop.give_up(request, f"the pipeline that serves now cannot: {refusal.message}")
         self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
         self._is_open = True
         for frontend in self._frontends:
@@ -283,6 +294,8 @@ class SchedulerService:
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
         now, has_ended = self._now(), False
+        for frontend in self._frontends:
+            frontend.check_unsent()
         for update in updates:
             request, reason = update.request, update.finish_reason
             if update.token_id is not None:
@@ -451,21 +464,7 @@ class SchedulerService:
     ) -> None:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
-        largest = max(
-            max(submission.prompt_token_ids, default=0),
-            max(submission.generated_token_ids, default=0),
-        )
-        if largest >= self._pipeline.vocab_size:
-            raise InvalidRequest(
-                "prompt", f"token {largest} is not below {self._pipeline.vocab_size}"
-            )
-        n_tokens = len(submission.prompt_token_ids) + submission.max_new_tokens
-        if n_tokens > self._pipeline.max_model_len:
-            raise InvalidRequest(
-                "max_tokens",
-                f"prompt and output of {n_tokens} tokens exceed the limit of "
-                f"{self._pipeline.max_model_len}",
-            )
+        _check_sequence(submission, self._pipeline)
         PRIORITIES.check("priority", submission.priority)
         if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
             raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
@@ -477,7 +476,7 @@ class SchedulerService:
             raise InvalidRequest(
                 "prompt_logprobs", f"are {n_numbers} numbers, {MAX_PROMPT_LOGPROBS} at most"
             )
-        _check_sampling(sampling, self._pipeline)
+        check_sampling(sampling, self._pipeline)
 
     def _cancel_all(self, connection: Connection) -> None:
         for request in list(connection.requests.values()):
@@ -502,14 +501,50 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
     return now + submission.time_left.ToNanoseconds() / 1e9
 
 
-def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:
-    # A rank would end itself, and with it everybody's requests, over what is refused here.
-    own = frozenset(pipeline.eos_token_ids)
-    clients = sampling
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:  # the model's own come besides a client's
-        stops = tuple(stop for stop in sampling.stop_token_ids if stop not in own)
-        clients = replace(sampling, stop_token_ids=stops)
-    clients.check()
+def _check_sequence(
+    request: scheduler_pb2.Submission | Request, pipeline: scheduler_pb2.PipelineDescription
+) -> None:
+    prompt, generated = request.prompt_token_ids, request.generated_token_ids
+    largest = max(max(prompt, default=0), max(generated, default=0))
+    if largest >= pipeline.vocab_size:
+        raise InvalidRequest("prompt", f"token {largest} is not below {pipeline.vocab_size}")
+    n_tokens = len(prompt) + request.max_new_tokens
+    if n_tokens > pipeline.max_model_len:
+        raise InvalidRequest(
+            "max_tokens",
+            f"prompt and output of {n_tokens} tokens exceed the limit of {pipeline.max_model_len}",
+        )
+
+
+def _refusal(
+    request: Request, pipeline: scheduler_pb2.PipelineDescription
+) -> InvalidRequest | None:
+    """Returns the reason for which a pipeline cannot take a request that was checked for another
+    one; None if it can."""
+    sampling = from_proto(sampling_pb2.SamplingParams.FromString(request.sampling))
+    own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
+    try:
+        _check_sequence(request, pipeline)
+        check_sampling(sampling, pipeline, own_stop_token_ids=own)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def check_sampling(
+    sampling: SamplingParams,
+    pipeline: scheduler_pb2.PipelineDescription,
+    *,
+    own_stop_token_ids: Collection[int] = (),
+) -> None:
+    """Checks options for a pipeline: a rank would end itself, and with it everybody's requests,
+    over what is refused here. `own_stop_token_ids` are the model's own, if not by default.
+
+    Raises:
+        InvalidRequest: the error names the option.
+    """
+    own = own_stop_token_ids or frozenset(pipeline.eos_token_ids)
+    sampling.check(own_stop_token_ids=own)
     if sampling.grammar and not pipeline.can_follow_grammars:
         raise InvalidRequest("grammar", "the model can follow none")
     if min(sampling.stop_token_ids, default=0) < 0:

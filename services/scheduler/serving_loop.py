@@ -68,6 +68,10 @@ class ServingLoop:
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
+    def give_up(self, request: Request, message: str) -> None:
+        """Ends a request of the epoch before that this one cannot serve."""
+        self._deliver(self._scheduler.give_up(request, message))
+
     def adopt(self) -> None:
         """Takes over the requests that the pool has from the epoch before."""
         self._deliver(self._scheduler.adopt())

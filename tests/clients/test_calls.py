@@ -41,6 +41,15 @@ def test_a_stream_that_must_not_resume_ends_once_it_has_begun() -> None:
         call.fail(ConnectionLost())
 
 
+def test_a_stream_without_ids_does_not_begin_again_once_it_has_begun() -> None:
+    call = StreamedCall(FRONTENDS, QUERY, resume=True)
+    call.begin()
+    list(call.take(event(5).partition(b"\n")[2]))
+    with pytest.raises(ConnectionLost) as lost:
+        call.fail(ConnectionLost())
+    assert "no ids" in lost.value.__notes__[0]
+
+
 def test_what_comes_ends_a_row_of_failures() -> None:
     call = StreamedCall(FRONTENDS, QUERY, resume=True)
     for _ in range(2):

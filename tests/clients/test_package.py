@@ -1,8 +1,11 @@
 """The client package needs nothing of ours, and little of others."""
 
 import ast
+import re
 import sys
 from pathlib import Path
+
+from orcinus_client import errors
 
 PACKAGE = Path(__file__).parents[2] / "clients" / "python" / "orcinus_client"
 
@@ -16,3 +19,20 @@ def test_the_client_imports_nothing_of_the_services() -> None:
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
     assert imported - sys.stdlib_module_names == {"httpx", "opentelemetry", "orcinus_client"}
+
+
+def test_its_page_names_the_statuses_of_each_error() -> None:
+    page = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    named = {
+        (kind, int(status))
+        for kinds, statuses in re.findall(r"^\| (`.*?) \| ([\d, ]+) \|", page, re.MULTILINE)
+        for kind, status in zip_kinds(kinds, statuses)
+    }
+    raised = {(kind.__name__, status) for status, kind in errors.STATUSES.items()}
+    assert named == {*raised, ("UnexpectedAnswer", 200)}
+
+
+def zip_kinds(kinds: str, statuses: str) -> list[tuple[str, str]]:
+    """Several kinds have a status each; one has all of them."""
+    names, numbers = re.findall(r"`(\w+)`", kinds), statuses.split(", ")
+    return list(zip(names if len(names) > 1 else names * len(numbers), numbers, strict=True))

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 from orcinus.v1 import scheduler_pb2
-from orcinus_client import AsyncClient, Client, InvalidRequest, Overloaded, Retry, Unauthenticated
+from orcinus_client import (
+    AsyncClient,
+    Client,
+    InvalidRequest,
+    Overloaded,
+    Retry,
+    TimedOut,
+    Unauthenticated,
+    UnexpectedAnswer,
+)
 
-from tests.fake_scheduler import loses_pipeline_after, rejects, says, stalls_after
+from tests.fake_scheduler import FakeRequest, loses_pipeline_after, rejects, says, stalls_after
 from tests.frontend.conftest import Site, running, soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -165,6 +174,69 @@ async def test_a_full_pool_is_an_error_that_says_when_to_try_again(site: Site) -
             await soon(client.completion("x"))
     assert refused.value.retry_after_s is not None
     assert refused.value.retry_after_s >= 1
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that gives every request the same bytes and hangs up, or says nothing if there are
+    none; yields its base URL and the requests that have come."""
+    requests: list[bytes] = []
+    is_over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        if not answer:
+            await is_over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield "http://{}:{}/v1".format(*server.sockets[0].getsockname()), requests
+        is_over.set()
+
+
+async def completion(url: str, *, is_async: bool, **limits: Any) -> dict[str, Any]:
+    """A whole answer."""
+    if is_async:
+        async with AsyncClient(url, **limits) as client:
+            return await soon(client.completion("x"))
+
+    def ask() -> dict[str, Any]:
+        with Client(url, **limits) as client:
+            return client.completion("x")
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_an_answer_that_takes_too_long_is_not_computed_again(is_async: bool) -> None:
+    async with answering(b"") as (url, requests):
+        with pytest.raises(TimedOut):
+            await completion(url, is_async=is_async, answer_timeout_s=0.1)
+    assert len(requests) == 1
+
+
+async def test_a_whole_answer_may_take_longer_than_a_stream_is_silent(site: Site) -> None:
+    async def says_late(request: FakeRequest) -> None:
+        await asyncio.sleep(0.3)
+        await says(*site.tokens("ab"))(request)
+
+    site.scheduler.behaviour = says_late
+    n_before = len(site.scheduler.requests)
+    async with AsyncClient(f"{site.url}/v1", read_timeout_s=0.1) as client:
+        answer = await soon(client.completion("ab", max_tokens=2))
+    assert answer["choices"][0]["text"] == "ab"
+    assert len(site.scheduler.requests) == n_before + 1
+
+
+@pytest.mark.parametrize("body", [b"<p>Sign in</p>", b'"text"', b"\xff"], ids=["page", "text", "?"])
+async def test_a_page_of_a_proxy_is_an_error_of_the_client(body: bytes, is_async: bool) -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    async with answering(head.encode() + body) as (url, requests):
+        with pytest.raises(UnexpectedAnswer):
+            await completion(url, is_async=is_async)
+        with pytest.raises(UnexpectedAnswer):
+            await stream([url.removesuffix("/v1")], is_async=is_async)
+    assert len(requests) == 2
 
 
 async def test_keys_and_the_current_span_are_sent(site: Site) -> None:

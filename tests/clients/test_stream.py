@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orcinus_client import ConnectionLost, RequestFailed, Unavailable
+from orcinus_client import ConnectionLost, RequestFailed, Unavailable, UnexpectedAnswer
 from orcinus_client.stream import EventReader, Stream
 
 TEXT = (
@@ -48,6 +48,33 @@ def test_a_stream_that_does_not_resume_goes_on_only_before_its_first_chunk() -> 
     assert stream.can_go_on
     assert list(stream.take(b'data: {"choices": []}\n\n'))
     assert not stream.can_go_on
+
+
+def test_a_stream_whose_ids_are_taken_out_goes_on_only_before_its_first_chunk() -> None:
+    stream = Stream({}, resume=True)
+    stream.begin()
+    assert stream.can_go_on
+    chunk = {"seed": 7, "choices": [{"index": 0, "token_ids": [3]}]}
+    assert list(stream.take(f"data: {json.dumps(chunk)}\n\n".encode()))
+    assert not stream.can_go_on
+    assert stream.lacks_ids
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"data: <html>", b"data: [1]", b'data: {"choices": [{}]}', b"data: {}", b"data: \xff"],
+)
+def test_what_is_no_chunk_is_an_error_of_the_client(line: bytes) -> None:
+    stream = Stream({}, resume=True)
+    stream.begin()
+    with pytest.raises(UnexpectedAnswer):
+        list(stream.take(b"id: r:1\n" + line + b"\n\n"))
+
+
+def test_an_error_that_is_a_text_is_an_error_of_the_client() -> None:
+    stream = Stream({}, resume=True)
+    with pytest.raises(RequestFailed, match="why"):
+        list(stream.take(b'data: {"error": "why"}\n\n'))
 
 
 def test_nothing_behind_the_end_is_read() -> None:

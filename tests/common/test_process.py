@@ -65,3 +65,15 @@ def test_a_child_dies_with_its_parent_even_if_that_is_killed() -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_thread_that_is_stuck_does_not_keep_a_process_from_ending() -> None:
+    script = (
+        "import sys, threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from services.common.process import end_within\n"
+        "ThreadPoolExecutor(1).submit(threading.Event().wait, 60)\n"
+        "end_within(0.1, 3)\n"
+        "sys.exit(3)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 3

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -19,15 +19,22 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
+from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import Order
-from services.scheduler.core.request import RequestId
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
-from services.scheduler.service import MAX_LOGPROB_BYTES, SchedulerService
+from services.scheduler.service import (
+    MAX_LOGPROB_BYTES,
+    UPDATE_BYTES,
+    Connection,
+    SchedulerService,
+)
 from services.scheduler.serving_loop import ServingLoop
+from services.scheduler.settings import FRONTEND_BYTES
 from tests.fakes import FakeEngine
 from tests.scheduler.core.workload import build
 
@@ -586,7 +593,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
 async def test_a_frontend_for_which_too_much_waits_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.service.MAX_UNSENT_UPDATES", 100)
+    monkeypatch.setattr("services.scheduler.service.FRONTEND_BYTES", 100 * UPDATE_BYTES)
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a")
         [connection] = it.service._frontends
@@ -594,6 +601,39 @@ async def test_a_frontend_for_which_too_much_waits_is_cut_off(
             connection.reject(str(number), Unavailable("no"))
         await until(lambda: not it.service._frontends)
         await until(lambda: all(request.is_cancelled for request in it.scheduler.pool))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 250, 1000, 100_000])
+async def test_what_waits_for_a_frontend_is_bounded_in_bytes_whatever_it_is(n_bytes: int) -> None:
+    connection = Connection()
+    request = Request(RequestId("x" * 40), [1], 10**6)
+    n_taken = n_waiting = 0
+    while not connection.is_overfull.is_set():
+        connection.check_unsent()
+        logprobs = SpanLogprobs(bytes(n_bytes)) if n_bytes else None
+        connection.update(Update(request, 5, None, n_waiting + 1, logprobs=logprobs))
+        n_waiting += 1
+        if n_waiting == 10 and not n_taken:  # what was taken counts no more
+            n_taken, n_waiting = len((await connection.next_message()).tokens), 0
+            assert n_taken == 10
+    n_needed = FRONTEND_BYTES // (UPDATE_BYTES + n_bytes)
+    assert n_needed - 10 <= n_waiting <= n_needed + 2
+    while n_waiting:
+        n_waiting -= len((await connection.next_message()).tokens)
+
+
+async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> None:
+    connection = Connection()
+    request = Request(RequestId("a"), [1], 8)
+    large = tuple((1 + i, bytes(MAX_LOGPROB_BYTES)) for i in range(8))
+    connection.check_unsent()
+    connection.update(Update(request, 5, None, 1, logprobs=SpanLogprobs(b"", large)))
+    assert not connection.is_overfull.is_set()
+    n_read = 0
+    while n_read < 8:
+        n_read += sum(len(one.prompt_logprobs) for one in (await connection.next_message()).tokens)
+    connection.check_unsent()
+    assert not connection.is_overfull.is_set()
 
 
 async def test_a_request_whose_name_is_too_long_ends_its_stream() -> None:
@@ -652,6 +692,73 @@ async def test_a_lost_pipeline_ends_every_request_as_unavailable() -> None:
         assert completion.message == "stage 1 is gone"
         rejection = await frontend.rejection("b")
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("change", "ended"),
+    [
+        ({}, []),
+        ({"vocab_size": 50}, ["high token", "high stop", "high output"]),
+        ({"max_model_len": 12}, ["long"]),  # whose prompt and output are 13
+        ({"can_follow_grammars": False}, ["grammar"]),
+        ({"eos_token_ids": [7]}, []),
+    ],
+    ids=str,
+)
+async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
+    change: dict[str, Any], ended: list[str]
+) -> None:
+    before = scheduler_pb2.PipelineDescription(
+        model="fake",
+        vocab_size=100,
+        max_model_len=64,
+        eos_token_ids=[STOP],
+        can_follow_grammars=True,
+    )
+    after = scheduler_pb2.PipelineDescription()
+    after.CopyFrom(before)
+    for name in change:
+        after.ClearField(name)  # type: ignore[arg-type]
+    after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
+    async with world() as it, Frontend(it.address) as frontend:
+        it.service.open(before, it.loop, it.log)
+        assert (await frontend.read()).pipeline == before
+        await frontend.accepted("plain", sampling={"stop_token_ids": [STOP, 8]})
+        await frontend.accepted("long", prompt=3, max_new_tokens=10)
+        await frontend.accepted("grammar", sampling={"grammar": "start: /a/"})
+        await frontend.accepted("high stop", sampling={"bad_token_ids": [99]})
+        await frontend.send(submission_of("high token", prompt=[99]))
+        await frontend.send(submission_of("high output", generated=[99]))
+        await until(lambda: len(it.scheduler.pool) == 6)
+        await it.engine.next_batch()
+        it.engine.fail(PipelineLost("stage 0 is gone"))
+        with pytest.raises(PipelineLost):
+            await it.serving
+        it.service.suspend(*it.scheduler.suspend())
+        it.service.open(after, it.loop, it.log)
+        left = {str(request.request_id) for request in it.scheduler.pool}
+        completed: dict[str, Any] = {}
+        while len(completed) < len(ended):
+            for end in (await frontend.read()).completed:
+                completed[end.request_id] = end
+        assert sorted(completed) == sorted(ended)
+        assert not left.intersection(completed)
+        assert len(left) + len(completed) == 6
+        for end in completed.values():
+            assert end.reason == scheduler_pb2.COMPLETION_REASON_FAILED
+            assert "the pipeline that serves now cannot" in end.message
+
+
+def submission_of(
+    name: str, *, prompt: Sequence[int] = (1,), generated: Sequence[int] = ()
+) -> scheduler_pb2.Submission:
+    return scheduler_pb2.Submission(
+        request_id=name,
+        prompt_token_ids=prompt,
+        max_new_tokens=4,
+        generated_token_ids=generated,
+        sampling=sampling_pb2.SamplingParams(seed=3),
+    )
 
 
 async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:

@@ -13,8 +13,10 @@ from orcinus_client.errors import (
     Overloaded,
     PermissionDenied,
     RequestFailed,
+    TimedOut,
     Unauthenticated,
     Unavailable,
+    UnexpectedAnswer,
 )
 from orcinus_client.stream import Chunk
 
@@ -30,6 +32,8 @@ __all__ = [
     "PermissionDenied",
     "RequestFailed",
     "Retry",
+    "TimedOut",
     "Unauthenticated",
     "Unavailable",
+    "UnexpectedAnswer",
 ]

@@ -11,6 +11,8 @@ from orcinus_client.attempts import Retry
 from orcinus_client.calls import Frontends, Messages, Prompt, Query, StreamedCall
 from orcinus_client.errors import ClientError
 from orcinus_client.request import (
+    answer_timeout,
+    check_stream,
     connection_options,
     connection_to,
     stripped,
@@ -30,9 +32,12 @@ class AsyncClient:
         retry: Retry | None = None,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 60.0,
+        answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte."""
+        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte of a stream,
+        `answer_timeout_s` for that before an answer that comes whole."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
+        self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.AsyncClient(
             **connection_options(
                 api_key, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
@@ -105,6 +110,7 @@ class AsyncClient:
                 if not response.is_success:
                     await response.aread()
                     value_of(response)
+                check_stream(response)
                 async for data in response.aiter_bytes():
                     for chunk in call.take(data):
                         yield chunk
@@ -122,8 +128,9 @@ class AsyncClient:
 
     async def _attempt(self, query: Query, base_url: str) -> dict[str, Any]:
         url = base_url + query.path
-        with connection_to(url):
+        timeout = self._answer_timeout if query.is_computed else self._http.timeout
+        with connection_to(url, is_computed=query.is_computed):
             response = await self._http.request(
-                query.method, url, json=query.body, headers=trace_headers()
+                query.method, url, json=query.body, headers=trace_headers(), timeout=timeout
             )
         return value_of(response)

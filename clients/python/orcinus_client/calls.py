@@ -37,6 +37,12 @@ class Query:
     path: str
     body: Mapping[str, Any] | None = None
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the answer takes the time of a model, and is computed anew if it is asked for
+        once more."""
+        return self.body is not None
+
     @classmethod
     def completion(cls, prompt: Prompt, options: Mapping[str, Any]) -> "Query":
         """Returns the query for a completion."""
@@ -76,6 +82,7 @@ class StreamedCall:
 
         Raises:
             ApiError: one of them is an error.
+            UnexpectedAnswer: one is no chunk.
         """
         for chunk in self._stream.take(data):
             self._attempts.note_success()
@@ -92,5 +99,7 @@ class StreamedCall:
             ClientError: `error`, if no other connection may bring the rest.
         """
         if not self._stream.can_go_on:
+            if self._stream.lacks_ids:
+                error.add_note("its events had no ids: something between takes them out")
             raise error
         return self._attempts.fail(error)

@@ -10,6 +10,8 @@ from orcinus_client.attempts import Retry
 from orcinus_client.calls import Frontends, Messages, Prompt, Query, StreamedCall
 from orcinus_client.errors import ClientError
 from orcinus_client.request import (
+    answer_timeout,
+    check_stream,
     connection_options,
     connection_to,
     stripped,
@@ -29,9 +31,12 @@ class Client:
         retry: Retry | None = None,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 60.0,
+        answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte."""
+        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte of a stream,
+        `answer_timeout_s` for that before an answer that comes whole."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
+        self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.Client(
             **connection_options(
                 api_key, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
@@ -102,6 +107,7 @@ class Client:
             if not response.is_success:
                 response.read()
                 value_of(response)
+            check_stream(response)
             for data in response.iter_bytes():
                 yield from call.take(data)
                 if call.is_done:
@@ -118,8 +124,9 @@ class Client:
 
     def _attempt(self, query: Query, base_url: str) -> dict[str, Any]:
         url = base_url + query.path
-        with connection_to(url):
+        timeout = self._answer_timeout if query.is_computed else self._http.timeout
+        with connection_to(url, is_computed=query.is_computed):
             response = self._http.request(
-                query.method, url, json=query.body, headers=trace_headers()
+                query.method, url, json=query.body, headers=trace_headers(), timeout=timeout
             )
         return value_of(response)

@@ -2,6 +2,8 @@
 
 ClientError
 ├── ConnectionLost        no answer, or one that broke off
+├── TimedOut              a whole answer took longer than it may
+├── UnexpectedAnswer      no answer of Orcinus: something between has written or changed it
 └── ApiError              the server says no
     ├── InvalidRequest    the caller's mistake; `field` names what is wrong
     ├── Unauthenticated   no key, or one that is not known
@@ -12,7 +14,6 @@ ClientError
 """
 
 import json
-from typing import Any
 
 import httpx
 
@@ -23,6 +24,15 @@ class ClientError(Exception):
 
 class ConnectionLost(ClientError):
     """No answer came, or it broke off before its end."""
+
+
+class TimedOut(ClientError):
+    """A whole answer took longer than `answer_timeout_s`. It is not asked for again, since it would
+    be computed again."""
+
+
+class UnexpectedAnswer(ClientError):
+    """The answer is not one of Orcinus, such as a page of a proxy."""
 
 
 class ApiError(ClientError):
@@ -72,7 +82,7 @@ class RequestFailed(ApiError):
 
 MAY_BE_TRIED_AGAIN = (ConnectionLost, Overloaded, Unavailable)
 
-_BY_STATUS: dict[int, type[ApiError]] = {
+STATUSES: dict[int, type[ApiError]] = {
     **dict.fromkeys((400, 404, 408, 413, 415, 422), InvalidRequest),
     401: Unauthenticated,
     403: PermissionDenied,
@@ -93,7 +103,7 @@ def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
     except (ValueError, KeyError, TypeError):
         fields = {}
     message = fields.get("message") or content[:200].decode(errors="replace")
-    return _BY_STATUS.get(status, RequestFailed)(
+    return STATUSES.get(status, RequestFailed)(
         f"{status}: {message}",
         status=status,
         field=fields.get("param"),
@@ -102,8 +112,9 @@ def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
     )
 
 
-def error_in_stream(fields: dict[str, Any]) -> ApiError:
+def error_in_stream(value: object) -> ApiError:
     """Returns the error that an event of a stream brings."""
+    fields = value if isinstance(value, dict) else {"message": value}
     code = fields.get("code")
     kind = _BY_CODE.get(code, RequestFailed)
     return kind(str(fields.get("message")), field=fields.get("param"), code=code)

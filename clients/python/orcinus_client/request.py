@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from orcinus_client.errors import ConnectionLost, error_of
+from orcinus_client.errors import ConnectionLost, TimedOut, UnexpectedAnswer, error_of
 
 try:
     from opentelemetry.propagate import inject
@@ -25,6 +25,12 @@ def connection_options(
     }
 
 
+def answer_timeout(connect_timeout_s: float, answer_timeout_s: float | None) -> httpx.Timeout:
+    """Returns the limits of a connection for a whole answer, of which no byte comes before all of
+    it has been computed."""
+    return httpx.Timeout(connect_timeout_s, read=answer_timeout_s)
+
+
 def trace_headers() -> dict[str, str]:
     """Returns the headers that name the current span; none without OpenTelemetry."""
     headers: dict[str, str] = {}
@@ -41,12 +47,27 @@ def stripped(base_urls: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def connection_to(url: str) -> Iterator[None]:
-    """Raises ConnectionLost where a connection to a URL breaks off, or cannot be made."""
+def connection_to(url: str, *, is_computed: bool = False) -> Iterator[None]:
+    """Raises ConnectionLost where a connection to a URL breaks off, or cannot be made, TimedOut
+    where a whole answer that `is_computed` takes too long, and UnexpectedAnswer for one that is
+    compressed wrongly."""
     try:
         yield
+    except httpx.ReadTimeout as error:
+        if is_computed:
+            raise TimedOut(f"{url}: no answer in the time that it may take") from error
+        raise ConnectionLost(f"{url}: nothing came for too long") from error
+    except httpx.DecodingError as error:
+        raise UnexpectedAnswer(f"{url}: {error}") from error
     except httpx.TransportError as error:
         raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
+
+
+def check_stream(response: httpx.Response) -> None:
+    """Raises UnexpectedAnswer unless a response that is no error is a stream of events."""
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith("text/event-stream"):
+        raise UnexpectedAnswer(f"{response.url}: {kind or 'no type'} in place of a stream")
 
 
 def value_of(response: httpx.Response) -> dict[str, Any]:
@@ -54,8 +75,14 @@ def value_of(response: httpx.Response) -> dict[str, Any]:
 
     Raises:
         ApiError: it is an error.
+        UnexpectedAnswer: it is no JSON object.
     """
     if not response.is_success:
         raise error_of(response.status_code, response.headers, response.content)
-    value: dict[str, Any] = response.json()
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UnexpectedAnswer(f"{response.url}: no JSON object: {response.text[:200]}")
     return value

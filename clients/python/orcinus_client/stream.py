@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orcinus_client.errors import ConnectionLost, error_in_stream
+from orcinus_client.errors import ConnectionLost, UnexpectedAnswer, error_in_stream
 
 Chunk = dict[str, Any]
 
@@ -32,7 +32,7 @@ class EventReader:
         """Yields id and data of each event that is complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            name, _, value = line.rstrip(b"\r").decode().partition(":")
+            name, _, value = _text_of(line.rstrip(b"\r")).partition(":")
             value = value.removeprefix(" ")
             if name == "id":
                 self._id = value
@@ -61,7 +61,12 @@ class Stream:
     @property
     def can_go_on(self) -> bool:
         """Whether another connection may bring the rest."""
-        return self._resume or not self._has_begun
+        return not self._has_begun or (self._resume and bool(self._event_id))
+
+    @property
+    def lacks_ids(self) -> bool:
+        """Whether the stream cannot go on since its events had no ids."""
+        return self._resume and not self.can_go_on
 
     def begin(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Begins with another connection; returns the body and the headers of its request."""
@@ -76,15 +81,19 @@ class Stream:
 
         Raises:
             ApiError: one of them is an error.
+            UnexpectedAnswer: one is no chunk.
         """
         for event_id, text in self._reader.feed(data):
             if text == END:
                 self.is_done = True
                 return
-            chunk: Chunk = json.loads(text)
+            chunk = _chunk_of(text)
             if "error" in chunk:
                 raise error_in_stream(chunk["error"])
-            self._note(event_id, chunk)
+            try:
+                self._note(event_id, chunk)
+            except (KeyError, TypeError) as error:
+                raise UnexpectedAnswer(f"a chunk without what it takes: {text[:200]}") from error
             yield chunk
 
     def end(self) -> None:
@@ -106,3 +115,20 @@ class Stream:
             while len(self._token_ids) <= choice["index"]:
                 self._token_ids.append([])
             self._token_ids[choice["index"]] += choice["token_ids"]
+
+
+def _text_of(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UnexpectedAnswer(f"no text in a stream: {line[:200]!r}") from error
+
+
+def _chunk_of(text: str) -> Chunk:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UnexpectedAnswer(f"no JSON object in a stream: {text[:200]}")
+    return value

@@ -79,7 +79,10 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         if "$ref" in response:
             rows.append((status, "Error"))
         else:
-            kinds = (_type_of(kind["schema"]) for kind in response["content"].values())
+            kinds = (
+                _type_of(kind["schema"]) if "schema" in kind else escape(media_type)
+                for media_type, kind in response["content"].items()
+            )
             rows.append((status, " or ".join(kinds)))
     return (
         f"<h3><code>{method.upper()} {escape(path)}</code></h3>"

@@ -111,7 +111,8 @@ def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
 
 
 def _stream(operation: Operation, description: str) -> None:
-    """Adds that the answer may be a stream of events."""
-    operation["responses"]["200"]["content"][EVENTS] = {
-        "schema": {"type": "string", "description": description}
-    }
+    """Adds that the answer may be a stream of events. It has no schema: tools disagree whether one
+    would be of the stream or of each event."""
+    answer = operation["responses"]["200"]
+    answer["description"] += f" {description}"
+    answer["content"][EVENTS] = {}

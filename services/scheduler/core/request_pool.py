@@ -96,6 +96,10 @@ class RequestPool:
         """The requests that have run, or are running, and have not ended."""
         return self._admitted
 
+    def fits_ever(self, request: Request) -> bool:
+        """Whether an empty pool could take the request in."""
+        return _n_tokens(request) <= self.max_tokens
+
     def add(self, request: Request) -> None:
         """Takes a request in.
 

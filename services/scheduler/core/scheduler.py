@@ -99,11 +99,12 @@ class Scheduler:
                 f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
                 f"need more than the {self.kv_manager.n_slots} K/V slots there are",
             )
-        if request.max_sequence_len > self.pool.max_tokens:
+        if not self.pool.fits_ever(request):
             raise InvalidRequest(
                 "max_tokens",
-                f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
-                f"exceed the {self.pool.max_tokens} that all requests may have together",
+                f"{request.n_prompt_tokens} prompt tokens, {request.max_new_tokens} new ones and "
+                f"{len(request.sampling)} bytes of options exceed the {self.pool.max_tokens} that "
+                "all requests may have together",
             )
         self.pool.add(request)
 
@@ -147,6 +148,11 @@ class Scheduler:
     def expire(self, now: float) -> list[Update]:
         """Ends the requests whose deadlines have come before they were admitted."""
         return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
+
+    def give_up(self, request: Request, message: str) -> list[Update]:
+        """Ends a request that has not begun in this epoch, which could not serve it; returns its
+        end."""
+        return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def select(self) -> Batch | None:
         """Returns the next batch to run; None if there is none or enough are in flight."""

@@ -292,10 +292,12 @@ class RequestTable:
 
 def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:
     """Raises PlanError for options that no scheduler lets through; a token below 0 would be a place
-    before the logits of the row."""
+    before the logits of the row. Each stop token may be the model's own here, for which there is no
+    limit."""
+    own = frozenset(sampling.stop_token_ids)
     try:
-        sampling.check()
-        sampling.check_vocabulary(vocab_size, own_stop_token_ids=sampling.stop_token_ids)
+        sampling.check(own_stop_token_ids=own)
+        sampling.check_vocabulary(vocab_size, own_stop_token_ids=own)
     except InvalidRequest as error:
         raise PlanError(f"admitted row {row}: {error}") from error
     if any(token_id < 0 for token_id in sampling.stop_token_ids):

@@ -276,9 +276,9 @@ def check_answer(response: httpx.Response, path: str) -> None:
     for name, header in documented.get("headers", {}).items():
         assert not header.get("required") or name in response.headers
     media_type = response.headers["content-type"].partition(";")[0]
-    schema = documented["content"][media_type]["schema"]
-    value = response.text if media_type == media_types.EVENTS else response.json()
-    validator(schema).validate(value)
+    found = documented["content"][media_type]
+    if media_type != media_types.EVENTS:
+        validator(found["schema"]).validate(response.json())
 
 
 @on_site

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from services.common.errors import InvalidRequest, PoolFull
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
-from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.request_pool import OPTION_BYTES, SMALL_OPTIONS_BYTES, RequestPool
 from services.scheduler.settings import SchedulerSettings
 from tests.scheduler.core.workload import Arrival, Driver, arrivals, build
 
@@ -36,6 +36,19 @@ def test_a_request_that_could_not_even_be_there_alone_is_invalid() -> None:
     with pytest.raises(InvalidRequest, match="the 20 that all requests may have"):
         scheduler.submit(request_of(17, 4))
     scheduler.submit(request_of(16, 4))
+
+
+def test_options_that_leave_no_room_in_an_empty_pool_are_invalid_and_not_to_be_sent_again() -> None:
+    scheduler = build(max_batch_size=1, n_blocks=100, block_size=4, pipeline_depth=1)
+    scheduler.pool.max_tokens = 1000
+    large = request_of(8, 4)
+    large.sampling = bytes(SMALL_OPTIONS_BYTES + OPTION_BYTES * 988)
+    scheduler.submit(large)
+    scheduler.cancel(large)
+    larger = request_of(9, 4)
+    larger.sampling = large.sampling
+    with pytest.raises(InvalidRequest, match="8048 bytes of options exceed the 1000"):
+        scheduler.submit(larger)
 
 
 @settings(max_examples=30)
