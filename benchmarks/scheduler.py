@@ -5,17 +5,22 @@ size.
 
 The batch decodes; every request that ends is replaced by a waiting one, so admission, block
 allocation and release are part of the figure. Two batches are in flight, and the rank hands tokens
-over, as with one stage. Budget: 0.3 ms together at batch 64, flat in the size of the pool.
+over, as with one stage. In the fair order requests are one client's, or come from many in turn.
+Budget: 0.3 ms together at batch 64, flat in the size of the pool.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from array import array
 from collections import deque
 
+from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -23,21 +28,24 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
+ORDERS = ("fcfs", "fair", "fair, many")
 BUDGET_MS = 0.3
 BATCH_SIZE = 64
 DEPTH = 2
 PROMPT_TOKENS = 32
 NEW_TOKENS = 64
+N_CLIENTS = 1000
 
 
 class Bench:
     """A scheduler under steady load: a batch that runs and a queue that never gets shorter."""
 
-    def __init__(self, policy: Policy, n_waiting: int) -> None:
+    def __init__(self, policy: Policy, n_waiting: int, *, order: Order, n_clients: int = 1) -> None:
         self._n_submitted = 0
+        self._accounts = [Account(AccountLimits(), name=str(n)) for n in range(n_clients)]
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
-            RequestPool(max_requests=n_waiting + BATCH_SIZE),
+            RequestPool(max_requests=n_waiting + BATCH_SIZE, order=order),
             KVManager(n_blocks=100 * BATCH_SIZE, block_size=16),
             policy=policy,
             pipeline_depth=DEPTH,
@@ -54,6 +62,7 @@ class Bench:
                 request_id=RequestId(str(self._n_submitted)),
                 prompt_token_ids=array(TOKEN_ID, [1]) * PROMPT_TOKENS,
                 max_new_tokens=1 + self._n_submitted % NEW_TOKENS,
+                account=self._accounts[self._n_submitted % len(self._accounts)],
             )
         )
 
@@ -78,9 +87,19 @@ class Bench:
         return selected - start, applied - applying
 
 
-def measure(policy: Policy, n_waiting: int, n_iterations: int) -> tuple[float, float, float]:
+def order_of(name: str) -> tuple[Order, int]:
+    """Returns an order by its name, and the number of clients in it."""
+    if name == "fcfs":
+        return FirstComeFirstServed(), 1
+    return Fair(ageing_s=30.0, now=time.monotonic), N_CLIENTS if name == "fair, many" else 1
+
+
+def measure(
+    policy: Policy, order: str, n_waiting: int, n_iterations: int
+) -> tuple[float, float, float]:
     """Median milliseconds of select, apply, and both together."""
-    bench = Bench(policy, n_waiting)
+    of_requests, n_clients = order_of(order)
+    bench = Bench(policy, n_waiting, order=of_requests, n_clients=n_clients)
     for _ in range(n_iterations // 10):
         bench.iterate()
     times = [bench.iterate() for _ in range(n_iterations)]
@@ -100,7 +119,8 @@ def main() -> None:
         f"batch {BATCH_SIZE}, medians of {arguments.iterations} iterations, budget {BUDGET_MS} ms"
     )
     print(
-        f"{'policy':>8} {'waiting':>8} {'select ms':>10} {'apply ms':>10} {'both ms':>10}  budget"
+        f"{'policy':>8} {'order':>10} {'waiting':>8} {'select ms':>10} {'apply ms':>10} "
+        f"{'both ms':>10}  budget"
     )
     policies: dict[str, Policy] = {
         "orca": OrcaPolicy(max_batch_size=BATCH_SIZE),
@@ -109,11 +129,12 @@ def main() -> None:
         ),
     }
     for name, policy in policies.items():
-        for n_waiting in arguments.pools:
-            select, apply, both = measure(policy, n_waiting, arguments.iterations)
+        for n_waiting, order in itertools.product(arguments.pools, ORDERS):
+            select, apply, both = measure(policy, order, n_waiting, arguments.iterations)
             verdict = "kept" if both <= BUDGET_MS else "BROKEN"
             print(
-                f"{name:>8} {n_waiting:>8} {select:>10.3f} {apply:>10.3f} {both:>10.3f}  {verdict}"
+                f"{name:>8} {order:>10} {n_waiting:>8} {select:>10.3f} {apply:>10.3f} "
+                f"{both:>10.3f}  {verdict}"
             )
 
 

@@ -31,6 +31,7 @@ from pydantic import BaseModel, TypeAdapter
 from typing_extensions import is_typeddict
 
 from services.common import errors, rpc_handlers
+from services.common.priority import PRIORITIES
 from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
 from services.frontend import http
 from services.frontend.http import openai_errors, openapi
@@ -373,6 +374,8 @@ def _option_range(name: str) -> str:
         return f"1 to {MAX_N}"
     if name == "max_tokens":
         return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
+    if name == "priority":
+        return _interval(PRIORITIES.low, PRIORITIES.high)
     if name == "stop":
         return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
     if name not in OPTIONS:

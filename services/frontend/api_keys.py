@@ -36,6 +36,7 @@ from pydantic import (
 
 from services.common import errors
 from services.common.mounted import Mounted
+from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
@@ -54,6 +55,9 @@ MINUTE_S = 60.0
 PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
 """A limit in tokens; what it is above is none."""
 
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+"""A share beside others."""
+
 
 class ApiKey(BaseModel):
     """One key's entry in the file."""
@@ -71,6 +75,11 @@ class ApiKey(BaseModel):
     once. An answer that has begun is not stopped: the next one waits."""
     max_in_flight_tokens: PositiveTokens | None = None
     """Tokens, of prompts and of outputs as long as they may become, of all answers in flight."""
+    weight: Weight = 1.0
+    """Its share of the pipeline beside other keys' when all want more than there is."""
+    min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
+    """The earliest `priority` that its requests may have: without it none comes before those of
+    others that name none."""
 
 
 class ApiKeyFile(BaseModel):
@@ -124,6 +133,7 @@ class Account:
         self._refusals = Refusals() if refusals is None else refusals
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
+        self._min_priority = DEFAULT_PRIORITY
         self._bucket: TokenBucket | None = None
         self._message: scheduler_pb2.Account | None = None
         if key is not None:
@@ -132,10 +142,12 @@ class Account:
     def set_limits(self, key: ApiKey, *, now: float) -> None:
         """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
+        self._min_priority = key.min_priority
         self._message = scheduler_pb2.Account(
             name=key.name,
             tokens_per_minute=key.tokens_per_minute or 0,
             max_in_flight_tokens=key.max_in_flight_tokens or 0,
+            weight=key.weight,
         )
         per_minute = key.requests_per_minute
         if per_minute is None:
@@ -167,10 +179,14 @@ class Account:
         closed.
 
         Raises:
-            InvalidRequest: it breaks a rule, or asks for more answers than can ever be in flight.
+            InvalidRequest: it breaks a rule, has a priority that the caller may not give, or asks
+            for more answers than can ever be in flight.
             PoolFull: there are too many at the moment.
         """
         request.check()  # a number that is out of its range must not be counted
+        if request.options.priority < self._min_priority:
+            whose = "without an API key" if self._message is None else "with this API key"
+            raise errors.InvalidRequest("priority", f"{whose} at least {self._min_priority}")
         limit, n_answers = self._max_in_flight, request.n_answers
         if limit is not None and n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
@@ -325,13 +341,17 @@ def main() -> int:
     parser.add_argument("--max-in-flight", type=int, metavar="N")
     parser.add_argument("--tokens-per-minute", type=int, metavar="N")
     parser.add_argument("--max-in-flight-tokens", type=int, metavar="N")
+    parser.add_argument("--weight", type=float, default=argparse.SUPPRESS, metavar="X")
+    parser.add_argument("--min-priority", type=int, default=argparse.SUPPRESS, metavar="N")
     arguments = parser.parse_args()
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
         entry = ApiKey(sha256=hash_of(secret), **vars(arguments))
     except ValidationError as error:
         parser.error("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
-    sys.stdout.write(f"{secret}\n{entry.model_dump_json(exclude_none=True)}\n")
+    sys.stdout.write(
+        f"{secret}\n{entry.model_dump_json(exclude_none=True, exclude_defaults=True)}\n"
+    )
     return 0
 
 

@@ -9,6 +9,7 @@ and are told when the next one is there. Stages that live on keep their weights.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -104,7 +107,9 @@ class Leader:
         self._connect = connect
         self._build = build or build_scheduler
         self._pool = RequestPool(
-            max_requests=settings.max_requests, max_tokens=settings.max_pool_tokens
+            max_requests=settings.max_requests,
+            max_tokens=settings.max_pool_tokens,
+            order=build_order(settings),
         )
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
@@ -269,6 +274,13 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
     return KVManager(n_blocks=n_blocks, block_size=block_size)
+
+
+def build_order(settings: SchedulerSettings) -> Order:
+    """Returns the order of the settings, with nobody in it."""
+    if settings.order == "fcfs":
+        return FirstComeFirstServed()
+    return Fair(ageing_s=settings.ageing_s, now=time.monotonic)
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:

@@ -10,6 +10,7 @@ submits them again. Knows neither batches nor stages.
 
 import asyncio
 import logging
+import math
 import time
 from array import array
 from collections import deque
@@ -21,6 +22,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull, Unavailable
+from services.common.priority import PRIORITIES
 from services.common.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.common.stream_places import StreamPlaces
@@ -65,6 +67,7 @@ _REASONS = {
     FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
     FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
     FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
+    FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
 }
 
 
@@ -424,6 +427,8 @@ class SchedulerService:
             generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
             account=account,
+            priority=submission.priority,
+            deadline=_deadline_of(submission, now),
             n_logprobs=submission.n_logprobs if submission.HasField("n_logprobs") else None,
             n_prompt_logprobs=(
                 submission.n_prompt_logprobs if submission.HasField("n_prompt_logprobs") else None
@@ -443,6 +448,7 @@ class SchedulerService:
         limits = AccountLimits(
             tokens_per_minute=submission.account.tokens_per_minute or None,
             max_in_flight_tokens=submission.account.max_in_flight_tokens or None,
+            weight=submission.account.weight or 1.0,
         )
         account = self._accounts.find(submission.account.name, limits, now)
         if not submission.is_resubmitted:
@@ -459,6 +465,9 @@ class SchedulerService:
         if submission.request_id in connection.requests:
             raise InvalidRequest("request_id", f"{submission.request_id!r} is in use")
         _check_sequence(submission, self._pipeline)
+        PRIORITIES.check("priority", submission.priority)
+        if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
+            raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
         for field in ("n_logprobs", "n_prompt_logprobs"):
             if getattr(submission, field) > MAX_LOGPROBS:
                 raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
@@ -484,6 +493,12 @@ async def _write(connection: Connection, context: Any) -> None:
         message = await connection.next_message()
         async with asyncio.timeout(SEND_LIMIT_S):
             await context.write(message)
+
+
+def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | None:
+    if not submission.HasField("time_left"):
+        return None
+    return now + submission.time_left.ToNanoseconds() / 1e9
 
 
 def _check_sequence(

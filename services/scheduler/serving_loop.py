@@ -6,6 +6,7 @@ lock.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class ServingLoop:
         iterations: IterationObserver,
         requests: RequestObserver,
         has_news: asyncio.Event,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
@@ -47,6 +49,7 @@ class ServingLoop:
         self._iterations = iterations
         self._requests = requests
         self._has_news = has_news
+        self._now = now
         self._is_draining = False
 
     @property
@@ -102,6 +105,8 @@ class ServingLoop:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
     async def _send_batches(self) -> None:
+        if expired := self._scheduler.expire(self._now()):
+            self._deliver(expired)
         while (batch := self._scheduler.select()) is not None:
             for span in batch.spans:
                 if span.is_admission:

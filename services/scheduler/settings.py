@@ -74,6 +74,15 @@ class SchedulerSettings(ServerSettings):
     """How batches are filled: `orca` is Algorithm 1 of the paper, `chunked` the same with
     `max_batch_tokens`, so that a long prompt does not hold up the requests that generate."""
 
+    order: Literal["fcfs", "fair"] = "fair"
+    """Who is admitted next: `fcfs` is the paper's, whoever came first; `fair` heeds priorities, and
+    gives every API key its share by its weight. Where nobody has a key or names a priority, both
+    are the same."""
+
+    ageing_s: float = Field(default=30.0, gt=0)
+    """Seconds in which nobody of a priority is admitted after which it comes one class earlier, in
+    the order `fair`; so nobody waits for ever."""
+
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""
 

@@ -49,6 +49,10 @@ def answers(n: int, n_prompts: int = 1) -> GenerationRequest:
     return GenerationRequest(prompts=("x",) * n_prompts, options=GenerationOptions(n=n))
 
 
+def with_priority(priority: int) -> GenerationRequest:
+    return GenerationRequest(prompts=("x",), options=GenerationOptions(priority=priority))
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -66,12 +70,14 @@ def test_the_scheduler_is_told_who_calls_and_the_limits_in_tokens(tmp_path: Path
     path = write(
         tmp_path / "keys.json",
         entry("alice", "a", tokens_per_minute=1000, max_in_flight_tokens=50),
-        entry("bob", "b", requests_per_minute=5),
+        entry("bob", "b", requests_per_minute=5, weight=2.5),
     )
     keys = ApiKeys(path)
-    told = scheduler_pb2.Account(name="alice", tokens_per_minute=1000, max_in_flight_tokens=50)
+    told = scheduler_pb2.Account(
+        name="alice", tokens_per_minute=1000, max_in_flight_tokens=50, weight=1
+    )
     assert keys.account_of("Bearer a").to_proto() == told
-    assert keys.account_of("Bearer b").to_proto() == scheduler_pb2.Account(name="bob")
+    assert keys.account_of("Bearer b").to_proto() == scheduler_pb2.Account(name="bob", weight=2.5)
 
 
 def test_the_scheduler_is_told_of_nobody_where_there_are_no_keys() -> None:
@@ -84,7 +90,8 @@ def test_the_scheduler_is_told_of_limits_that_change(path: Path, clock: Clock) -
     write(path, entry("alice", "a", tokens_per_minute=7))
     clock.now += REREAD_S
     assert keys.account_of("Bearer a") is account
-    assert account.to_proto() == scheduler_pb2.Account(name="alice", tokens_per_minute=7)
+    told = scheduler_pb2.Account(name="alice", tokens_per_minute=7, weight=1)
+    assert account.to_proto() == told
 
 
 # Who it is
@@ -135,6 +142,8 @@ def test_without_a_file_anybody_may_do_anything() -> None:
         ({"name": "", "sha256": "0" * 64}, r"keys\.0\.name"),
         ({**entry("a", "a"), "requests_per_minute": 0}, r"keys\.0\.requests_per_minute"),
         ({**entry("a", "a"), "max_in_flight": "8"}, r"keys\.0\.max_in_flight"),
+        ({**entry("a", "a"), "weight": 0}, r"keys\.0\.weight"),
+        ({**entry("a", "a"), "min_priority": 1}, r"keys\.0\.min_priority"),
         ({**entry("a", "a"), "admin": True}, r"keys\.0\.admin: Extra inputs"),
         ([entry("a", "a"), entry("a", "b")], "several keys named a"),
         ([entry("a", "a"), entry("b", "a")], "the key of a is somebody else's too"),
@@ -278,6 +287,22 @@ def test_more_answers_than_can_ever_be_in_flight_are_a_mistake(
     assert caught.value.field == field
 
 
+def test_a_key_comes_no_earlier_than_its_entry_allows(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.json", entry("alice", "a", min_priority=-2), entry("bob", "b"))
+    keys = ApiKeys(path)
+    for key, earliest in (("a", -2), ("b", 0)):
+        account = keys.account_of(f"Bearer {key}")
+        with account.in_flight(with_priority(earliest)):
+            pass
+        with pytest.raises(
+            errors.InvalidRequest, match=f"with this API key at least {earliest}"
+        ) as error:
+            account.in_flight(with_priority(earliest - 1))
+        assert error.value.field == "priority"
+    with pytest.raises(errors.InvalidRequest, match="without an API key at least 0"):
+        ApiKeys(None).account_of(None).in_flight(with_priority(-1))
+
+
 def test_a_wrong_number_of_answers_gives_no_room() -> None:
     account = limited(1)
     for n in (-1, 0):
@@ -333,6 +358,8 @@ def test_the_program_makes_a_key_that_its_entry_admits(tmp_path: Path) -> None:
         "max_in_flight": 8,
         "tokens_per_minute": 90_000,
         "max_in_flight_tokens": 7,
+        "weight": 2.5,
+        "min_priority": -3,
     }
     options = [f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()]
     made = make_key("alice", *options)

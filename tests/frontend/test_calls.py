@@ -129,6 +129,39 @@ async def test_clients_do_not_try_again_after_their_own_deadline(site: Site) -> 
     assert len(site.scheduler.requests) == 2
 
 
+async def test_the_scheduler_is_told_how_long_a_request_may_take(site: Site) -> None:
+    site.scheduler.behaviour = keeps_quiet
+    asking = [
+        asyncio.ensure_future(complete(site, {"x-request-timeout": "60"})),
+        asyncio.ensure_future(site.inference.generate(request(), timeout=60)),
+        asyncio.ensure_future(complete(site, {})),
+    ]
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(site.scheduler.requests) < len(asking):
+            await asyncio.sleep(0.01)
+    limits = [
+        one.submission.time_left.ToSeconds() if one.submission.HasField("time_left") else None
+        for one in site.scheduler.requests
+    ]
+    assert sum(limit is None for limit in limits) == 1
+    assert all(limit is None or 50 <= limit <= 60 for limit in limits)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_request_that_the_scheduler_gives_up_in_time_has_timed_out(site: Site) -> None:
+    async def gives_up(request: FakeRequest) -> None:
+        request.complete(scheduler_pb2.COMPLETION_REASON_TIMED_OUT)
+
+    site.scheduler.behaviour = gives_up
+    answer = await complete(site, {"x-request-timeout": "60"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timed_out")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.inference.generate(request(), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 async def test_deadline_ends_a_stream_with_an_event(site: Site) -> None:
     site.scheduler.behaviour = stalls_after(*site.tokens("ab"))
     answer = await complete(site, {"x-request-timeout": "0.2"}, stream=True, max_tokens=9)

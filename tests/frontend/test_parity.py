@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any]]] = {
     "greedy": (echo, {**HELLO, "temperature": 0.0}),
     "options": (echo, {**HELLO, **FILTERS, **PENALTIES, **RULES, **LIMITS}),
     "options in chat": (echo, {**CHAT, **FILTERS, **PENALTIES, **RULES, **LIMITS}),
+    "priority": (echo, {**HELLO, "priority": 3}),
+    "priority in chat": (echo, {**CHAT, "priority": 10}),
+    "wrong priority": (echo, {**HELLO, "priority": 11}),
+    "priority of others": (echo, {**HELLO, "priority": -1}),
     "wrong max_tokens": (echo, {**HELLO, "max_tokens": -1}),
     "too long": (echo, {**HELLO, "max_tokens": 128}),
     "long prompt": (echo, {"prompt": [5] * 128}),
@@ -128,6 +132,7 @@ async def outcome_of(
         request.submission.request_id = ""
         if "seed" not in body:
             request.submission.sampling.ClearField("seed")
+        request.submission.ClearField("time_left")  # of gRPC's deadline
         submissions.append(request.submission)
     site.scheduler.requests.clear()
     return outcome, submissions
@@ -291,3 +296,35 @@ async def test_calls_are_the_same(site: Site) -> None:
     assert answer == Answer(
         calls=(("look", '{"at": 1}'),), token_ids=answer.token_ids, finish_reason="tool_calls"
     )
+
+
+# Priorities
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_translated_protocols_have_priorities_too(site: Site, path: str) -> None:
+    site.scheduler.behaviour = says(*SPELLED)
+    body: dict[str, Any] = {"messages": CHAT["messages"], "max_tokens": 9}
+    if path == "/v1/responses":
+        body = {"input": "hello"}
+    answer = await soon(site.http.post(path, json={**body, "priority": 7}))
+    assert answer.status_code == 200, answer.text
+    refused = await soon(site.http.post(path, json={**body, "priority": -1}))
+    assert refused.status_code == 400
+    assert "priority" in refused.text
+    [submitted] = site.scheduler.requests
+    assert submitted.submission.priority == 7
+
+
+async def test_a_key_comes_as_early_as_its_entry_allows(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    entry = {"name": "alice", "sha256": hash_of("hers"), "min_priority": -2, "weight": 3}
+    file.write_text(json.dumps({"keys": [entry]}))
+    async with running(tmp_path, api_keys_file=file) as site:
+        site.http.headers["authorization"] = "Bearer hers"
+        for priority, status in ((-2, 200), (-3, 400)):
+            body = {**HELLO, "priority": priority}
+            assert (await soon(site.http.post("/v1/completions", json=body))).status_code == status
+        [submitted] = site.scheduler.requests
+        assert submitted.submission.priority == -2
+        assert submitted.submission.account.weight == 3

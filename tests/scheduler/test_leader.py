@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
@@ -17,7 +17,7 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import Leader, build_scheduler
+from services.scheduler.leader import Leader, build_order, build_scheduler
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline.membership import Member, Pipeline
@@ -281,6 +281,19 @@ def test_the_policy_is_the_one_that_is_set(
     batch = scheduler.select()
     assert batch is not None
     assert [span.n_tokens for span in batch.spans] == [n_tokens]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"), [({}, ["b", "a"]), ({"order": "fcfs"}, ["a", "b"])], ids=["default", "fcfs"]
+)
+def test_the_order_is_the_one_that_is_set_and_fair_by_default(
+    given: dict[str, Any], names: list[str]
+) -> None:
+    order = build_order(SchedulerSettings(n_stages=1, **given))
+    pool = RequestPool(max_requests=8, order=order)
+    pool.add(Request(RequestId("a"), [1], 1, priority=1))
+    pool.add(Request(RequestId("b"), [1], 1))
+    assert [request.request_id for request in pool.selectable()] == names
 
 
 def test_a_budget_that_decodes_alone_would_fill_is_refused() -> None:

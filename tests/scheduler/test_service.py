@@ -3,9 +3,11 @@ drives."""
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -18,6 +20,8 @@ from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -58,9 +62,14 @@ async def world(
     n_blocks: int = 16,
     max_frontends: int = 32,
     now: Callable[[], float] = time.monotonic,
+    order: Order | None = None,
 ) -> AsyncIterator[World]:
     scheduler = build(
-        max_batch_size=4, n_blocks=n_blocks, block_size=4, pipeline_depth=pipeline_depth
+        max_batch_size=4,
+        n_blocks=n_blocks,
+        block_size=4,
+        pipeline_depth=pipeline_depth,
+        order=order,
     )
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
@@ -77,6 +86,7 @@ async def world(
         iterations=log,
         requests=requests,
         has_news=has_news,
+        now=now,
     )
     service.lead()
     service.open(description, loop, log)
@@ -130,8 +140,12 @@ class Frontend:
         sampling: dict[str, Any] | None = None,
         account: scheduler_pb2.Account | None = None,
         is_resubmitted: bool = False,
+        priority: int = 0,
+        time_left: timedelta | None = None,
     ) -> None:
         submission = scheduler_pb2.Submission(
+            priority=priority,
+            time_left=time_left,
             account=account,
             is_resubmitted=is_resubmitted,
             request_id=name,
@@ -505,6 +519,52 @@ async def test_a_request_that_was_taken_before_is_neither_held_up_nor_charged_ag
         await frontend.accepted("e", prompt=20, account=RATE, is_resubmitted=True)
 
 
+async def test_a_request_whose_time_is_up_while_it_waits_is_not_admitted() -> None:
+    now = 100.0
+    async with world(n_blocks=2, now=lambda: now) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("runs", max_new_tokens=5, time_left=timedelta(seconds=1))
+        await frontend.accepted("waits", time_left=timedelta(seconds=2))
+        await frontend.accepted("may wait", time_left=timedelta(seconds=3))
+        await it.engine.next_batch()
+        now += 2.0
+        await it.engine.return_oldest()
+        while not (completed := (await frontend.read()).completed):
+            pass
+        [ended] = completed
+        assert ended.request_id == "waits"
+        assert ended.reason == scheduler_pb2.COMPLETION_REASON_TIMED_OUT
+        assert {request.request_id for request in it.scheduler.pool} == {"runs", "may wait"}
+
+
+async def test_a_submission_says_whose_it_is_and_how_early_it_comes() -> None:
+    order = Fair(ageing_s=30.0, now=time.monotonic)
+    async with world(n_blocks=2, order=order) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("first", max_new_tokens=5)
+        heavy = scheduler_pb2.Account(name="alice", weight=2.0)
+        await frontend.accepted("late", priority=1, account=heavy)
+        await frontend.accepted("early", priority=-1, account=heavy)
+        await frontend.accepted("normal")
+        names = [request.request_id for request in it.scheduler.pool.selectable()]
+        assert names[-3:] == ["early", "normal", "late"]
+        weights = {r.request_id: r.client.weight for r in it.scheduler.pool if r.client}
+        assert weights == {"first": 1.0, "late": 2.0, "early": 2.0, "normal": 1.0}
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+async def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        account = scheduler_pb2.Account(name="alice", weight=weight)
+        rejection = await frontend.rejection("r", account=account)
+        assert (rejection.field, len(it.scheduler.pool)) == ("account", 0)
+
+
+@pytest.mark.parametrize("priority", [-11, 11])
+async def test_a_priority_that_there_is_not_is_refused(priority: int) -> None:
+    async with world() as it, Frontend(it.address) as frontend:
+        rejection = await frontend.rejection("r", priority=priority)
+        assert (rejection.field, len(it.scheduler.pool)) == ("priority", 0)
+
+
 async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -658,7 +718,7 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
     after = scheduler_pb2.PipelineDescription()
     after.CopyFrom(before)
     for name in change:
-        after.ClearField(name)  # type: ignore[arg-type]
+        after.ClearField(name)
     after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
     async with world() as it, Frontend(it.address) as frontend:
         it.service.open(before, it.loop, it.log)

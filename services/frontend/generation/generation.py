@@ -29,6 +29,7 @@ from services.frontend.generation.replay import replay
 from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
+    TIMED_OUT,
     Accepted,
     Event,
     Failed,
@@ -118,6 +119,7 @@ class Generation:
         self._unaccepted: set[str] = set()
         """Answers of these without which there is no start."""
         self._started: asyncio.Future[None] | None = None
+        self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._call.n_prompt_tokens = self.usage.prompt_tokens
 
@@ -187,6 +189,7 @@ class Generation:
     def end_at(self, deadline: float) -> None:
         """Ends the call as timed out at a point in time of the event loop's clock, unless it is
         closed by then."""
+        self._deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def stop_met(self, index: int) -> str:
@@ -299,7 +302,7 @@ class Generation:
             self._started.set_result(None)
 
     def _expire(self) -> None:
-        error = TimedOut("the request took longer than it may", may_retry=False)
+        error = TimedOut(TIMED_OUT, may_retry=False)
         self._inbox.fail(error)
         self._fail_start(error)
         self._withdraw()
@@ -369,10 +372,12 @@ class Generation:
                 trace=self._trace,
                 generated_token_ids=self._tokens_so_far(index),
                 account=self._place.account,
+                priority=self.options.priority,
             ),
             self,
             model=self._pipeline_model,
             until=until,
+            deadline=self._deadline,
             was_held=self._was_held or until is None,
             span=self._span,
         )

@@ -75,7 +75,7 @@ class Transfers:
         request comes. The call's name goes out before its answers and with its status."""
         self.watch.note_call(context)
         metadata = dict(context.invocation_metadata() or ())
-        call = begin_call(metadata.get(ID_HEADER))
+        call = begin_call(metadata.get(ID_HEADER), time_left_s=context.time_remaining())
         shown = ((ID_HEADER, call.shown_id),)
         context.set_trailing_metadata(shown)
         return LimitedExchange(self, context, uploading, metadata=shown)

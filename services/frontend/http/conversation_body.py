@@ -113,6 +113,7 @@ class GeneratingBody(ConversationBody):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    priority: int | None = None
 
     @property
     @abstractmethod
@@ -145,6 +146,8 @@ class GeneratingBody(ConversationBody):
         }
         options = self.options(SamplingParams(**given, grammar=self.grammar))
         options = replace(options, defaulted=OPTIONS.keys() - given.keys())
+        if self.priority is not None:
+            options = replace(options, priority=self.priority)
         return GenerationRequest(
             prompts=(self.to_conversation(),), options=options, model=self.model or ""
         )

@@ -28,5 +28,4 @@ class EffectlessFields(BaseModel):
     prompt_cache_retention: str | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    priority: int | None = None
     spaces_between_special_tokens: bool | None = None

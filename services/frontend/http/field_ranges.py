@@ -6,6 +6,7 @@ models of bodies. Their limits are added to the schemas that the models make.
 
 from pydantic.json_schema import JsonSchemaValue
 
+from services.common.priority import PRIORITIES
 from services.common.sampling import (
     MAX_GRAMMAR_LENGTH,
     MAX_LOGPROBS,
@@ -65,6 +66,7 @@ def _add_numbers(properties: Properties) -> None:
     ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     ranges |= dict.fromkeys(limits, _range(MAX_TOKENS))
+    ranges["priority"] = _range(PRIORITIES)
     for name, allowed in ranges.items():
         if name in properties:
             first, *_ = properties[name].get("anyOf", [properties[name]])

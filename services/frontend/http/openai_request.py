@@ -192,6 +192,7 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
+    priority: int | None = None
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     bad_words: Annotated[list[Any] | None, only([])] = None

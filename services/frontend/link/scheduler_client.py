@@ -173,6 +173,7 @@ class SchedulerClient:
         *,
         model: str,
         until: float | None,
+        deadline: float | None = None,
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
@@ -183,13 +184,15 @@ class SchedulerClient:
         it, it has `resume_s` seconds from each loss. So it may be accepted more than once;
         `generated_token_ids` of the submission are the tokens it has, and events bring those after
         them. A request that was held, here or before it came here, is also sent again when the
-        pool is full, since all that were held come at once. `span` is told of each of these.
+        pool is full, since all that were held come at once. `span` is told of each of these. The
+        scheduler gives a request up that still waits there at its `deadline`.
         """
         request = SubmittedRequest(
             submission=submission,
             inbox=inbox,
             model=model,
             until=_now() + self._resume_s if until is None else until,
+            deadline=deadline,
             was_held=was_held,
             span=span,
         )
@@ -330,6 +333,9 @@ class SchedulerClient:
         elif self._stream.is_congested:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
         else:
+            if request.deadline is not None:
+                left_s = max(0.0, request.deadline - _now())
+                request.submission.time_left.FromNanoseconds(int(left_s * 1e9))
             message = scheduler_pb2.ConnectRequest(submission=request.submission)
             self._stream.send(message)
             self._gate.note_sent()

@@ -20,6 +20,8 @@ DEFAULT_RETRY_AFTER_S = 1.0
 """Seconds that a client should wait for a full pool that doesn't say how long: about a few short
 answers."""
 
+TIMED_OUT = "the request took longer than it may"
+
 _LIMITS = {
     scheduler_pb2.REJECTION_REASON_POOL_FULL: Refusal.IN_FLIGHT,
     scheduler_pb2.REJECTION_REASON_KEY_RATE: Refusal.KEY_RATE,
@@ -119,6 +121,8 @@ def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
         case scheduler_pb2.COMPLETION_REASON_FAILED:
             error = errors.RequestFailed(completed.message or "the request could not be served")
             return Failed(completed.request_id, error)
+        case scheduler_pb2.COMPLETION_REASON_TIMED_OUT:
+            return Failed(completed.request_id, errors.TimedOut(TIMED_OUT, may_retry=False))
     # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
     return Failed(completed.request_id, _unavailable(completed.message or "the pipeline was lost"))
 

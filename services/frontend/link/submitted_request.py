@@ -33,6 +33,7 @@ class SubmittedRequest:
     inbox: Inbox
     model: str
     until: float
+    deadline: float | None = None
     span: RequestSpan
     was_held: bool = False
     was_sent: bool = False

@@ -36,6 +36,8 @@ class ClientCall:
     """The name that its client has given it, if that can be written anywhere."""
     timeout: str | None = None
     """The seconds that it may take, as its client wrote them."""
+    time_left_s: float | None = None
+    """The seconds that it may take, where its protocol has a deadline."""
     began_at: float = 0.0
     """When it began, by the event loop's clock."""
 
@@ -50,6 +52,8 @@ class ClientCall:
         Raises:
             InvalidRequest: what the client wrote is not a number of seconds, or too large.
         """
+        if self.time_left_s is not None:
+            return self.began_at + self.time_left_s
         if self.timeout is None:
             return None
         seconds = float(self.timeout) if re.fullmatch(SECONDS, self.timeout) else 0.0
@@ -64,7 +68,9 @@ class ClientCall:
 _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 
 
-def begin_call(client_id: str | None, *, timeout: str | None = None) -> ClientCall:
+def begin_call(
+    client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
+) -> ClientCall:
     """Makes a call current in this task, and returns it. A client's name of a form that could harm
     logs is left out."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
@@ -73,6 +79,7 @@ def begin_call(client_id: str | None, *, timeout: str | None = None) -> ClientCa
         request_id=new_request_id(),
         client_id=client_id,
         timeout=timeout,
+        time_left_s=time_left_s,
         began_at=asyncio.get_running_loop().time(),
     )
     _current.set(call)

@@ -12,6 +12,7 @@ from sys import getsizeof
 from typing import Self
 
 from services.common import errors
+from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
 from services.common.sampling import INT32_MAX, MAX_LOGPROBS, OPTIONS, SamplingParams, WholeNumbers
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.resumption import SEED_FIELD, Resumption
@@ -76,6 +77,7 @@ class GenerationOptions:
     n_logprobs: int | None = None  # alternatives that come with each token; None wants nothing
     n_prompt_logprobs: int | None = None  # likewise, with each token of the prompt but the first
     logprobs_field: str = "logprobs"  # as this client spells `n_logprobs`
+    priority: int = DEFAULT_PRIORITY  # lower ones are begun earlier
 
     @property
     def n_generated(self) -> int:
@@ -125,6 +127,7 @@ class GenerationOptions:
             _N_LOGPROBS.check(self.logprobs_field, self.n_logprobs)
         if self.n_prompt_logprobs is not None:
             _N_LOGPROBS.check("prompt_logprobs", self.n_prompt_logprobs)
+        PRIORITIES.check("priority", self.priority)
         _check_stops(self.stop)
 
 

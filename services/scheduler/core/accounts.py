@@ -40,17 +40,20 @@ class KeyInFlight(PoolFull):
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The limits of an account; None where there is none."""
+    """The limits of an account, None where there is none, and its weight."""
 
     tokens_per_minute: int | None = None
     max_in_flight_tokens: int | None = None
+    weight: float = 1.0
+    """Its share of the pipeline beside other accounts' that wait, where the order is fair."""
 
 
 class Account:
     """A client with a key, and what it has in use."""
 
-    def __init__(self, limits: AccountLimits) -> None:
+    def __init__(self, limits: AccountLimits, *, name: str = "") -> None:
         self.limits = limits
+        self.name = name
         self.n_tokens = 0
         """Tokens that its requests in the pool may come to; the pool counts them."""
         self._full_at = 0.0  # when the bucket is full again if nothing more is taken from it
@@ -121,7 +124,7 @@ class Accounts:
             if not 0 < len(name) <= MAX_NAME_LENGTH:
                 raise InvalidRequest("account", f"has a name of {len(name)} characters")
             self._make_room(now)
-            account = self._accounts[name] = Account(limits)
+            account = self._accounts[name] = Account(limits, name=name)
         elif account.limits != limits:
             account.limits = limits
         return account

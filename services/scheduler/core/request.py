@@ -8,6 +8,7 @@ from functools import partial
 from typing import NewType
 
 from services.scheduler.core.accounts import Account
+from services.scheduler.core.client import Client
 from services.scheduler.core.kv_manager import Reservation
 
 RequestId = NewType("RequestId", str)
@@ -36,6 +37,7 @@ class FinishReason(Enum):
     LENGTH = auto()
     CANCELLED = auto()
     FAILED = auto()
+    TIMED_OUT = auto()
 
 
 MAX_LOSSES = 3
@@ -69,8 +71,16 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     account: Account | None = None
     """Whose limits it counts towards; None where nobody has to show a key."""
+    priority: int = 0
+    """Its class: lower ones come earlier, where the order knows classes."""
+    deadline: float | None = None
+    """When it is given up if it still waits, by the scheduler's clock."""
+    client: Client | None = None
+    """Who is charged for it, assigned by an order that counts."""
     arrival: int = -1
     """The place in the order of arrival, assigned by the pool."""
+    place: int = -1
+    """The place among the requests that run, assigned by the pool's order."""
     state: RequestState = RequestState.INITIATION
     generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
@@ -170,6 +180,8 @@ class Request:
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a sampled token; returns why the request ends with it, or None."""
         self.generated_token_ids.append(token_id)
+        if self.client is not None:
+            self.client.served += self.client.output_charge
         if self.n_losses and self.n_new_tokens >= N_PROVING_TOKENS:
             self.n_losses = 0
         if token_id in self.stop_token_ids:

@@ -1,7 +1,7 @@
-"""All requests that are in the system, in the order in which they arrived; it outlives the epochs.
+"""All requests that are in the system; it outlives the epochs.
 
 It is limited in requests and in the tokens, of prompts and outputs, that they may come to, and so
-in memory. It also counts the tokens of each account.
+in memory. It also counts the tokens of each account. Who comes first is said by its `Order`.
 
 Requests that can ride the next iteration are kept apart from those that cannot, so that a
 selection walks only over requests it can take: its cost does not depend on how many others there
@@ -16,10 +16,10 @@ was on board, and one that is put down to it again runs alone the next time.
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import merge
-from itertools import chain
+from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
+from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.request import Request, RequestState
 
 SMALL_OPTIONS_BYTES = 4096
@@ -29,12 +29,15 @@ them."""
 OPTION_BYTES = 4
 """Bytes of options that count as a token."""
 
+PRIORITY_KINDS = ("raised", "normal", "lowered")
+"""Kinds of priorities: those below 0, 0, and those above."""
+
 RETRY_AFTER_S = 1.0
 """Seconds after which a request may be sent again to a pool that was full."""
 
 
-def _arrival(request: Request) -> int:
-    return request.arrival
+def _place_of(request: Request) -> int:
+    return request.place
 
 
 def _suspicion(request: Request) -> tuple[int, int]:
@@ -44,29 +47,39 @@ def _suspicion(request: Request) -> tuple[int, int]:
 class RequestPool:
     """Holds every request from its arrival to its end, in exactly one of its states."""
 
-    def __init__(self, *, max_requests: int, max_tokens: int = sys.maxsize) -> None:
+    def __init__(
+        self, *, max_requests: int, max_tokens: int = sys.maxsize, order: Order | None = None
+    ) -> None:
+        """`order` is the paper's unless it is given: first come, first served."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.n_tokens = 0
         """Tokens that the requests may come to."""
+        self.order = FirstComeFirstServed() if order is None else order
+        """The requests in INITIATION, and who of them comes next."""
         self._n_arrived = 0
-        self._waiting: dict[Request, None] = {}  # INITIATION, in arrival order
+        self._n_waiting = [0] * len(PRIORITY_KINDS)
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; also of some that ended
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
-        self._ready: list[Request] = []  # of these, those that can run; in arrival order
+        self._ready: list[Request] = []  # of these, those that can run; by their places
         self._suspects: dict[Request, None] = {}  # those that wait
         self._on_probation: Request | None = None  # the last suspect that was admitted
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._admitted)
+        return len(self.order) + len(self._admitted)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._waiting
+        yield from self.order
         yield from self._admitted
 
     @property
     def n_waiting(self) -> int:
         """Number of requests that are to run for the first time, or anew."""
-        return len(self._waiting)
+        return len(self.order)
+
+    def n_waiting_of(self, kind: str) -> int:
+        """Returns the number of these whose priority is of a kind."""
+        return self._n_waiting[PRIORITY_KINDS.index(kind)]
 
     @property
     def n_free(self) -> int:
@@ -109,23 +122,31 @@ class RequestPool:
         request.arrival = self._n_arrived
         request.put_down()
         self._n_arrived += 1
-        self._waiting[request] = None
+        self.order.add(request)
+        self._note_waiting(request, 1)
         if request.is_suspect:
             self._suspects[request] = None
+        self._note_deadline(request)
+
+    def expired(self, now: float) -> list[Request]:
+        """Returns the requests that wait though their time is up; they are still to be removed."""
+        result = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heappop(self._deadlines)[2]
+            if request.state is RequestState.INITIATION:
+                result.append(request)
+        return result
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the requests that can ride the next iteration, in arrival order; the pool must not
-        change meanwhile."""
-        ready, first_waiting = self._ready, next(iter(self._waiting), None)
-        if first_waiting is None or self._is_probation:
-            return iter(ready)
-        if self._suspects:
-            if any(request.n_new_tokens == 0 for request in self._admitted):
-                return iter(ready)
-            return merge(ready, (max(self._suspects, key=_suspicion),), key=_arrival)
-        if not ready or ready[-1].arrival < first_waiting.arrival:
-            return chain(ready, self._waiting)
-        return merge(ready, self._waiting, key=_arrival)
+        """Yields the requests that can ride the next iteration, in order; the pool must not change
+        meanwhile."""
+        if not len(self.order) or self._is_probation:
+            return iter(self._ready)
+        if not self._suspects:
+            return self.order.line_up(self._ready)
+        if any(request.n_new_tokens == 0 for request in self._admitted):
+            return iter(self._ready)
+        return self.order.line_up(self._ready, (max(self._suspects, key=_suspicion),))
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
@@ -134,7 +155,8 @@ class RequestPool:
         `can_run` is true stay selectable for the next iteration."""
         for request in requests:
             if request.state is RequestState.INITIATION:
-                del self._waiting[request]
+                self.order.admit(request)
+                self._note_waiting(request, -1)
                 self._admitted[request] = None
                 self._make_ready(request)
                 if request.is_suspect:
@@ -160,9 +182,10 @@ class RequestPool:
 
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""
+        self.order.remove(request)
         if request.state is RequestState.INITIATION:
-            del self._waiting[request]
             self._suspects.pop(request, None)
+            self._note_waiting(request, -1)
         else:
             del self._admitted[request]
             self.hold_back(request)
@@ -170,16 +193,33 @@ class RequestPool:
         self._count(request, -1)
 
     def put_back(self) -> list[Request]:
-        """Puts down all requests that have run, so that they wait again at their place in the order
-        of arrival; returns them."""
+        """Puts down all requests that have run, so that they wait again at their places; returns
+        them."""
         begun = list(self._admitted)
         for request in begun:
             request.put_down()
-        self._waiting = dict.fromkeys(sorted(self, key=_arrival))
         self._admitted.clear()
         self._ready.clear()
-        self._suspects = {request: None for request in self._waiting if request.is_suspect}
+        self.order.restore(begun)
+        for request in begun:
+            self._note_deadline(request)
+            self._note_waiting(request, 1)
+        self._suspects = {request: None for request in self.order if request.is_suspect}
         return begun
+
+    def _note_waiting(self, request: Request, sign: int) -> None:
+        priority = request.priority
+        self._n_waiting[1 + (priority > 0) - (priority < 0)] += sign
+
+    def _note_deadline(self, request: Request) -> None:
+        if request.deadline is None:
+            return
+        heappush(self._deadlines, (request.deadline, request.arrival, request))
+        if len(self._deadlines) > 2 * len(self) + 64:  # most are of requests that have ended
+            self._deadlines = [
+                (one.deadline, one.arrival, one) for one in self.order if one.deadline is not None
+            ]
+            heapify(self._deadlines)
 
     def _count(self, request: Request, sign: int) -> None:
         self.n_tokens += sign * _n_tokens(request)
@@ -192,13 +232,13 @@ class RequestPool:
         return suspect is not None and suspect.is_suspect and suspect in self._admitted
 
     def _make_ready(self, request: Request) -> None:
-        if not self._ready or self._ready[-1].arrival < request.arrival:
+        if not self._ready or self._ready[-1].place < request.place:
             self._ready.append(request)
         elif self._place(request) is None:
-            insort(self._ready, request, key=_arrival)
+            insort(self._ready, request, key=_place_of)
 
     def _place(self, request: Request) -> int | None:
-        index = bisect_left(self._ready, request.arrival, key=_arrival)
+        index = bisect_left(self._ready, request.place, key=_place_of)
         is_there = index < len(self._ready) and self._ready[index] is request
         return index if is_there else None
 

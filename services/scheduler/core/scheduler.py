@@ -145,6 +145,10 @@ class Scheduler:
             return []
         return [self._finish(request, FinishReason.CANCELLED)]
 
+    def expire(self, now: float) -> list[Update]:
+        """Ends the requests whose deadlines have come before they were admitted."""
+        return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
+
     def give_up(self, request: Request, message: str) -> list[Update]:
         """Ends a request that has not begun in this epoch, which could not serve it; returns its
         end."""

@@ -10,7 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from services.common import semconv
-from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.request_pool import PRIORITY_KINDS, RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
 
@@ -49,12 +49,23 @@ class PipelineMetrics:
             "Requests that wait to run, or to run again.",
             registry=registry,
         ).set_function(lambda: 0 if self.pool is None else self.pool.n_waiting)
+        by_priority = Gauge(
+            semconv.REQUESTS_WAITING_BY_PRIORITY,
+            "Of these, those whose priority is below 0 (raised), 0 and above (lowered).",
+            ["priority"],
+            registry=registry,
+        )
+        for kind in PRIORITY_KINDS:
+            by_priority.labels(kind).set_function(partial(self._n_waiting_of, kind))
         for name, text, read in (
             (semconv.REQUESTS_RUNNING, "Requests that have run and have not ended.", _n_running),
             (semconv.KV_CACHE_USAGE, "Share of K/V memory that is reserved.", _reserved_ratio),
             (semconv.KV_CACHE_ALLOCATED, "Share of K/V memory that is in use.", _allocated_ratio),
         ):
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
+
+    def _n_waiting_of(self, kind: str) -> float:
+        return 0 if self.pool is None else self.pool.n_waiting_of(kind)
 
     def _read(self, read: Callable[[Scheduler], float]) -> float:
         """Returns a gauge's value; called from the thread that answers Prometheus."""

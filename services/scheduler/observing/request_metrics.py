@@ -1,7 +1,7 @@
 """Counters and histograms of requests, kept by a request observer.
 
-A request that is accepted finishes, is cancelled or fails, once, and so do the counters: at rest
-the first equals the sum of the others.
+A request that is accepted finishes, is cancelled, fails or times out, once, and so do the counters:
+at rest the first equals the sum of the others.
 """
 
 import time
@@ -20,6 +20,7 @@ REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
     FinishReason.FAILED: "failed",
+    FinishReason.TIMED_OUT: "timed_out",
 }
 REJECTIONS = ("invalid", "pool_full", "key_limit", "unavailable")
 
@@ -46,6 +47,11 @@ class RequestMetrics:
             ),
             FinishReason.FAILED: Counter(
                 semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
+            ),
+            FinishReason.TIMED_OUT: Counter(
+                semconv.REQUESTS_TIMED_OUT,
+                "Requests whose time was up while they waited.",
+                registry=registry,
             ),
         }
         self._suspended = Counter(

@@ -154,7 +154,6 @@ EFFECTLESS: dict[str, Any] = {
     "prompt_cache_key": "k",
     "cache_salt": "c",
     "request_id": "r",
-    "priority": 7,
     "spaces_between_special_tokens": False,
 }
 

@@ -726,6 +726,11 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 REASONS = scheduler_pb2.CompletionReason.values()
 
+FINAL = {
+    scheduler_pb2.COMPLETION_REASON_FAILED: errors.RequestFailed,
+    scheduler_pb2.COMPLETION_REASON_TIMED_OUT: errors.TimedOut,
+}
+
 
 @pytest.mark.parametrize("reason", REASONS, ids=scheduler_pb2.CompletionReason.keys())
 def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason) -> None:
@@ -733,8 +738,7 @@ def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason)
     (event,) = events_of(scheduler_pb2.ConnectResponse(completed=[completion]))
     assert event.is_last
     if isinstance(event, Failed):
-        is_final = reason == scheduler_pb2.COMPLETION_REASON_FAILED
-        expected = errors.RequestFailed if is_final else errors.Unavailable
+        expected = FINAL.get(reason, errors.Unavailable)
         assert isinstance(event.error, expected)
         assert event.error.message
 

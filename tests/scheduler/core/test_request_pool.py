@@ -93,3 +93,32 @@ def test_a_long_grammar_counts_as_tokens_until_its_request_ends() -> None:
         pool.add(Request(RequestId("next"), [1] * 10, 1000))
     pool.remove(grammar)
     assert pool.n_tokens == 0
+
+
+def with_deadline(name: str, deadline: float | None) -> Request:
+    return Request(RequestId(name), [1], 1, deadline=deadline)
+
+
+def test_those_expire_that_wait_when_their_time_is_up() -> None:
+    pool = RequestPool(max_requests=100)
+    requests = [with_deadline(str(index), at) for index, at in enumerate((5.0, None, 3.0, 4.0))]
+    for request in requests:
+        pool.add(request)
+    pool.mark_running([requests[3]], can_run=lambda _: False)
+    assert pool.expired(2.9) == []
+    assert pool.expired(4.0) == [requests[2]]
+    pool.remove(requests[2])
+    assert pool.put_back() == [requests[3]]
+    assert pool.expired(5.0) == [requests[3], requests[0]]
+
+
+def test_deadlines_of_requests_that_ended_take_no_memory() -> None:
+    pool = RequestPool(max_requests=1000)
+    stays = with_deadline("stays", 1e9)
+    pool.add(stays)
+    for number in range(1000):
+        request = with_deadline(str(number), 1e6 + number)
+        pool.add(request)
+        pool.remove(request)
+    assert len(pool._deadlines) < 100
+    assert pool.expired(1e9) == [stays]

@@ -1,12 +1,14 @@
 """Random requests for the scheduler's tests, and a driver that stands for a perfect engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from services.scheduler.core.accounts import Account
+from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
@@ -26,6 +28,9 @@ class Arrival:
     max_new_tokens: int
     n_iterations: int
     cancelled_after: int | None = None
+    client: str = ""
+    """Whose it is, if anybody's; his weight is in his name: `b2` has 2."""
+    priority: int = 0
 
     @property
     def max_tokens(self) -> int:
@@ -33,11 +38,18 @@ class Arrival:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arrival]:
-    """Up to 24 requests, most of them in bursts."""
+def arrivals(
+    draw: st.DrawFn,
+    *,
+    with_cancellations: bool = False,
+    clients: Sequence[str] = ("",),
+    priorities: Sequence[int] = (0,),
+    n_requests: int = 24,
+) -> list[Arrival]:
+    """Up to so many requests, most of them in bursts."""
     cancellations = st.none() | st.integers(0, 12) if with_cancellations else st.none()
     result = []
-    for _ in range(draw(st.integers(1, 24))):
+    for _ in range(draw(st.integers(1, n_requests))):
         max_new_tokens = draw(st.integers(1, 9))
         result.append(
             Arrival(
@@ -46,6 +58,8 @@ def arrivals(draw: st.DrawFn, *, with_cancellations: bool = False) -> list[Arriv
                 max_new_tokens=max_new_tokens,
                 n_iterations=draw(st.integers(1, max_new_tokens)),
                 cancelled_after=draw(cancellations),
+                client=draw(st.sampled_from(clients)),
+                priority=draw(st.sampled_from(priorities)),
             )
         )
     return sorted(result, key=lambda arrival: arrival.turn)
@@ -59,10 +73,11 @@ def build(
     pipeline_depth: int,
     token_hand_off: bool = False,
     policy: Policy | None = None,
+    order: Order | None = None,
 ) -> Scheduler:
-    """A scheduler with the policy of the paper, unless told otherwise."""
+    """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
-        RequestPool(max_requests=1000),
+        RequestPool(max_requests=1000, order=order),
         KVManager(n_blocks=n_blocks, block_size=block_size),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
@@ -77,7 +92,13 @@ def request_for(index: int, arrival: Arrival) -> Request:
         prompt_token_ids=[PLAIN_TOKEN] * arrival.n_prompt,
         max_new_tokens=arrival.max_new_tokens,
         stop_token_ids=frozenset({STOP_TOKEN}),
+        priority=arrival.priority,
     )
+
+
+def weight_of(client: str) -> float:
+    """The weight of a client by his name."""
+    return float(client.lstrip("abcdefgh") or 1)
 
 
 @dataclass
@@ -91,6 +112,8 @@ class Driver:
     in_flight: list[Batch] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     account: Account | None = None
+    accounts: dict[str, Account] = field(default_factory=dict)
+    """Those of the clients that have names."""
 
     @property
     def is_done(self) -> bool:
@@ -101,7 +124,7 @@ class Driver:
         for index, arrival in enumerate(self.arrivals):
             if arrival.turn == self.turn:
                 self.requests[index] = request_for(index, arrival)
-                self.requests[index].account = self.account
+                self.requests[index].account = self._account_of(arrival.client)
                 self.scheduler.submit(self.requests[index])
         for index, request in self.requests.items():
             arrival = self.arrivals[index]
@@ -121,6 +144,12 @@ class Driver:
         batch = self.in_flight.pop(0)
         tokens = [self._token(span) for span in batch.spans if span.is_sampled]
         self.updates += self.scheduler.apply(batch.iteration, tokens)
+
+    def _account_of(self, client: str) -> Account | None:
+        if not client:
+            return self.account
+        limits = AccountLimits(weight=weight_of(client))
+        return self.accounts.setdefault(client, Account(limits, name=client))
 
     def _token(self, span: Span) -> int:
         arrival = self.arrivals[int(span.request.request_id)]

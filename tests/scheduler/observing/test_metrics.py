@@ -47,8 +47,23 @@ class World:
         )
         self.epoch = self.metrics.observe(Pipeline("p", epoch, members), self.scheduler)
 
-    def submit(self, name: str, *, n_prompt: int = 3, max_new_tokens: int = 2) -> Request:
-        request = Request(RequestId(name), [1] * n_prompt, max_new_tokens, stop_token_ids=STOP)
+    def submit(
+        self,
+        name: str,
+        *,
+        n_prompt: int = 3,
+        max_new_tokens: int = 2,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Request:
+        request = Request(
+            RequestId(name),
+            [1] * n_prompt,
+            max_new_tokens,
+            stop_token_ids=STOP,
+            priority=priority,
+            deadline=deadline,
+        )
         self.scheduler.submit(request)
         self.metrics.requests.submitted(request, SUBMISSION)
         return request
@@ -100,12 +115,18 @@ def test_a_request_is_counted_where_it_ends() -> None:
 def test_a_request_that_never_ran_has_no_queue_time_and_no_prompt() -> None:
     it = World()
     waiting, lost = it.submit("gives up"), it.submit("is lost")
+    late = it.submit("is late", deadline=1.0)
+    [expired] = it.scheduler.expire(1.0)
+    assert (expired.request, expired.finish_reason) == (late, FinishReason.TIMED_OUT)
+    it.metrics.requests.ended(late, FinishReason.TIMED_OUT)
     assert len(it.scheduler.cancel(waiting)) == 1
     it.metrics.requests.ended(waiting, FinishReason.CANCELLED)
     it.metrics.requests.failed(lost)
     samples = it.samples
     assert samples.sum("orcinus_requests_cancelled_total") == 1
     assert samples.sum("orcinus_requests_failed_total") == 1
+    assert samples.sum("orcinus_requests_timed_out_total") == 1
+    assert samples.sum("orcinus_requests_accepted_total") == 3
     assert samples.sum("orcinus_request_queue_seconds_count") == 0
     assert samples.sum("orcinus_prompt_tokens_total") == 0
     assert samples.sum("orcinus_request_prompt_tokens_count", reason="failed") == 1
@@ -245,6 +266,19 @@ def test_overhead_is_never_negative() -> None:
         it.time(iteration, stage, compute_ns=10**12)
     it.give_back(iteration, 5)
     assert it.samples.sum("orcinus_iteration_overhead_seconds_sum") == 0
+
+
+def test_waiting_requests_are_told_apart_by_their_priorities() -> None:
+    it = World()
+    assert it.samples.sum("orcinus_requests_waiting_by_priority") == 0
+    it.epoch.opened()
+    for priority in (-3, 0, 0, 1, 2, 10):
+        it.submit(str(priority), priority=priority)
+    counts = [
+        it.samples.sum("orcinus_requests_waiting_by_priority", priority=kind)
+        for kind in ("raised", "normal", "lowered")
+    ]
+    assert counts == [1, 2, 3]
 
 
 def test_iterations_whose_timings_never_come_are_forgotten() -> None:

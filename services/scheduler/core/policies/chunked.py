@@ -2,8 +2,8 @@
 
 Who comes first, who is admitted and who holds the others back is as in `orca`. But a batch has at
 most `max_batch_tokens` tokens: requests that decode have one each, and what is left goes to
-prompts, in the order of arrival, the last of which is cut off and goes on in the next iteration. So
-an iteration takes about as long as any other, however long a prompt is, and nobody who decodes
+prompts, in the order of the pool, the last of which is cut off and goes on in the next iteration.
+So an iteration takes about as long as any other, however long a prompt is, and nobody who decodes
 waits for it (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: nobody is
 admitted while an earlier one is unfinished.
 
@@ -36,7 +36,7 @@ class ChunkedPolicy:
         self.n_shares = n_shares
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns as many requests as fit, in the order of arrival, each with as many tokens as
+        """Returns as many requests as fit, in the order of the pool, each with as many tokens as
         fit."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens

@@ -1,0 +1,385 @@
+"""Two clients, of whom one asks for ten times as much as the other, and both for too much together.
+
+    python -m benchmarks.fairness                      about ten minutes on two cores
+    python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5
+
+Starts a whole local system with two API keys for each order in turn, `fcfs` and `fair`, as often as
+there are rounds. At first clients that ask one request after the other find the capacity, which is
+taken for all. The small client asks alone for `--share` of that, as a Poisson process, and then
+once more, at the same times, beside a large one that asks for ten times as much. Latencies of the
+small client are those of all rounds, and its p99 beside the large one is compared with what it has
+alone under the same order.
+
+Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
+and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
+more than he asks for. It is 1 if both get the same part, and 1/2 if one gets everything.
+
+The engine has a processor of its own, as its pod has.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import uvloop
+from matplotlib.figure import Figure
+
+from benchmarks import load, local_system, machine, records
+from benchmarks.local_system import System
+from benchmarks.openai_client import OpenAIClient
+from benchmarks.overload import capacity
+from benchmarks.pinning import pin_ranks
+from benchmarks.records import RequestRecord, RunRecord, Spread
+from benchmarks.serve import warm_up
+from benchmarks.workload import PlannedRequest
+from services.frontend.api_keys import hash_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
+FIGURE = ROOT / "docs" / "images" / "fairness.png"
+ORDERS = ("fcfs", "fair")
+SMALL, LARGE = "small", "large"
+TIMES = 10
+"""Requests of the large client for each of the small one's."""
+WINDOW_S = 5.0
+MAX_RATIO = 1.5
+"""The small client's p99 beside the large one, as a part of what it has alone, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRequest(PlannedRequest):
+    """A request of one of the clients."""
+
+    owner: str = SMALL
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Several clients, each with a key of its own, as one."""
+
+    by_name: Mapping[str, load.Client]
+
+    def prepare(self, request: PlannedRequest) -> load.Call:
+        """Returns a call of the client whose request it is."""
+        owner = request.owner if isinstance(request, OwnedRequest) else SMALL
+        return self.by_name[owner].prepare(request)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What clients got in one run."""
+
+    order: str
+    is_alone: bool
+    records: Mapping[str, tuple[RequestRecord, ...]]
+    """The clients' requests, by the names of their clients."""
+    seconds: float
+
+    def to_record(self, meta: Mapping[str, Any]) -> list[RunRecord]:
+        """Returns the requests of each client without the times of tokens, which take most room."""
+        about = {"order": self.order, "alone": self.is_alone, "jain": self.jain()}
+        return [
+            RunRecord(
+                {**meta, **about, "client": name},
+                tuple(dataclasses.replace(each, token_times_s=()) for each in of_one),
+            )
+            for name, of_one in self.records.items()
+        ]
+
+    def jain(self) -> list[float]:
+        """Returns the index of each window while requests came."""
+        n_windows = max(1, int(self.seconds / WINDOW_S))
+        got = {name: served(of_one, n_windows) for name, of_one in self.records.items()}
+        asked = {name: demanded(of_one, n_windows) for name, of_one in self.records.items()}
+        return [
+            jain_index([got[name][window] for name in got], [asked[name][window] for name in asked])
+            for window in range(n_windows)
+        ]
+
+
+def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
+    """Returns the tokens that a client got in each window; a prompt comes with its first token."""
+    windows = [0.0] * n_windows
+    for record in of_one:
+        for index, time_s in enumerate(record.token_times_s):
+            window = int(time_s / WINDOW_S)
+            if window < n_windows:
+                windows[window] += 1 if index else 1 + record.n_prompt
+    return windows
+
+
+def demanded(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
+    """Returns the tokens that a client wants in each window: those of requests that come in it, and
+    what it has not got by then."""
+    windows = [0.0] * n_windows
+    for record in of_one:
+        window = int(record.arrival_s / WINDOW_S)
+        if window < n_windows:
+            windows[window] += record.n_prompt + record.n_output
+    got, left = served(of_one, n_windows), 0.0
+    for window, tokens in enumerate(windows):
+        windows[window] = left + tokens
+        left = max(0.0, windows[window] - got[window])
+    return windows
+
+
+def even_shares(total: float, demands: Sequence[float]) -> list[float]:
+    """Returns how much each gets of a total if it is shared out evenly and nobody gets more than he
+    demands (max-min fairness)."""
+    shares = [0.0] * len(demands)
+    hungry = [index for index, demand in enumerate(demands) if demand > 0]
+    for n_left, index in zip(
+        range(len(hungry), 0, -1), sorted(hungry, key=lambda each: demands[each]), strict=True
+    ):
+        shares[index] = min(demands[index], total / n_left)
+        total -= shares[index]
+    return shares
+
+
+def jain_index(got: Sequence[float], demands: Sequence[float]) -> float:
+    """Returns Jain's index of what clients got as parts of their even shares; 1 if nobody got
+    anything."""
+    shares = even_shares(sum(got), demands)
+    parts = [each / share for each, share in zip(got, shares, strict=True) if share > 0]
+    squares = sum(part**2 for part in parts)
+    return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
+
+
+def arrivals(
+    rate: float, options: argparse.Namespace, *, owner: str, seed: Sequence[int]
+) -> list[OwnedRequest]:
+    """Returns the requests of a client, which come as a Poisson process."""
+    generator = np.random.default_rng(seed)
+    times_s = np.cumsum(generator.exponential(1 / rate, int(rate * options.seconds)))
+    prompt = tuple(range(7, 7 + options.n_prompt))
+    return [OwnedRequest(float(time_s), prompt, options.n_output, owner) for time_s in times_s]
+
+
+async def serve(
+    order: str, clients: Clients, requests: Sequence[OwnedRequest], options: argparse.Namespace
+) -> Run:
+    """Sends requests and returns what became of them.
+
+    Raises:
+        RuntimeError: one has failed; says how.
+    """
+    requests = sorted(requests, key=lambda request: request.arrival_s)
+    done = await load.run(clients, requests, timeout_s=options.timeout_s)
+    for record in done:
+        if record.error is not None:
+            raise RuntimeError(f"a request failed: {record.error}")
+    owners = sorted({request.owner for request in requests}, reverse=True)
+    by_owner = {
+        owner: tuple(
+            record for record, request in zip(done, requests, strict=True) if request.owner == owner
+        )
+        for owner in owners
+    }
+    return Run(order, len(owners) == 1, by_owner, options.seconds)
+
+
+def clients_of(system: System) -> Clients:
+    """Returns both clients of a system, each with its key."""
+    return Clients(
+        {
+            name: OpenAIClient(system.http, model=system.model, api_key=key_of(name))
+            for name in (SMALL, LARGE)
+        }
+    )
+
+
+async def rate_of(system: System, options: argparse.Namespace) -> float:
+    """Returns the requests a second of the small client: a share of what the system can do."""
+    sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
+    per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)
+    rate: float = options.share * per_s
+    print(f"capacity {per_s:.1f} requests/s, of which {rate:.2f} are small", flush=True)
+    return rate
+
+
+async def measure(
+    order: str, number: int, system: System, rate: float, options: argparse.Namespace
+) -> list[Run]:
+    """Measures the small client alone, and beside the large one."""
+    clients = clients_of(system)
+    small = arrivals(rate, options, owner=SMALL, seed=(options.seed, number))
+    large = arrivals(TIMES * rate, options, owner=LARGE, seed=(options.seed, number, 1))
+    few = [dataclasses.replace(each, arrival_s=0.0, n_output=4) for each in large[:16]]
+    await warm_up(clients, few)
+    alone = await serve(order, clients, small, options)
+    return [alone, await serve(order, clients, [*small, *large], options)]
+
+
+def key_of(name: str) -> str:
+    """Returns the API key of a client."""
+    return f"orc-benchmark-{name}"
+
+
+def write_keys(path: Path) -> None:
+    """Writes the keys' file."""
+    keys = [{"name": name, "sha256": hash_of(key_of(name))} for name in (SMALL, LARGE)]
+    path.write_text(json.dumps({"keys": keys}))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The figures of one order over all rounds."""
+
+    order: str
+    alone: RunRecord
+    beside: RunRecord
+    large: RunRecord
+    jain: tuple[tuple[float, ...], ...]
+    """Jain's index by windows, of each round."""
+
+    @classmethod
+    def of(cls, order: str, runs: Sequence[Run]) -> "Result":
+        """Returns the figures of the runs of an order."""
+
+        def together(name: str, *, is_alone: bool) -> RunRecord:
+            chosen = (run for run in runs if run.order == order and run.is_alone is is_alone)
+            return RunRecord({}, tuple(each for run in chosen for each in run.records[name]))
+
+        return cls(
+            order,
+            alone=together(SMALL, is_alone=True),
+            beside=together(SMALL, is_alone=False),
+            large=together(LARGE, is_alone=False),
+            jain=tuple(
+                tuple(run.jain()) for run in runs if run.order == order and not run.is_alone
+            ),
+        )
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """The small client's p99 beside the large one by what it has alone: of whole answers, and
+        of first tokens."""
+        return (
+            _latency(self.beside).p99 / _latency(self.alone).p99,
+            _first_token(self.beside).p99 / _first_token(self.alone).p99,
+        )
+
+    def lines(self) -> list[str]:
+        """Returns the figures for people."""
+        whole, first = self.ratios
+        index = np.mean([each for windows in self.jain for each in windows])
+        return [
+            f"{self.order}: p99 of the small client {whole:.2f} x what it has alone, of its first "
+            f"tokens {first:.2f} x; Jain's index {index:.3f}",
+            *(
+                f"  {name:>12}: answer {_pair(_latency(run))}, first token "
+                f"{_pair(_first_token(run))}, {len(run.requests)} requests"
+                for name, run in (
+                    ("small, alone", self.alone),
+                    ("small", self.beside),
+                    ("large", self.large),
+                )
+            ),
+        ]
+
+
+def _latency(run: RunRecord) -> Spread:
+    return _spread([record.latency_s for record in run.requests])
+
+
+def _first_token(run: RunRecord) -> Spread:
+    return _spread([record.time_to_first_token_s or 0.0 for record in run.requests])
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    spread = Spread.of(values)
+    if spread is None:
+        raise RuntimeError("no requests: the run is too short for the rate")
+    return spread
+
+
+def _pair(spread: Spread) -> str:
+    return f"{spread.median:.2f} s, p99 {spread.p99:.2f} s"
+
+
+def draw(path: Path, results: Sequence[Result]) -> None:
+    """Draws how long the small client's answers take, and Jain's index over time."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for result, color in zip(results, ("tab:red", "tab:blue"), strict=False):
+        for name, run, style in (("alone", result.alone, ":"), ("beside", result.beside, "-")):
+            values = sorted(record.latency_s for record in run.requests)
+            parts = np.arange(1, len(values) + 1) / len(values)
+            left.step(values, parts, style, color=color, label=f"{result.order}, {name}")
+        index = np.mean(result.jain, axis=0)
+        times_s = WINDOW_S * (np.arange(len(index)) + 0.5)
+        right.plot(times_s, index, marker="o", color=color, label=result.order)
+    left.set_xscale("log")
+    left.set_xlabel("latency of the small client's answers (s)")
+    left.set_ylabel("part of its answers")
+    left.set_title(f"alone, and beside one that asks for {TIMES} x as much", fontsize=10)
+    right.set_ylim(0.45, 1.03)
+    right.set_xlabel("time (s)")
+    right.set_ylabel("Jain's index of shares received")
+    right.set_title(f"fairness, in windows of {WINDOW_S:g} s", fontsize=10)
+    for axes in (left, right):
+        axes.grid(visible=True, which="both", alpha=0.3)
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Measures both orders in turn; the exit status says whether the fair one holds its bound."""
+    runs: list[Run] = []
+    rate = options.rate
+    with tempfile.TemporaryDirectory() as directory:
+        keys = Path(directory) / "keys.json"
+        write_keys(keys)
+        for number in range(options.rounds):
+            for order in ORDERS:
+                arguments = [
+                    f"--model={options.model}",
+                    f"--scheduler=order={order}",
+                    f"--api-keys-file={keys}",
+                    "--max-requests=4096",
+                    *options.system.split(),
+                ]
+                async with local_system.running(arguments) as system:
+                    pin_ranks(psutil.Process())
+                    rate = rate or await rate_of(system, options)
+                    runs += await measure(order, number, system, rate, options)
+    results = [Result.of(order, runs) for order in ORDERS]
+    for result in results:
+        print("\n".join(result.lines()), flush=True)
+    meta = {**machine.describe(), "rate": rate, "seed": options.seed}
+    records.write(options.out, [record for each in runs for record in each.to_record(meta)])
+    draw(options.figure, results)
+    print(f"wrote {options.out} and {options.figure}")
+    return int(results[-1].ratios[0] > MAX_RATIO)
+
+
+def main() -> int:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="models/demo")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=45.0, help="in which requests come")
+    parser.add_argument("--capacity-s", type=float, default=15.0, help="to find the capacity in")
+    parser.add_argument("--share", type=float, default=0.15, help="of it that is the small one's")
+    parser.add_argument("--rate", type=float, help="of the small one, instead of its share")
+    parser.add_argument("--n-prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--n-output", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="that a client waits")
+    parser.add_argument("--system", default="--threads=1", help="more options of services.local")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--figure", type=Path, default=FIGURE)
+    return uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""A fair order: important requests first, and among equally important ones each client its share.
+
+Within a priority class the next request is the earliest of the client that has been served least
+(virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI'24). A
+prompt is charged to its client as it is admitted, each output token as it comes, both divided by
+the client's weight. A client that comes back after a pause is lifted to the least served of those
+that wait, so that nobody saves up. Two clients that wait all the time, with requests of one class,
+so differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the longest prompt and of all
+K/V slots. Of clients that were served alike the one comes first that was admitted longest ago, so
+that who asks seldom does not wait for others' first. With a single client in a single class this is
+first come, first served.
+
+Classes come in the order of `priority`, and a class that waits rises: one class for every
+`ageing_s` in which it admits nobody. So class p admits somebody within (p - p_min) `ageing_s` and
+one admission of each other class, and within a class everybody's turn comes, since whoever is
+served falls back behind those that are not: nobody starves. It is classes that rise and not single
+requests: with those, whoever sends most would have the oldest requests, and be first by that.
+
+Requests that were put down come before all others: they have begun, and have been charged.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
+
+from services.scheduler.core.accounts import Account
+from services.scheduler.core.client import Client
+from services.scheduler.core.request import Request
+
+N_KEPT = 1024
+"""Clients up to which none is looked for that can be forgotten."""
+
+MAX_CLIENTS = 65_536
+"""Clients at most that are remembered without a request in the pool."""
+
+
+class Fair:
+    """Priority classes, and clients by their counters within each."""
+
+    def __init__(self, *, ageing_s: float, now: Callable[[], float]) -> None:
+        """`now` returns the time in seconds."""
+        if ageing_s <= 0:
+            raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
+        self._ageing_s = ageing_s
+        self._now = now
+        self._n_waiting = 0
+        self._n_admitted = 0
+        self._classes: dict[int, _PriorityClass] = {}  # those with requests
+        self._put_down: dict[Request, None] = {}  # by their places
+        self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
+        self._sweep_at = N_KEPT
+        self._last_backlogged = Client()
+
+    def __len__(self) -> int:
+        return self._n_waiting
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._put_down
+        for priority_class in self._classes.values():
+            yield from priority_class
+
+    def add(self, request: Request) -> None:
+        """Takes in a request behind those of its client in its class."""
+        request.client = client = self._client_of(request.account)
+        if client.n_waiting == 0:
+            client.served = max(client.served, self._least_served())
+        client.n_requests += 1
+        client.n_waiting += 1
+        self._n_waiting += 1
+        priority_class = self._classes.get(request.priority)
+        if priority_class is None:
+            priority_class = _PriorityClass(request.priority, since=self._now())
+            self._classes[request.priority] = priority_class
+        priority_class.add(request, client)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Takes in requests that were put down, before all others."""
+        self._put_down = dict.fromkeys(sorted([*self._put_down, *requests], key=_place))
+        self._n_waiting += len(requests)
+
+    def admit(self, request: Request) -> None:
+        """Lets go of a request and charges its prompt; its place is after all that run."""
+        if request in self._put_down:
+            del self._put_down[request]
+            self._n_waiting -= 1
+            return
+        self._withdraw(request).since = self._now()
+        client = request.client
+        assert client is not None
+        client.served += client.prompt_charge(request.n_prompt_tokens)
+        request.place = client.turn = self._n_admitted
+        self._n_admitted += 1
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request; what it was charged stays charged."""
+        if request in self._put_down:
+            del self._put_down[request]
+            self._n_waiting -= 1
+        elif request.place < 0:
+            self._withdraw(request)
+        assert request.client is not None
+        request.client.n_requests -= 1
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields those that run, those that were put down, and the others as their turns come."""
+        if waiting is not None:
+            return chain(ready, waiting)
+        return chain(ready, self._put_down, self._in_turn())
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        """Returns the one of the lowest class that was admitted last."""
+        return max(running, key=_lateness)
+
+    def _in_turn(self) -> Iterator[Request]:
+        counters = _Counters(self._n_admitted)
+        if len(self._classes) != 1:
+            return self._across_classes(counters)
+        (only,) = self._classes.values()
+        return only.in_turn(counters)
+
+    def _across_classes(self, counters: "_Counters") -> Iterator[Request]:
+        now = self._now()
+        lines = {one: (one.in_turn(counters), one.since) for one in self._classes.values()}
+        while lines:
+            first = min(lines, key=lambda one: self._rank(one, now - lines[one][1]))
+            line, _ = lines[first]
+            lines[first] = line, now
+            request = next(line, None)
+            if request is None:
+                del lines[first]
+            else:
+                yield request
+
+    def _rank(self, priority_class: "_PriorityClass", waited_s: float) -> tuple[int, int]:
+        """Returns the place of a class among all; of two that have risen alike far, the one that
+        began lower has waited longer."""
+        priority = priority_class.priority
+        return priority - int(waited_s / self._ageing_s), -priority
+
+    def _least_served(self) -> float:
+        """Returns the least counter of the clients that are backlogged, or of the one that was so
+        last."""
+        tops = [priority_class.least_served() for priority_class in self._classes.values()]
+        return min(tops, default=self._last_backlogged.served)
+
+    def _withdraw(self, request: Request) -> "_PriorityClass":
+        client = request.client
+        assert client is not None
+        self._n_waiting -= 1
+        client.n_waiting -= 1
+        self._last_backlogged = client
+        priority_class = self._classes[request.priority]
+        priority_class.remove(request, client)
+        if not len(priority_class):
+            del self._classes[request.priority]
+        return priority_class
+
+    def _client_of(self, account: Account | None) -> Client:
+        name = None if account is None else account.name
+        client = self._clients.get(name)
+        if client is None:
+            if len(self._clients) >= self._sweep_at:
+                self._forget()
+            client = self._clients[name] = Client()
+        if account is not None and client.weight != account.limits.weight:
+            client.set_weight(account.limits.weight)
+        return client
+
+    def _forget(self) -> None:
+        """Forgets clients that have no request, if they would be lifted when they come back: that
+        loses nothing. If there are too many all the same, those that are ahead are forgotten
+        too, which gives each no more than the difference between clients may be."""
+        least = self._least_served()
+        known = self._clients.items()
+        kept = {n: one for n, one in known if one.n_requests or one.served > least}
+        if len(kept) >= MAX_CLIENTS:
+            kept = {name: one for name, one in known if one.n_requests}
+        self._clients = kept
+        # Twice as many before the next sweep: its cost for each client stays the same.
+        self._sweep_at = max(N_KEPT, 2 * len(kept))
+
+
+class _Lane:
+    """The requests of one client in one class, by arrival; at least one."""
+
+    __slots__ = ("client", "entry", "requests")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.requests: OrderedDict[Request, None] = OrderedDict()
+        self.entry: _Entry | None = None  # its place in the heap; None once it is empty
+
+    def entry_now(self) -> "_Entry":
+        client = self.client
+        return client.served, client.turn, next(iter(self.requests)).arrival, self
+
+
+_Entry = tuple[float, int, int, _Lane]
+"""A lane, after its client's counter and last turn, and the arrival of its first request."""
+
+_Ahead = tuple[float, int, int, int, _Lane, Iterator[Request], Request | None]
+"""A lane, after these and an index in the heap; with a request and those after it, if it has been
+looked at."""
+
+
+_NOBODY: Iterator[Request] = iter(())
+
+
+class _PriorityClass:
+    """The waiting requests of one priority; iterating yields them in any order.
+
+    Lanes are in a heap by what their clients have been served when they were last looked at. That
+    only grows, so an entry at the top that is out of date is replaced, and others may wait. Entries
+    that are no longer their lane's are dropped when they come up, or are too many.
+    """
+
+    def __init__(self, priority: int, *, since: float) -> None:
+        self.priority = priority
+        self.since = since
+        """When it last admitted a request, or began to wait."""
+        self._n_requests = 0
+        self._lanes: dict[Client, _Lane] = {}
+        self._heap: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return self._n_requests
+
+    def __iter__(self) -> Iterator[Request]:
+        for lane in self._lanes.values():
+            yield from lane.requests
+
+    def add(self, request: Request, client: Client) -> None:
+        self._n_requests += 1
+        lane = self._lanes.get(client)
+        if lane is not None:
+            lane.requests[request] = None
+            return
+        lane = self._lanes[client] = _Lane(client)
+        lane.requests[request] = None
+        lane.entry = lane.entry_now()
+        heappush(self._heap, lane.entry)
+
+    def remove(self, request: Request, client: Client) -> None:
+        self._n_requests -= 1
+        lane = self._lanes[client]
+        del lane.requests[request]
+        if not lane.requests:
+            del self._lanes[client]
+            lane.entry = None
+        if len(self._heap) > 2 * len(self._lanes) + 16:
+            self._heap = [entry for entry in self._heap if entry[3].entry is entry]
+            heapify(self._heap)
+
+    def least_served(self) -> float:
+        """Returns the least counter of its clients, of which there must be one."""
+        heap = self._heap
+        while True:
+            entry = heap[0]
+            lane = entry[3]
+            if lane.entry is not entry:
+                heappop(heap)
+                continue
+            now = lane.entry_now()
+            if now == entry:
+                return now[0]
+            lane.entry = now
+            heapreplace(heap, now)
+
+    def in_turn(self, counters: "_Counters") -> Iterator[Request]:
+        """Yields requests as if each were admitted as the next is asked for. `counters` has those
+        of clients that are changed by that, and gets more.
+
+        The heap is walked from its top and is not changed: of its entries only those are looked at
+        that come before the requests that are yielded.
+        """
+        self.least_served()  # brings the top up to date
+        heap = self._heap
+        served, turn, arrival, lane = heap[0]
+        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NOBODY, None)]
+        while ahead:
+            served, turn, arrival, index, lane, requests, request = heappop(ahead)
+            if request is None:
+                for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+                    child_served, child_turn, child_arrival, below = heap[child]
+                    entry = (child_served, child_turn, child_arrival, child, below, _NOBODY, None)
+                    heappush(ahead, entry)
+                if lane.entry is not heap[index]:
+                    continue
+                requests = iter(lane.requests)
+                request = next(requests)
+            client = lane.client
+            now = counters.of(client)
+            if (*now, request.arrival) != (served, turn, arrival):
+                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+                continue
+            yield request
+            counters.charge(client, request)
+            request = next(requests, None)
+            if request is not None:
+                now = counters.of(client)
+                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+
+
+class _Counters:
+    """Counters and last turns of clients as they would be if some more were admitted."""
+
+    def __init__(self, n_admitted: int) -> None:
+        self._n_admitted = n_admitted
+        self._changed: dict[Client, tuple[float, int]] = {}
+
+    def of(self, client: Client) -> tuple[float, int]:
+        return self._changed.get(client) or (client.served, client.turn)
+
+    def charge(self, client: Client, request: Request) -> None:
+        served, _ = self.of(client)
+        charged = served + client.prompt_charge(request.n_prompt_tokens)
+        self._changed[client] = charged, self._n_admitted
+        self._n_admitted += 1
+
+
+def _place(request: Request) -> int:
+    return request.place
+
+
+def _lateness(request: Request) -> tuple[int, int]:
+    return request.priority, request.place

@@ -1,0 +1,102 @@
+"""The order in which requests are admitted, and in which those that run come into a batch.
+
+The pool has one such object and asks it; what is in it are the requests that wait. A request that
+has run keeps its place among those that run, and is never overtaken by one that waits for the first
+time.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain
+from typing import Protocol
+
+from services.scheduler.core.request import Request
+
+
+class Order(Protocol):
+    """The requests that wait, and who of them comes next."""
+
+    def __len__(self) -> int:
+        """Returns the number of requests that wait."""
+        ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yields those that wait, in any order."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Takes in a request that has arrived."""
+        ...
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Takes in requests that have run and were put down; they keep their places."""
+        ...
+
+    def admit(self, request: Request) -> None:
+        """Lets go of a request that is admitted, and gives it its place among those that run."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request that ends, whether it waits or not."""
+        ...
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields the requests for a batch, `ready` ones by their places and those that wait as if
+        each were admitted as the next is asked for. `waiting` are the only ones that may be
+        admitted, if it is given. Nothing changes, and nothing must change meanwhile."""
+        ...
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        """Returns who is put down first if those that run, at least one, cannot all go on."""
+        ...
+
+
+class FirstComeFirstServed:
+    """The paper's order: by arrival, whoever asks (Algorithm 1, line 20)."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Request, None] = {}  # by arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the end."""
+        request.place = request.arrival
+        self._waiting[request] = None
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Puts requests back to where they were in the order of arrival."""
+        self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=_place))
+
+    def admit(self, request: Request) -> None:
+        """Lets go of a request; its place is the one that it had."""
+        del self._waiting[request]
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request."""
+        self._waiting.pop(request, None)
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields requests by arrival."""
+        if waiting is not None:
+            return merge(ready, waiting, key=_place)
+        first = next(iter(self._waiting), None)
+        if first is None or not ready or ready[-1].place < first.place:
+            return chain(ready, self._waiting)
+        return merge(ready, self._waiting, key=_place)
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        """Returns the one that arrived last."""
+        return max(running, key=_place)
+
+
+def _place(request: Request) -> int:
+    return request.place
