@@ -14,6 +14,7 @@ ClientError
 """
 
 import json
+from typing import Any
 
 import httpx
 
