@@ -7,6 +7,7 @@ as plain dictionaries.
 
 import datetime
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -102,8 +103,10 @@ class ChatTemplate:
         Raises:
             TooMuch: it would have more characters than that, or TooSlow: it took more than so many
             seconds of the processor.
-            InvalidRequest: the template refuses the conversation.
+            InvalidRequest: the template refuses the conversation, or does not show the content that
+            goes on.
         """
+        tag = _new_tag() if conversation.continues_last else ""
         meter = Meter(limit_s=limit_s, max_characters=max_characters)
         shows_tools = conversation.tool_choice.mode != "none" and bool(conversation.tools)
         template = self._tool_template if shows_tools else self._template
@@ -111,7 +114,7 @@ class ChatTemplate:
         variables = {
             "documents": None,
             **conversation.template_kwargs,
-            "messages": [self._turn(message) for message in conversation.messages],
+            "messages": self._turns(conversation, tag),
             "tools": tools,
             "add_generation_prompt": conversation.adds_generation_prompt,
         }
@@ -125,7 +128,14 @@ class ChatTemplate:
             raise errors.InvalidRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
-        return _cut(text, conversation) if conversation.continues_last else text
+        return _cut(text, tag) if tag else text
+
+    def _turns(self, conversation: Conversation, tag: str) -> list[dict[str, Any]]:
+        """Returns the turns, with a tag behind what the last one says, if it says anything."""
+        turns = [self._turn(message) for message in conversation.messages]
+        if tag and turns[-1]["content"].strip():
+            turns[-1]["content"] += tag
+        return turns
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
         """Returns a turn as templates want it: what was not given is left out."""
@@ -167,19 +177,25 @@ def _read(text: str, otherwise: object) -> object:
     return value if isinstance(value, dict) else otherwise
 
 
-def _cut(text: str, conversation: Conversation) -> str:
-    """Returns the text up to the end of what the last turn says.
+def _new_tag() -> str:
+    """Returns a text that nobody else writes: digits, which templates leave as they are, and a
+    space, by which it is seen whether they strip contents."""
+    return f"{secrets.randbelow(10**18):018} "
+
+
+def _cut(text: str, tag: str) -> str:
+    """Returns the text before the tag, without white space at its end if the template has stripped
+    that behind the tag.
 
     Raises:
-        InvalidRequest: it says nothing, or the text does not have it.
+        InvalidRequest: the text does not have the tag.
     """
-    said = (conversation.messages[-1].content or "").strip()
-    at = text.rfind(said)
-    if not said or at < 0:
+    at = text.rfind(tag.rstrip())
+    if at < 0:
         raise errors.InvalidRequest(
             "continue_final_message", "needs a last message whose content the template shows"
         )
-    return text[: at + len(said)]
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
 
 
 def _joined(pieces: Iterable[str], meter: Meter) -> str:

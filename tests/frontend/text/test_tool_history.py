@@ -119,7 +119,7 @@ def test_answer_may_continue_the_last_turn() -> None:
     messages = ChatMessage("user", "x"), ChatMessage("assistant", "Once upon ")
     fields = {"adds_generation_prompt": False, "continues_last": True}
     written = render(chat_templates.SMOLLM2, *messages, **fields)
-    assert written.endswith("<|im_start|>assistant\nOnce upon")
+    assert written.endswith("<|im_start|>assistant\nOnce upon ")
     with pytest.raises(errors.InvalidRequest) as caught:
         render("{{ messages | length }}", *messages, **fields)
     assert caught.value.field == "continue_final_message"
