@@ -36,6 +36,7 @@ from services.frontend import http
 from services.frontend.http import openai_errors, openapi
 from services.frontend.request.generation_request import (
     MAX_N,
+    MAX_SALT_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     MAX_TOKENS,
@@ -373,6 +374,8 @@ def _option_range(name: str) -> str:
         return f"1 to {MAX_N}"
     if name == "max_tokens":
         return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
+    if name == "cache_salt":
+        return f"at most {MAX_SALT_LENGTH} characters"
     if name == "stop":
         return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
     if name not in OPTIONS:

@@ -268,7 +268,9 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
         n_blocks = min(n_blocks, settings.n_slots // block_size)
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
-    return KVManager(n_blocks=n_blocks, block_size=block_size)
+    return KVManager(
+        n_blocks=n_blocks, block_size=block_size, has_prefix_cache=settings.prefix_cache
+    )
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:

@@ -66,6 +66,9 @@ that, and one that is stopped or cut off is noticed by gRPC's pings."""
 MAX_WATCHERS = 16
 """Calls of WatchIterations at most."""
 
+MAX_SALT_LENGTH = 256
+"""Characters of a salt of the prefix cache, as frontends allow."""
+
 MAX_REQUEST_ID_LENGTH = 256
 """Characters in the name of a request; frontends make them of about forty."""
 
@@ -151,7 +154,12 @@ class Connection:
             self._add_with_logprobs(update, update.logprobs)
         elif update.token_id is not None:
             start = update.n_generated - 1
-            self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id], start=start)
+            self._outbox.tokens.add(
+                request_id=request_id,
+                token_ids=[update.token_id],
+                start=start,
+                n_cached_tokens=0 if start else request.n_cached_tokens,
+            )
         if reason is not None:
             del self.requests[request_id]
             self._outbox.completed.add(
@@ -178,6 +186,7 @@ class Connection:
             self._seal()
         if update.token_id is not None:
             tokens.token_ids.append(update.token_id)
+            tokens.n_cached_tokens = 0 if tokens.start else update.request.n_cached_tokens
             tokens.logprobs = logprobs.sampled
             self._note_logprobs(len(logprobs.sampled))
         if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
@@ -411,6 +420,7 @@ class SchedulerService:
             generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
             account=account,
+            cache_scope=_cache_scope(submission),
             n_logprobs=submission.n_logprobs if submission.HasField("n_logprobs") else None,
             n_prompt_logprobs=(
                 submission.n_prompt_logprobs if submission.HasField("n_prompt_logprobs") else None
@@ -460,6 +470,8 @@ class SchedulerService:
                 f"prompt and output of {n_tokens} tokens exceed the limit of "
                 f"{self._pipeline.max_model_len}",
             )
+        if len(submission.cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidRequest("cache_salt", f"exceeds {MAX_SALT_LENGTH} characters")
         for field in ("n_logprobs", "n_prompt_logprobs"):
             if getattr(submission, field) > MAX_LOGPROBS:
                 raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
@@ -485,6 +497,14 @@ async def _write(connection: Connection, context: Any) -> None:
         message = await connection.next_message()
         async with asyncio.timeout(SEND_LIMIT_S):
             await context.write(message)
+
+
+def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
+    """Returns the name of those who share keys and values with a request; None if nobody does."""
+    if submission.is_uncached:
+        return None
+    name = submission.account.name
+    return f"{len(name)}:{name}{submission.cache_salt}".encode()
 
 
 def _check_sampling(sampling: SamplingParams, pipeline: scheduler_pb2.PipelineDescription) -> None:

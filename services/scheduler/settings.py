@@ -88,6 +88,10 @@ class SchedulerSettings(ServerSettings):
     n_slots: int | None = Field(default=None, ge=1)
     """K/V slots to use at most, in tokens; all that the stages have when not set."""
 
+    prefix_cache: bool = True
+    """Whether requests whose prompts begin with the same tokens share keys and values, and find those
+    of requests that have ended."""
+
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most, running ones included; more are refused with a retry delay."""
 

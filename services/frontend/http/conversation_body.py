@@ -169,6 +169,8 @@ class GeneratingBody(ConversationBody):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool | None = None
 
     @property
     @abstractmethod
@@ -200,7 +202,12 @@ class GeneratingBody(ConversationBody):
             if (value := getattr(self, name)) is not None
         }
         options = self.options(SamplingParams(**given, grammar=self.grammar))
-        options = replace(options, defaulted=OPTIONS.keys() - given.keys())
+        options = replace(
+            options,
+            defaulted=OPTIONS.keys() - given.keys(),
+            cache_salt=self.cache_salt or "",
+            cache_prompt=self.cache_prompt is not False,
+        )
         return GenerationRequest(
             prompts=(self.to_conversation(),), options=options, model=self.model or ""
         )

@@ -26,7 +26,6 @@ class EffectlessFields(BaseModel):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    cache_salt: str | None = None
     request_id: str | None = None
     priority: int | None = None
     spaces_between_special_tokens: bool | None = None

@@ -42,6 +42,7 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     MAX_N,
+    MAX_SALT_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     MAX_TOKENS,
@@ -654,6 +655,7 @@ def _add_ranges(properties: dict[str, JsonSchemaValue]) -> None:
     ranges |= {name: {"minimum": 0, "maximum": MAX_LOGPROBS} for name in counts}
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     ranges |= dict.fromkeys(limits, _range(MAX_TOKENS))
+    ranges["cache_salt"] = {"maxLength": MAX_SALT_LENGTH}
     for name, bounds in ranges.items():
         if name in properties:
             first, *_ = properties[name].get("anyOf", [properties[name]])

@@ -8,7 +8,8 @@ from functools import partial
 from typing import NewType
 
 from services.scheduler.core.accounts import Account
-from services.scheduler.core.kv_manager import Reservation
+from services.scheduler.core.prefix_cache import BlockKeys
+from services.scheduler.core.reservation import Reservation
 
 RequestId = NewType("RequestId", str)
 
@@ -82,6 +83,12 @@ class Request:
     """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
     """Batches with this request that have not returned."""
+    cache_scope: bytes | None = b""
+    """Requests with the same scope share what the prefix cache has; None shares nothing."""
+    block_keys: BlockKeys | None = None
+    """The names of its blocks in the prefix cache."""
+    n_cached_tokens: int = 0
+    """Tokens that it did not have to compute, when it was last admitted."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether it was cancelled while running; it ends when a batch with it returns."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import (
     MAX_LOSSES,
@@ -30,6 +30,7 @@ from services.scheduler.core.request import (
     RequestState,
 )
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
@@ -194,10 +195,16 @@ class Scheduler:
         is_admission = request.reservation is None
         # A token that has not come back is the last of the sequence, so it is a span by itself.
         is_known = start < request.n_tokens
-        request.reservation = reservation
         request.n_scheduled = end = start + n_tokens
         request.n_awaited += is_sampled
         request.n_in_flight += 1
+        new_block_ids = self.kv_manager.allocate(reservation, end)
+        if is_admission:
+            request.reservation = reservation
+            request.n_cached_tokens = start
+            new_block_ids = list(reservation.block_ids)
+        if end >= reservation.next_entry_at:
+            self.kv_manager.enter(request, reservation)
         return Span(
             request,
             start,
@@ -205,7 +212,7 @@ class Scheduler:
             request.span(start, n_tokens) if is_known else [],
             is_admission,
             is_sampled,
-            self.kv_manager.allocate(reservation, end),
+            new_block_ids,
         )
 
     def _return(self, iteration: int, n_tokens: int) -> Batch:
@@ -276,6 +283,7 @@ class Scheduler:
 
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:
+            self.kv_manager.enter(request, request.reservation)
             self._released_rows.append(request.reservation.row)
             self.kv_manager.release(request.reservation)
             request.reservation = None

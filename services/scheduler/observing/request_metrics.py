@@ -116,7 +116,7 @@ class RequestMetrics:
             self._queue_time.observe(time.perf_counter() - arrived_at)
         if arrived_at is None or request.generated_token_ids:
             self._resumed.inc()
-            self._recomputed.inc(request.n_prefill_tokens)
+            self._recomputed.inc(request.n_prefill_tokens - request.n_cached_tokens)
         else:
             self._prompt_tokens.inc(request.n_prompt_tokens)
 

@@ -26,6 +26,7 @@ class Arrival:
     max_new_tokens: int
     n_iterations: int
     cancelled_after: int | None = None
+    scope: bytes = b""
 
     @property
     def max_tokens(self) -> int:
@@ -59,11 +60,12 @@ def build(
     pipeline_depth: int,
     token_hand_off: bool = False,
     policy: Policy | None = None,
+    has_prefix_cache: bool = False,
 ) -> Scheduler:
     """A scheduler with the policy of the paper, unless told otherwise."""
     return Scheduler(
         RequestPool(max_requests=1000),
-        KVManager(n_blocks=n_blocks, block_size=block_size),
+        KVManager(n_blocks=n_blocks, block_size=block_size, has_prefix_cache=has_prefix_cache),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
@@ -77,6 +79,7 @@ def request_for(index: int, arrival: Arrival) -> Request:
         prompt_token_ids=[PLAIN_TOKEN] * arrival.n_prompt,
         max_new_tokens=arrival.max_new_tokens,
         stop_token_ids=frozenset({STOP_TOKEN}),
+        cache_scope=arrival.scope,
     )
 
 
