@@ -151,6 +151,16 @@ class FakeRequest:
 Behaviour = Callable[[FakeRequest], Awaitable[None]]
 
 
+def finds(n_cached_tokens: int, behave: Behaviour) -> Behaviour:
+    """Behaves like another, and so many tokens of the prompt were in a cache."""
+
+    async def behave_cached(request: FakeRequest) -> None:
+        request.n_cached_tokens = n_cached_tokens
+        await behave(request)
+
+    return behave_cached
+
+
 def says(*token_ids: int) -> Behaviour:
     """Generates these tokens, one per iteration, but those that the request has already, and ends
     as a real scheduler would."""

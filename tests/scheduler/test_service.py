@@ -51,9 +51,14 @@ async def world(
     n_blocks: int = 16,
     max_frontends: int = 32,
     now: Callable[[], float] = time.monotonic,
+    has_prefix_cache: bool = False,
 ) -> AsyncIterator[World]:
     scheduler = build(
-        max_batch_size=4, n_blocks=n_blocks, block_size=4, pipeline_depth=pipeline_depth
+        max_batch_size=4,
+        n_blocks=n_blocks,
+        block_size=4,
+        pipeline_depth=pipeline_depth,
+        has_prefix_cache=has_prefix_cache,
     )
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
@@ -123,8 +128,10 @@ class Frontend:
         sampling: dict[str, Any] | None = None,
         account: scheduler_pb2.Account | None = None,
         is_resubmitted: bool = False,
+        **fields: Any,
     ) -> None:
         submission = scheduler_pb2.Submission(
+            **fields,
             account=account,
             is_resubmitted=is_resubmitted,
             request_id=name,
@@ -193,6 +200,39 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
             ("b", scheduler_pb2.COMPLETION_REASON_STOP),
         ]
         assert len(it.scheduler.pool) == 0
+
+
+ANN, BOB = scheduler_pb2.Account(name="ann"), scheduler_pb2.Account(name="bob")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "n_cached"),
+    [
+        ({}, {}, 8),
+        ({"cache_salt": "s"}, {"cache_salt": "s"}, 8),
+        ({"cache_salt": "s"}, {}, 0),
+        ({"cache_salt": "s"}, {"cache_salt": "t"}, 0),
+        ({"account": ANN}, {"account": ANN}, 8),
+        ({"account": ANN}, {"account": BOB}, 0),
+        ({"account": ANN}, {"cache_salt": "ann"}, 0),
+        ({"account": ANN}, {"cache_salt": "3:ann"}, 0),
+        ({"is_uncached": True}, {}, 0),
+        ({}, {"is_uncached": True}, 0),
+    ],
+    ids=str,
+)
+async def test_what_a_cache_had_comes_with_the_first_token_of_who_may_have_it(
+    first: dict[str, Any], second: dict[str, Any], n_cached: int
+) -> None:
+    async with world(has_prefix_cache=True) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", prompt=10, **first)
+        await it.engine.return_oldest(STOP)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [0]
+        await frontend.accepted("b", prompt=10, **second)
+        await it.engine.return_oldest(5)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [n_cached]
+        await it.engine.return_oldest(STOP)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [0]
 
 
 async def test_log_probabilities_are_passed_on_in_messages_of_bounded_size() -> None:
@@ -337,6 +377,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"prompt": 0}, "prompt"),
         ({"max_new_tokens": 0}, "max_tokens"),
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
+        ({"cache_salt": "s" * 257}, "cache_salt"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"temperature": 2.5}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
@@ -358,6 +399,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "no prompt",
         "nothing to generate",
         "too long",
+        "salt",
         "temperature",
         "temperature above 2",
         "min_p",

@@ -29,8 +29,8 @@ from services.scheduler.core.reservation import Reservation
 
 
 class KVManager:
-    """The accounts of all K/V memory: reserved <= n_blocks, and every block is free, in use, or kept
-    by the prefix cache."""
+    """The accounts of all K/V memory: reserved <= n_blocks, and every block is free, in use, or
+    kept by the prefix cache."""
 
     def __init__(self, *, n_blocks: int, block_size: int, has_prefix_cache: bool = False) -> None:
         if n_blocks < 1 or block_size < 1:
@@ -44,7 +44,9 @@ class KVManager:
         """Tokens of these that were there, and so are not computed."""
         self.n_evicted_blocks = 0
         """Blocks that the prefix cache gave up, since others needed the memory."""
-        self.prefix_cache = PrefixCache(block_size=block_size) if has_prefix_cache else None
+        self.prefix_cache: PrefixCache | None = None
+        if has_prefix_cache:
+            self.prefix_cache = PrefixCache(block_size=block_size)
         self._free_block_ids = array("I", range(n_blocks - 1, -1, -1))
         self._free_rows: list[int] = []
         self._n_rows = 0
@@ -124,7 +126,9 @@ class KVManager:
         if self.prefix_cache is None or n_stored < reservation.next_entry_at:
             return
         first, end = reservation.n_entered_blocks, n_stored // self.block_size
-        self.prefix_cache.enter(request, reservation.block_ids, first=first, end=end)
+        evicted = self.prefix_cache.enter(request, reservation.block_ids, first=first, end=end)
+        self._free_block_ids.extend(evicted)
+        self.n_evicted_blocks += len(evicted)
         reservation.n_entered_blocks = end
         reservation.next_entry_at = (end + 1) * self.block_size
 

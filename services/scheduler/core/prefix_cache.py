@@ -28,6 +28,9 @@ _SECRET = secrets.token_bytes(32)
 
 KEY_BYTES = 16
 
+MAX_BLOCKS = 2**18
+"""Blocks in the cache at most: 60 MB of this process's memory."""
+
 
 class Sharer(Protocol):
     """The part of a request that the cache needs."""
@@ -55,8 +58,9 @@ class BlockKeys:
 class PrefixCache:
     """The contents of blocks: those that requests share, and those that nobody uses any more."""
 
-    def __init__(self, *, block_size: int) -> None:
+    def __init__(self, *, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
+        self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._n_users: dict[int, int] = {}  # of each block that is entered and in use
@@ -97,15 +101,28 @@ class PrefixCache:
             else:
                 self._n_users[block_id] += 1
 
-    def enter(self, request: Sharer, block_ids: Sequence[int], *, first: int, end: int) -> None:
+    def enter(
+        self, request: Sharer, block_ids: Sequence[int], *, first: int, end: int
+    ) -> list[int]:
         """Enters blocks `first` to `end` of a request that uses them and has all their tokens. If
-        another block has the same content, the request's own one stays its own."""
+        another block has the same content, the request's own one stays its own.
+
+        Returns blocks that were evicted, where there are as many as there may be.
+        """
+        evicted: list[int] = []
         keys = list(self._keys(request, end))
         for index in range(first, end):
-            if keys[index] not in self._block_of:
-                self._block_of[keys[index]] = block_ids[index]
-                self._key_of[block_ids[index]] = keys[index]
-                self._n_users[block_ids[index]] = 1
+            key, block_id = keys[index], block_ids[index]
+            if key in self._block_of:
+                continue
+            if len(self._key_of) >= self._max_blocks:
+                if not self._unused:
+                    break
+                evicted.append(self.evict())
+            self._block_of[key] = block_id
+            self._key_of[block_id] = key
+            self._n_users[block_id] = 1
+        return evicted
 
     def leave(self, block_id: int) -> bool:
         """Removes a user of a block that is here; returns whether it was the last one."""

@@ -80,7 +80,7 @@ class TokenCounts:
             counts.scatter_add_(0, places, self._one.expand(len(places)))
 
     def add_stored(self, row: int, token_ids: Sequence[int], *, n_prompt: int) -> None:
-        """Counts the first tokens of a request, of whose prompt there are `n_prompt`, in its row."""
+        """Counts the first tokens of a request whose prompt has `n_prompt`, in its row."""
         if not len(token_ids):
             return
         tokens = torch.tensor(token_ids, dtype=torch.int64)

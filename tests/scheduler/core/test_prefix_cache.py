@@ -13,6 +13,7 @@ from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.reservation import Reservation
 from services.scheduler.core.scheduler import Scheduler
@@ -225,6 +226,32 @@ def test_keys_of_another_block_size_are_not_used() -> None:
         request.put_down()
 
 
+def test_a_cache_that_is_full_gives_up_what_nobody_uses() -> None:
+    manager = KVManager(n_blocks=40, block_size=4, has_prefix_cache=True)
+    manager.prefix_cache = PrefixCache(block_size=4, max_blocks=3)
+    for first_token, n_expected in ((7, 2), (8, 2), (9, 3)):
+        request = request_of([first_token] * (4 * n_expected))
+        reservation = manager.reserve(request)
+        assert reservation is not None
+        manager.allocate(reservation, 4 * n_expected)
+        request.n_scheduled = 4 * n_expected
+        manager.enter(request, reservation)
+        assert len(manager.prefix_cache) <= 3
+        assert all(block in manager.prefix_cache for block in reservation.block_ids)
+        if first_token < 9:
+            manager.release(reservation)
+    assert manager.n_evicted_blocks == 4
+    assert manager.n_allocated_slots == 3 * 4
+    assert manager.n_unused_slots == 0
+    other = request_of([5] * 8)
+    reservation = manager.reserve(other)
+    assert reservation is not None
+    manager.allocate(reservation, 8)
+    other.n_scheduled = 8
+    manager.enter(other, reservation)
+    assert not any(block in manager.prefix_cache for block in reservation.block_ids)
+
+
 # Against a slow and obvious model
 
 
@@ -332,9 +359,7 @@ def _check(
     assert {block: in_use.count(block) for block in cache._n_users} == cache._n_users
     assert all(block in cache for block in in_use if in_use.count(block) > 1)
     assert len(cache) == len(unused) + len(cache._n_users)
-    n_outstanding = sum(
-        one.n_reserved_blocks - len(one.block_ids) for one in reservations.values()
-    )
+    n_outstanding = sum(one.n_reserved_blocks - len(one.block_ids) for one in reservations.values())
     assert manager.n_reserved_blocks == len(set(in_use)) + n_outstanding <= manager.n_blocks
     assert n_outstanding <= len(free) + len(unused), "nobody who is admitted waits for memory"
     assert len(unused) == len(model.unused)

@@ -5,6 +5,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -161,8 +162,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-SEEDED = {"temperature": 1.0, "seed": 5}
-OPTIONS: dict[str, dict[str, object]] = {
+SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": SEEDED,
     "repetition": {"repetition_penalty": 1.7},
@@ -176,7 +177,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("has_graphs", [False, True], ids=["", "graphs"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_options_that_look_at_earlier_tokens_see_those_that_were_not_computed(
-    checkpoint: Path, grammars: Grammars, options: dict[str, object], has_graphs: bool
+    checkpoint: Path, grammars: Grammars, options: dict[str, Any], has_graphs: bool
 ) -> None:
     prompt = [*range(20, 33), *range(20, 29)]
     sampling = sampling_pb2.SamplingParams(**{"temperature": 0.0, **options})
@@ -207,7 +208,9 @@ def test_options_that_look_at_earlier_tokens_see_those_that_were_not_computed(
 
 
 def test_stored_tokens_that_no_model_has_are_refused() -> None:
-    table = RequestTable(n_kv_blocks=4, block_size=4, vocab_size=SMALL["vocab_size"], max_model_len=16)
+    table = RequestTable(
+        n_kv_blocks=4, block_size=4, vocab_size=SMALL["vocab_size"], max_model_len=16
+    )
     admission = Admission(0, 9, SamplingParams(temperature=0), stored_token_ids=[5, -1, 5, 5])
     with pytest.raises(PlanError, match="stored_token_ids"):
         table._admit(admission)
