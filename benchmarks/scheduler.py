@@ -2,10 +2,12 @@
 size.
 
     python -m benchmarks.scheduler
+    python -m benchmarks.scheduler --prefix-cache
 
 The batch decodes; every request that ends is replaced by a waiting one, so admission, block
 allocation and release are part of the figure. Two batches are in flight, and the rank hands tokens
-over, as with one stage. Budget: 0.3 ms together at batch 64, flat in the size of the pool.
+over, as with one stage. Budget: 0.3 ms together at batch 64, flat in the size of the pool. With
+`--prefix-cache`, no prompt is like another, so that every block is entered and none is found.
 """
 
 import argparse
@@ -33,12 +35,14 @@ NEW_TOKENS = 64
 class Bench:
     """A scheduler under steady load: a batch that runs and a queue that never gets shorter."""
 
-    def __init__(self, policy: Policy, n_waiting: int) -> None:
+    def __init__(self, policy: Policy, n_waiting: int, *, has_prefix_cache: bool) -> None:
         self._n_submitted = 0
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
             RequestPool(max_requests=n_waiting + BATCH_SIZE),
-            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16),
+            KVManager(
+                n_blocks=100 * BATCH_SIZE, block_size=16, has_prefix_cache=has_prefix_cache
+            ),
             policy=policy,
             pipeline_depth=DEPTH,
             token_hand_off=True,
@@ -52,7 +56,7 @@ class Bench:
         self.scheduler.submit(
             Request(
                 request_id=RequestId(str(self._n_submitted)),
-                prompt_token_ids=array(TOKEN_ID, [1]) * PROMPT_TOKENS,
+                prompt_token_ids=array(TOKEN_ID, [self._n_submitted]) * PROMPT_TOKENS,
                 max_new_tokens=1 + self._n_submitted % NEW_TOKENS,
             )
         )
@@ -78,9 +82,11 @@ class Bench:
         return selected - start, applied - applying
 
 
-def measure(policy: Policy, n_waiting: int, n_iterations: int) -> tuple[float, float, float]:
+def measure(
+    policy: Policy, n_waiting: int, n_iterations: int, *, has_prefix_cache: bool
+) -> tuple[float, float, float]:
     """Median milliseconds of select, apply, and both together."""
-    bench = Bench(policy, n_waiting)
+    bench = Bench(policy, n_waiting, has_prefix_cache=has_prefix_cache)
     for _ in range(n_iterations // 10):
         bench.iterate()
     times = [bench.iterate() for _ in range(n_iterations)]
@@ -95,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--pools", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--prefix-cache", action="store_true")
     arguments = parser.parse_args()
     print(
         f"batch {BATCH_SIZE}, medians of {arguments.iterations} iterations, budget {BUDGET_MS} ms"
@@ -110,7 +117,12 @@ def main() -> None:
     }
     for name, policy in policies.items():
         for n_waiting in arguments.pools:
-            select, apply, both = measure(policy, n_waiting, arguments.iterations)
+            select, apply, both = measure(
+                policy,
+                n_waiting,
+                arguments.iterations,
+                has_prefix_cache=arguments.prefix_cache,
+            )
             verdict = "kept" if both <= BUDGET_MS else "BROKEN"
             print(
                 f"{name:>8} {n_waiting:>8} {select:>10.3f} {apply:>10.3f} {both:>10.3f}  {verdict}"

@@ -18,15 +18,14 @@ Knows nothing of reservations: the K/V manager decides when a block is taken, le
 """
 
 import secrets
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
 _SECRET = secrets.token_bytes(32)
-
-KEY_BYTES = 16
+_OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
+_OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
 
 MAX_BLOCKS = 2**18
 """Blocks in the cache at most: 60 MB of this process's memory."""
@@ -43,8 +42,8 @@ class Sharer(Protocol):
     def n_tokens(self) -> int:
         """Returns the number of its tokens that are known."""
 
-    def span(self, start: int, n_tokens: int) -> list[int]:
-        """Returns some of its tokens."""
+    def packed_span(self, start: int, n_tokens: int) -> bytes:
+        """Returns some of its tokens, each in as many bytes."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,8 @@ class PrefixCache:
         """Returns the blocks of the longest beginning of the request's tokens that is here, but for
         its last token, which is always computed."""
         blocks: list[int] = []
-        for key in self._keys(request, (request.n_tokens - 1) // self._block_size):
+        for index in range((request.n_tokens - 1) // self._block_size):
+            key = self._keys(request, index + 1)[index]
             block_id = self._block_of.get(key)
             if block_id is None:
                 break
@@ -110,7 +110,7 @@ class PrefixCache:
         Returns blocks that were evicted, where there are as many as there may be.
         """
         evicted: list[int] = []
-        keys = list(self._keys(request, end))
+        keys = self._keys(request, end)
         for index in range(first, end):
             key, block_id = keys[index], block_ids[index]
             if key in self._block_of:
@@ -140,20 +140,16 @@ class PrefixCache:
         del self._block_of[self._key_of.pop(block_id)]
         return block_id
 
-    def _keys(self, request: Sharer, n_blocks: int) -> Iterator[bytes]:
-        """Yields the keys of a request's first blocks, and makes those that it does not have yet.
-        Its tokens never change, so a key is made once."""
+    def _keys(self, request: Sharer, n_blocks: int) -> list[bytes]:
+        """Returns the keys of a request's first blocks, of `n_blocks` at least. Its tokens never
+        change, so each key is made once."""
         known = request.block_keys
         if known is None or known.block_size != self._block_size:
             known = request.block_keys = BlockKeys(self._block_size)
-        keys = known.keys
-        for index in range(n_blocks):
-            if index == len(keys):
-                before = keys[-1] if keys else _hash(request.cache_scope or b"")
-                tokens = request.span(index * self._block_size, self._block_size)
-                keys.append(_hash(before + array("I", tokens).tobytes()))
-            yield keys[index]
-
-
-def _hash(data: bytes) -> bytes:
-    return blake2b(data, digest_size=KEY_BYTES, key=_SECRET).digest()
+        keys, block_size = known.keys, self._block_size
+        for index in range(len(keys), n_blocks):
+            before = keys[-1] if keys else request.cache_scope or b""
+            hashed = (_OF_OTHERS if keys else _OF_FIRST_BLOCK).copy()
+            hashed.update(before + request.packed_span(index * block_size, block_size))
+            keys.append(hashed.digest())
+        return keys

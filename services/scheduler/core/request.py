@@ -166,6 +166,14 @@ class Request:
         head = self.prompt_token_ids[start : start + n_tokens]
         return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
 
+    def packed_span(self, start: int, n_tokens: int) -> bytes:
+        """Returns the same tokens as `span`, 4 bytes each."""
+        first = start - len(self.prompt_token_ids)
+        if first >= 0:
+            return self.generated_token_ids[first : first + n_tokens].tobytes()
+        packed = array(TOKEN_ID, self.prompt_token_ids[start : start + n_tokens])
+        return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
+
     def put_down(self) -> None:
         """Takes the request back to its beginning, with the tokens that it has; what it held on the
         ranks must be gone."""

@@ -170,7 +170,7 @@ def test_the_prefix_cache_is_counted_over_epochs() -> None:
     world.submit("after", n_prompt=5, max_new_tokens=1)
     world.give_back(world.send(), 1)
     assert world.samples.sum("orcinus_prefix_cache_queried_tokens_total") == 9 + 10 + 63 + 5
-    assert world.samples.sum("orcinus_prefix_cache_hit_tokens_total") == 8 + 8
+    assert world.samples.sum("orcinus_prefix_cache_hit_tokens_total") == 8, "it was empty"
 
 
 def test_the_gateway_reads_the_shape_of_the_cache() -> None:
