@@ -40,9 +40,7 @@ class Bench:
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
             RequestPool(max_requests=n_waiting + BATCH_SIZE),
-            KVManager(
-                n_blocks=100 * BATCH_SIZE, block_size=16, has_prefix_cache=has_prefix_cache
-            ),
+            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16, has_prefix_cache=has_prefix_cache),
             policy=policy,
             pipeline_depth=DEPTH,
             token_hand_off=True,
