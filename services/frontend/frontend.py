@@ -27,12 +27,14 @@ from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.served_model import ServedModel
+from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
 from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.cross_origin import with_cors
 from services.frontend.http.exchange import BodyLimits
-from services.frontend.http.openai_api import create_app
+from services.frontend.http.openai_api import OpenAIApi, create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
 from services.frontend.http.unix_socket import listen_unix
@@ -43,6 +45,7 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.prompt_encoder import TextLimits
 from services.frontend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -91,20 +94,26 @@ class Frontend:
         self._service = GenerationService(
             Tokenizer.from_directory(settings.model),
             self._scheduler,
-            chat_template=ChatTemplate.from_directory(settings.model),
-            tool_parser=settings.tool_parser,
-            reasoning_parser=settings.reasoning_parser,
-            tokenizer_file=settings.model / "tokenizer.json",
-            max_in_flight=settings.max_in_flight,
-            max_prompt_characters=settings.max_prompt_characters,
-            max_answers_at_once=settings.max_answers_at_once,
-            render_limit_s=settings.render_limit_s,
+            model=ServedModel(
+                names=settings.served_model_name,
+                defaults=self._defaults,
+                chat_template=ChatTemplate.from_directory(settings.model),
+                tool_parser=settings.tool_parser,
+                reasoning_parser=settings.reasoning_parser,
+                tokenizer_file=settings.model / "tokenizer.json",
+            ),
+            limits=ServiceLimits(
+                max_in_flight=settings.max_in_flight,
+                max_answers_at_once=settings.max_answers_at_once,
+                hold_s=settings.hold_s,
+                max_request_s=settings.max_request_s,
+                texts=TextLimits(
+                    max_characters=settings.max_prompt_characters,
+                    render_limit_s=settings.render_limit_s,
+                ),
+            ),
             budget=self._budget,
             refusals=self._refusals,
-            hold_s=settings.hold_s,
-            max_request_s=settings.max_request_s,
-            served_names=settings.served_model_name,
-            defaults=self._defaults,
             tracer=traces.tracer,
             metrics=self._metrics,
         )
@@ -127,7 +136,7 @@ class Frontend:
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
-        app: ASGIApp = create_app(
+        api = OpenAIApi(
             self._service,
             bodies=BodyLimits(
                 max_bytes=settings.max_body_bytes,
@@ -140,6 +149,7 @@ class Frontend:
             comment_s=settings.comment_s,
             refuse_unknown_fields=settings.refuse_unknown_fields,
         )
+        app: ASGIApp = create_app(api)
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)

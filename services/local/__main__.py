@@ -48,7 +48,7 @@ class LoadingBar:
 
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
-    name = settings.model.resolve().name
+    name = next(iter(settings.served_model_name), settings.model.resolve().name)
     scheme = "http" if settings.tls_dir is None else "https"
     url = f"{scheme}://{endpoints.http}/v1"
     key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"

@@ -138,6 +138,7 @@ class Launcher:
                 "profile-dir": settings.profile_dir,
                 "n-threads": n_threads,
                 "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
+                **dict(settings.worker),
             },
             on_message=partial(_follow_loading, index, on_progress),
         )
@@ -161,6 +162,7 @@ class Launcher:
             "iteration-limit-s": settings.iteration_limit_s,
             "traced-iterations-per-s": settings.traced_iterations_per_s,
             "drain-s": DRAIN_S,
+            **dict(settings.scheduler),
         }
 
     async def _start_frontend(self, scheduler: str) -> Child:
@@ -182,6 +184,7 @@ class Launcher:
             "drain-s": DRAIN_S,
             # Nothing that dies comes back then.
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
+            **dict(settings.frontend),
         }
 
 

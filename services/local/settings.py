@@ -1,11 +1,29 @@
 """Settings of the local launcher; it passes them on to the services it starts."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import BeforeValidator, ByteSize, Field
+from pydantic_settings import NoDecode
 
 from services.common.settings import ModelNames, ServiceSettings
+
+_NEXT_OPTION = re.compile(r",(?=[a-z][a-z0-9_-]*=)")
+
+
+def _options_in(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    options = [option.partition("=") for option in _NEXT_OPTION.split(value)]
+    for name, equals, _ in options:
+        if not (name and equals):
+            raise ValueError("must be NAME=VALUE")
+    return tuple((name.replace("_", "-"), value) for name, _, value in options)
+
+
+Options = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_options_in)]
+"""Settings of a service, `NAME=VALUE`, separated by commas or given one by one."""
 
 
 class LocalSettings(ServiceSettings):
@@ -94,6 +112,16 @@ class LocalSettings(ServiceSettings):
 
     profile_dir: Path | None = None
     """Directory for profiles that are ordered of stages; without it there are none."""
+
+    frontend: Options = ()
+    """Further settings of the frontend, NAME=VALUE, as `python -m services.frontend --help` lists
+    them; they win over what this launcher sets."""
+
+    scheduler: Options = ()
+    """Further settings of the scheduler, likewise."""
+
+    worker: Options = ()
+    """Further settings of every worker, likewise."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Least severe messages of the services to show."""

@@ -11,6 +11,7 @@ import pytest
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common.sampling import MAX_PROMPT_LOGPROBS
+from services.frontend.request.logprobs import MANY_LOGPROBS
 from tests.fake_scheduler import (
     PIPELINE,
     FakeRequest,
@@ -152,6 +153,15 @@ async def test_echo_has_the_prompts_log_probabilities(
     assert "".join(pieces) == choice["text"]
 
 
+async def test_special_tokens_that_a_prompt_spells_have_places_in_its_text(
+    site: Site,
+) -> None:
+    choice = await complete(site, "hello<|eos|>world", max_tokens=0, echo=True, logprobs=0)
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:3] == ["<|bos|>", "hello", "<|eos|>"]
+    assert logprobs["text_offset"][:4] == [0, 0, 5, 12]
+
+
 async def test_many_prompts_of_an_evaluation_each_have_their_own(site: Site) -> None:
     prompts = [list(site.tokens(text)) for text in ("hello world", "a", "the quick brown fox")]
     site.scheduler.behaviour = says(5)
@@ -247,8 +257,26 @@ async def test_log_probabilities_of_a_prompt_are_bounded(tmp_path: Path) -> None
     async with running(tmp_path, FakeScheduler(says(5), pipeline=pipeline)) as site:
         body = {"max_tokens": 0, "echo": True, "logprobs": 20}
         assert await error_of(site, "completions", prompt=[5] * n_tokens, **body) == "logprobs"
-        choice = await complete(site, [5] * 500, **body)  # so many are written in a thread
-        assert choice["logprobs"]["tokens"] == 500 * [text_of(site, 5)]
+
+
+async def test_log_probabilities_that_are_written_in_a_thread_are_all_there(tmp_path: Path) -> None:
+    n_tokens = MANY_LOGPROBS // 21 + 10
+    pipeline = scheduler_pb2.PipelineDescription()
+    pipeline.CopyFrom(PIPELINE)
+    pipeline.max_model_len = 2 * n_tokens
+    async with running(tmp_path, FakeScheduler(says(5), pipeline=pipeline)) as site:
+        body = {"prompt": [5] * n_tokens, "max_tokens": 1, "echo": True, "logprobs": 20}
+        whole = await complete(site, **body)
+        assert whole["logprobs"]["tokens"] == (n_tokens + 1) * [text_of(site, 5)]
+        streamed = [choice["logprobs"] for choice in await chunks(site, "completions", **body)]
+        for name, column in whole["logprobs"].items():
+            assert [item for logprobs in streamed if logprobs for item in logprobs[name]] == column
+        request = inference_pb2.GenerateRequest(
+            prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[5] * n_tokens)),
+            options=generation_options(max_tokens=1, prompt_logprobs=20),
+        )
+        [choice] = (await site.inference.generate(request)).choices
+        check_messages(site, choice.prompt_logprobs, [5] * (n_tokens - 1), 20)
 
 
 async def test_answers_with_log_probabilities_take_memory(tmp_path: Path) -> None:
@@ -264,6 +292,27 @@ async def test_answers_with_log_probabilities_take_memory(tmp_path: Path) -> Non
         refused = await site.http.post("/v1/completions", json={**body, "logprobs": 20})
         assert refused.status_code == 429
         small.cancel()
+
+
+@pytest.mark.parametrize(("length", "status"), [(20, 200), (8000, 429)])
+async def test_each_answer_that_counts_for_nothing_takes_the_memory_of_its_grammar(
+    tmp_path: Path, length: int, status: int
+) -> None:
+    async with running(tmp_path, max_in_flight_bytes=200_000) as site:
+
+        async def behave(request: FakeRequest) -> None:
+            request.accept()
+
+        site.scheduler.behaviour = behave
+        body = {"prompt": "x", "max_tokens": 1}
+        waiting = asyncio.ensure_future(site.http.post("/v1/completions", json=body))
+        await site.scheduler.wait_requests()
+        site.scheduler.behaviour = says(5)
+        constrained = {**body, "n": 1, "guided_regex": length * "x"}
+        assert (await site.http.post("/v1/completions", json=constrained)).status_code == 200
+        constrained["best_of"] = 30
+        assert (await site.http.post("/v1/completions", json=constrained)).status_code == status
+        waiting.cancel()
 
 
 async def test_best_of_gives_the_answers_with_the_highest_mean(site: Site) -> None:

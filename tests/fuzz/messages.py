@@ -66,7 +66,9 @@ def message(
         _set(made, field, choices, partial(_value, choices, field, hints, depth))
     if choices.one_in(16):
         with suppress(DecodeError):  # a known number, and text that is none
-            made.MergeFromString(unknown_field(choices))
+            # Apart: protobuf leaves a message that could not be merged broken, and copying it ends
+            # the process.
+            made.MergeFrom(type(made).FromString(unknown_field(choices)))
     return made
 
 

@@ -42,3 +42,19 @@ async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates(
     options = Launcher(settings).frontend_options("127.0.0.1:5")
     assert (options["http-address"], options["grpc-address"]) == ("[::1]:81", "[::1]:0")
     assert (options["api-keys-file"], options["public-tls-dir"]) == (Path("keys.json"), Path("tls"))
+
+
+async def test_further_settings_reach_their_service_and_win() -> None:
+    arguments = ["--model=model", "--worker=n-threads=1", "--scheduler=max_requests=7"]
+    arguments += ["--frontend=cors-origins=http://a:1,http://b:2", "--frontend=drain-s=0"]
+    settings = LocalSettings.load("local", arguments)
+    frontend = Launcher(settings).frontend_options("127.0.0.1:5")
+    assert (frontend["cors-origins"], frontend["drain-s"]) == ("http://a:1,http://b:2", "0")
+    assert Launcher(settings).scheduler_options([])["max-requests"] == "7"
+    assert settings.worker == (("n-threads", "1"),)
+
+
+@pytest.mark.parametrize("option", ["drain-s", "=5", "drain-s,hold-s=3"])
+def test_a_further_setting_without_name_or_value_is_refused(option: str) -> None:
+    with pytest.raises(SystemExit, match=r"^error: frontend: must be NAME=VALUE"):
+        LocalSettings.load("local", ["--model=model", f"--frontend={option}"])

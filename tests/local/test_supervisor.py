@@ -68,7 +68,13 @@ async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
     assert not psutil.pid_exists(second.said["pid"])
 
 
-@pytest.mark.parametrize("stops_process", [False, True], ids=["its-loop-hangs", "it-is-stopped"])
+@pytest.mark.parametrize(
+    "stops_process",
+    [
+        pytest.param(False, id="its-loop-hangs", marks=pytest.mark.thorough),
+        pytest.param(True, id="it-is-stopped"),
+    ],
+)
 async def test_a_child_that_hangs_ends_within_ten_seconds(stops_process: bool) -> None:
     async with supervised("serve" if stops_process else "hang") as (supervisor, heard):
         supervisor.restarts = True

@@ -119,6 +119,7 @@ async def test_a_container_that_starts_again_leads_again_before_its_lease_expire
     await site.until(lambda: site.term == 2)
 
 
+@pytest.mark.thorough
 async def test_a_leader_forms_epochs_while_the_api_server_is_away_and_keeps_its_lease(
     site: Site,
 ) -> None:

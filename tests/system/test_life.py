@@ -63,7 +63,7 @@ def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
         pytest.param("services.worker.rank", 1, id="rank of stage 1"),
         pytest.param("services.worker", 0, id="controller of stage 0", marks=pytest.mark.thorough),
         pytest.param("services.worker", 1, id="controller of stage 1", marks=pytest.mark.thorough),
-        pytest.param("services.scheduler", 0, id="scheduler"),
+        pytest.param("services.scheduler", 0, id="scheduler", marks=pytest.mark.thorough),
     ],
 )
 def test_a_member_that_is_killed_ends_its_requests_and_the_tree(

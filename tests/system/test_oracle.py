@@ -29,7 +29,12 @@ LLAMA3_ROPE = {
         pytest.param(
             1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied", marks=pytest.mark.thorough
         ),
-        pytest.param(2, {"rope_parameters": LLAMA3_ROPE}, id="2 stages, GQA, scaled rope"),
+        pytest.param(
+            2,
+            {"rope_parameters": LLAMA3_ROPE},
+            id="2 stages, GQA, scaled rope",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             3,
             {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},

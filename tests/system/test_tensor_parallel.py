@@ -51,9 +51,8 @@ def test_a_seed_gives_the_tokens_it_gives_on_one_rank(
         assert wide.complete(**options)["token_ids"] == item["expected"]
 
 
-@pytest.mark.parametrize(
-    "index", [1, *(pytest.param(index, marks=pytest.mark.thorough) for index in (0, 2, 3))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("index", range(4))
 def test_whichever_rank_is_killed_the_requests_end_and_nothing_stays(
     model: Path, index: int
 ) -> None:

@@ -1,5 +1,5 @@
 """A client of Orcinus: retries, several frontends, and streams that outlive the one they come
-through. Decisions are made without a connection (`Attempts`, `Stream`), so that `Client` and
+through. Decisions are made without a connection (`Attempts`, `StreamedCall`), so that `Client` and
 `AsyncClient` differ in how they wait and in nothing else."""
 
 from orcinus_client.async_client import AsyncClient

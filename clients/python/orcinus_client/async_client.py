@@ -7,11 +7,17 @@ from typing import Any, Self
 
 import httpx
 
-from orcinus_client import request
-from orcinus_client.attempts import Attempts, Retry
-from orcinus_client.errors import ClientError, ConnectionLost
-from orcinus_client.request import CHAT, COMPLETIONS, Messages, Prompt
-from orcinus_client.stream import Chunk, Stream
+from orcinus_client.attempts import Retry
+from orcinus_client.calls import Frontends, Messages, Prompt, Query, StreamedCall
+from orcinus_client.errors import ClientError
+from orcinus_client.request import (
+    connection_options,
+    connection_to,
+    stripped,
+    trace_headers,
+    value_of,
+)
+from orcinus_client.stream import Chunk
 
 
 class AsyncClient:
@@ -26,11 +32,11 @@ class AsyncClient:
         read_timeout_s: float = 60.0,
     ) -> None:
         """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte."""
-        self._base_urls = request.stripped(base_urls)
-        self._retry = retry or Retry()
+        self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._http = httpx.AsyncClient(
-            headers=request.headers_of(api_key),
-            timeout=request.timeout_of(connect_timeout_s, read_timeout_s),
+            **connection_options(
+                api_key, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+            )
         )
 
     async def __aenter__(self) -> Self:
@@ -49,15 +55,15 @@ class AsyncClient:
         Raises:
             ClientError: it is refused, or could not be had in all attempts.
         """
-        return await self._call("POST", COMPLETIONS, {"prompt": prompt, **options})
+        return await self._call(Query.completion(prompt, options))
 
     async def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
         """Returns the next turn of a conversation; options and errors are as of `completion`."""
-        return await self._call("POST", CHAT, {"messages": messages, **options})
+        return await self._call(Query.chat(messages, options))
 
     async def models(self) -> dict[str, Any]:
         """Returns the list of models; errors are as of `completion`."""
-        return await self._call("GET", "/models", None)
+        return await self._call(Query.models())
 
     def stream_completion(
         self, prompt: Prompt, *, resume: bool = True, **options: Any
@@ -67,64 +73,57 @@ class AsyncClient:
         Raises:
             ClientError: it is refused or has failed, or its rest could not be had in all attempts.
         """
-        return self.stream(COMPLETIONS, {"prompt": prompt, **options}, resume=resume)
+        return self._stream(Query.completion(prompt, options), resume=resume)
 
     def stream_chat(
         self, messages: Messages, *, resume: bool = True, **options: Any
     ) -> AsyncGenerator[Chunk, None]:
         """Yields the chunks of the next turn, as `stream_completion` does."""
-        return self.stream(CHAT, {"messages": messages, **options}, resume=resume)
+        return self._stream(Query.chat(messages, options), resume=resume)
 
-    async def stream(
+    def stream(
         self, path: str, body: Mapping[str, Any], *, resume: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """Yields the chunks of a body that is posted to a path, as `stream_completion` does."""
-        stream = Stream(body, resume=resume)
-        attempts = Attempts(self._base_urls, self._retry)
-        while not stream.is_done:
+        return self._stream(Query("POST", path, body), resume=resume)
+
+    async def _stream(self, query: Query, *, resume: bool) -> AsyncGenerator[Chunk, None]:
+        call = StreamedCall(self._frontends, query, resume=resume)
+        while not call.is_done:
             try:
-                async with aclosing(self._connection(attempts.base_url + path, stream)) as chunks:
+                async with aclosing(self._connection(call)) as chunks:
                     async for chunk in chunks:
-                        attempts.note_success()
                         yield chunk
             except ClientError as error:
-                if not stream.can_go_on:
-                    raise
-                await asyncio.sleep(attempts.fail(error))
+                await asyncio.sleep(call.fail(error))
 
-    async def _connection(self, url: str, stream: Stream) -> AsyncGenerator[Chunk, None]:
+    async def _connection(self, call: StreamedCall) -> AsyncGenerator[Chunk, None]:
         """Yields the chunks that come over one connection."""
-        body, headers = stream.begin()
-        headers |= request.trace_headers()
-        try:
+        url, body, headers = call.begin()
+        with connection_to(url):
             async with self._http.stream("POST", url, json=body, headers=headers) as response:
                 if not response.is_success:
                     await response.aread()
-                    request.value_of(response)
+                    value_of(response)
                 async for data in response.aiter_bytes():
-                    for chunk in stream.take(data):
+                    for chunk in call.take(data):
                         yield chunk
-                    if stream.is_done:
+                    if call.is_done:
                         return
-        except httpx.TransportError as error:
-            raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
-        stream.end()
+        call.end()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        attempts = Attempts(self._base_urls, self._retry)
+    async def _call(self, query: Query) -> dict[str, Any]:
+        attempts = self._frontends.attempts()
         while True:
             try:
-                return await self._attempt(method, attempts.base_url + path, body)
+                return await self._attempt(query, attempts.base_url)
             except ClientError as error:
                 await asyncio.sleep(attempts.fail(error))
 
-    async def _attempt(
-        self, method: str, url: str, body: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        try:
+    async def _attempt(self, query: Query, base_url: str) -> dict[str, Any]:
+        url = base_url + query.path
+        with connection_to(url):
             response = await self._http.request(
-                method, url, json=body, headers=request.trace_headers()
+                query.method, url, json=query.body, headers=trace_headers()
             )
-        except httpx.TransportError as error:
-            raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
-        return request.value_of(response)
+        return value_of(response)

@@ -6,11 +6,17 @@ from typing import Any, Self
 
 import httpx
 
-from orcinus_client import request
-from orcinus_client.attempts import Attempts, Retry
-from orcinus_client.errors import ClientError, ConnectionLost
-from orcinus_client.request import CHAT, COMPLETIONS, Messages, Prompt
-from orcinus_client.stream import Chunk, Stream
+from orcinus_client.attempts import Retry
+from orcinus_client.calls import Frontends, Messages, Prompt, Query, StreamedCall
+from orcinus_client.errors import ClientError
+from orcinus_client.request import (
+    connection_options,
+    connection_to,
+    stripped,
+    trace_headers,
+    value_of,
+)
+from orcinus_client.stream import Chunk
 
 
 class Client:
@@ -25,11 +31,11 @@ class Client:
         read_timeout_s: float = 60.0,
     ) -> None:
         """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte."""
-        self._base_urls = request.stripped(base_urls)
-        self._retry = retry or Retry()
+        self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._http = httpx.Client(
-            headers=request.headers_of(api_key),
-            timeout=request.timeout_of(connect_timeout_s, read_timeout_s),
+            **connection_options(
+                api_key, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+            )
         )
 
     def __enter__(self) -> Self:
@@ -48,15 +54,15 @@ class Client:
         Raises:
             ClientError: it is refused, or could not be had in all attempts.
         """
-        return self._call("POST", COMPLETIONS, {"prompt": prompt, **options})
+        return self._call(Query.completion(prompt, options))
 
     def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
         """Returns the next turn of a conversation; options and errors are as of `completion`."""
-        return self._call("POST", CHAT, {"messages": messages, **options})
+        return self._call(Query.chat(messages, options))
 
     def models(self) -> dict[str, Any]:
         """Returns the list of models; errors are as of `completion`."""
-        return self._call("GET", "/models", None)
+        return self._call(Query.models())
 
     def stream_completion(
         self, prompt: Prompt, *, resume: bool = True, **options: Any
@@ -66,56 +72,54 @@ class Client:
         Raises:
             ClientError: it is refused or has failed, or its rest could not be had in all attempts.
         """
-        return self.stream(COMPLETIONS, {"prompt": prompt, **options}, resume=resume)
+        return self._stream(Query.completion(prompt, options), resume=resume)
 
     def stream_chat(
         self, messages: Messages, *, resume: bool = True, **options: Any
     ) -> Iterator[Chunk]:
         """Yields the chunks of the next turn, as `stream_completion` does."""
-        return self.stream(CHAT, {"messages": messages, **options}, resume=resume)
+        return self._stream(Query.chat(messages, options), resume=resume)
 
     def stream(self, path: str, body: Mapping[str, Any], *, resume: bool = True) -> Iterator[Chunk]:
         """Yields the chunks of a body that is posted to a path, as `stream_completion` does."""
-        stream = Stream(body, resume=resume)
-        attempts = Attempts(self._base_urls, self._retry)
-        while not stream.is_done:
+        return self._stream(Query("POST", path, body), resume=resume)
+
+    def _stream(self, query: Query, *, resume: bool) -> Iterator[Chunk]:
+        call = StreamedCall(self._frontends, query, resume=resume)
+        while not call.is_done:
             try:
-                for chunk in self._connection(attempts.base_url + path, stream):
-                    attempts.note_success()
-                    yield chunk
+                yield from self._connection(call)
             except ClientError as error:
-                if not stream.can_go_on:
-                    raise
-                time.sleep(attempts.fail(error))
+                time.sleep(call.fail(error))
 
-    def _connection(self, url: str, stream: Stream) -> Iterator[Chunk]:
+    def _connection(self, call: StreamedCall) -> Iterator[Chunk]:
         """Yields the chunks that come over one connection."""
-        body, headers = stream.begin()
-        headers |= request.trace_headers()
-        try:
-            with self._http.stream("POST", url, json=body, headers=headers) as response:
-                if not response.is_success:
-                    response.read()
-                    request.value_of(response)
-                for data in response.iter_bytes():
-                    yield from stream.take(data)
-                    if stream.is_done:
-                        return
-        except httpx.TransportError as error:
-            raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
-        stream.end()
+        url, body, headers = call.begin()
+        with (
+            connection_to(url),
+            self._http.stream("POST", url, json=body, headers=headers) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                value_of(response)
+            for data in response.iter_bytes():
+                yield from call.take(data)
+                if call.is_done:
+                    return
+        call.end()
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        attempts = Attempts(self._base_urls, self._retry)
+    def _call(self, query: Query) -> dict[str, Any]:
+        attempts = self._frontends.attempts()
         while True:
             try:
-                return self._attempt(method, attempts.base_url + path, body)
+                return self._attempt(query, attempts.base_url)
             except ClientError as error:
                 time.sleep(attempts.fail(error))
 
-    def _attempt(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        try:
-            response = self._http.request(method, url, json=body, headers=request.trace_headers())
-        except httpx.TransportError as error:
-            raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
-        return request.value_of(response)
+    def _attempt(self, query: Query, base_url: str) -> dict[str, Any]:
+        url = base_url + query.path
+        with connection_to(url):
+            response = self._http.request(
+                query.method, url, json=query.body, headers=trace_headers()
+            )
+        return value_of(response)

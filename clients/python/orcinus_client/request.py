@@ -1,27 +1,28 @@
-"""The parts of a request that both clients make alike."""
+"""The parts of an HTTP request, and of its answer, that both clients make and read alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
-from orcinus_client.errors import error_of
+from orcinus_client.errors import ConnectionLost, error_of
 
 try:
     from opentelemetry.propagate import inject
 except ImportError:  # tracing is an extra
     inject = None  # type: ignore[assignment]
 
-COMPLETIONS = "/completions"
-CHAT = "/chat/completions"
 
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
-
-
-def headers_of(api_key: str | None) -> dict[str, str]:
-    """Returns the headers of every request of a client."""
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+def connection_options(
+    api_key: str | None, *, connect_timeout_s: float, read_timeout_s: float
+) -> dict[str, Any]:
+    """Returns the options of httpx's clients: the headers of every request, and the limits of
+    connections."""
+    return {
+        "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        "timeout": httpx.Timeout(read_timeout_s, connect=connect_timeout_s),
+    }
 
 
 def trace_headers() -> dict[str, str]:
@@ -32,16 +33,20 @@ def trace_headers() -> dict[str, str]:
     return headers
 
 
-def timeout_of(connect_timeout_s: float, read_timeout_s: float) -> httpx.Timeout:
-    """Returns the limits of a connection."""
-    return httpx.Timeout(read_timeout_s, connect=connect_timeout_s)
-
-
 def stripped(base_urls: Sequence[str]) -> list[str]:
     """Returns the base URLs, of which there must be one, without a slash at the end."""
     if not base_urls:
         raise ValueError("a client needs a base URL, such as http://127.0.0.1:8000/v1")
     return [url.rstrip("/") for url in base_urls]
+
+
+@contextmanager
+def connection_to(url: str) -> Iterator[None]:
+    """Raises ConnectionLost where a connection to a URL breaks off, or cannot be made."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise ConnectionLost(f"{url}: {error or type(error).__name__}") from error
 
 
 def value_of(response: httpx.Response) -> dict[str, Any]:

@@ -5,18 +5,16 @@ the scheduler ends one, the next is submitted. The events of all answers come in
 leave it as pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is
 lost, the scheduler client sees to it that each answer goes on.
 
-A call that goes on where a stream broke reads the tokens that its client has once more, and sends
-nothing of their text. Then every answer is as it was: with the text it held back, the stop strings
-it had begun, and its end, if it had come to it. Those that had not are submitted with their tokens.
+A call that goes on where a stream broke first makes every answer as it was (`replay`). Those that
+had not come to their end are submitted with their tokens.
 """
 
 import asyncio
 import itertools
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from orcinus.v1 import scheduler_pb2
 
@@ -24,7 +22,11 @@ from services.common.errors import InvalidRequest, OrcinusError, TimedOut
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
+from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
+from services.frontend.generation.place import Place
+from services.frontend.generation.replay import replay
+from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
     Accepted,
@@ -36,30 +38,14 @@ from services.frontend.link.scheduler_events import (
 )
 from services.frontend.observing.metrics import Call
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
-from services.frontend.request.answers_in_flight import AnswersInFlight
-from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.request.generation_request import GenerationOptions, Prompt
-from services.frontend.request.logprobs import LOGPROB_BYTES
-from services.frontend.request.memory_budget import MemoryBudget, Share
-from services.frontend.request.refusals import Refusals
+from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
-from services.frontend.text.message_format import PLAIN, AnswerFormat
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.token_texts import TokenTexts
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer, text_offsets
-
-REPLAYED_TOKENS, REPLAY_S = 64, 0.001
-"""Tokens that are read again at a time, and seconds, if stop strings make them take longer; others
-come in between."""
-
-MAX_PIECES = 64
-"""Pieces of an answer that are kept apart, where an answer is made whole."""
-
-OUTPUT_TOKEN_BYTES = 40
-"""Bytes of memory that a token of an answer takes, if clients want to see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +56,6 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     """Tokens of the prompts that a cache had."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt in tokens, and the limits of an answer to it."""
-
-    prompt: Prompt
-    token_ids: Sequence[int]
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...]
-    answer_format: AnswerFormat = PLAIN
-
-    @property
-    def context(self) -> Sequence[int]:
-        """Tokens that the answer's text continues; none for a conversation, whose next turn stands
-        alone."""
-        return () if isinstance(self.prompt, Conversation) else self.token_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The resources of the process that one call holds."""
-
-    in_flight: AnswersInFlight
-    """Its answers that are not over for the scheduler. Who reads slowly keeps nobody else out."""
-    share: Share
-    """The memory that it takes until it ends; it grows with output that is kept."""
-    budget: MemoryBudget
-    """The memory that its unread output is counted in."""
-    refusals: Refusals = field(default_factory=Refusals)
-    replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one call whose tokens are read once more."""
-    max_at_once: int = 32
-    """Answers that are with the scheduler at a time."""
-    account: scheduler_pb2.Account | None = None
-    """Whom the scheduler is told that the call is for."""
 
 
 class Generation:
@@ -303,33 +253,10 @@ class Generation:
         """Returns the finished answers, each as one piece, in order; raises as `pieces` does, and
         PoolFull if they take more memory than is left. Of `best_of` answers to a prompt, those with
         the highest mean log-probability are returned, the best one first."""
-        answers: list[list[Piece]] = [[] for _ in range(self.n_answers)]
+        answers = WholeAnswers(self.options, self._place.share, n_answers=self.n_answers)
         async for piece in self.pieces():
-            pieces = answers[piece.index]
-            pieces.append(piece)
-            if len(pieces) == MAX_PIECES:
-                n_before = _n_bytes(pieces[0])
-                pieces[:] = [self._joined(pieces)]
-                self._place.share.grow(_n_bytes(pieces[0]) - n_before)
-        return self._best([self._joined(pieces) for pieces in answers])
-
-    def _best(self, answers: list[Piece]) -> list[Piece]:
-        n, n_generated = self.options.n, self.options.n_generated
-        if n == n_generated:
-            return answers
-        best: list[Piece] = []
-        for start in range(0, len(answers), n_generated):
-            candidates = answers[start : start + n_generated]
-            for piece in sorted(candidates, key=_mean_logprob, reverse=True)[:n]:
-                wanted = piece.logprobs if self.options.n_logprobs is not None else None
-                best.append(replace(piece, index=len(best), logprobs=wanted))
-        return best
-
-    def _joined(self, pieces: Sequence[Piece]) -> Piece:
-        """Returns all pieces of an answer as one, without tokens that nobody wants to see."""
-        joined = Piece.joined(pieces)
-        is_seen = self.options.return_token_ids or self.options.n_logprobs is not None
-        return joined if is_seen else replace(joined, token_ids=())
+            answers.add(piece)
+        return answers.best()
 
     def put_nowait(self, event: Event, /) -> None:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
@@ -400,7 +327,14 @@ class Generation:
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
         """Makes an answer, as far as the client has it."""
         answer = self._begin(index)
-        piece = await self._replay(answer, so_far)
+        prompt = self._prompt_at(index)
+        ending = so_far.ending(
+            max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
+        )
+        reader = prompt.answer_format.reader(self.request_id, index)
+        self._replayed[index] = reader
+        async with self._place.replaying:
+            piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
             self._note_end(piece, answer)
             if not so_far.is_finished:
@@ -412,31 +346,6 @@ class Generation:
         answer = self._answer(index, self._prompt_at(index))
         self._answers[self._name(index)] = answer
         return answer
-
-    async def _replay(self, answer: Answer, so_far: AnswerSoFar) -> Piece:
-        """Brings an answer to where the client has it; returns its last piece if that is next, or
-        an empty one."""
-        prompt = self._prompt_at(answer.index)
-        ending = so_far.ending(
-            max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
-        )
-        n_tokens = len(so_far.token_ids)
-        reader = prompt.answer_format.reader(self.request_id, answer.index)
-        self._replayed[answer.index] = reader
-        async with self._place.replaying:
-            pause_at = time.perf_counter() + REPLAY_S
-            for number, token_id in enumerate(so_far.token_ids, start=1):
-                reader.feed(answer.add((token_id,)).text)
-                if answer.is_finished:
-                    break
-                if number % REPLAYED_TOKENS == 0 or time.perf_counter() > pause_at:
-                    await asyncio.sleep(0)
-                    pause_at = time.perf_counter() + REPLAY_S
-        if answer.n_tokens < n_tokens:
-            raise InvalidRequest(TOKENS_FIELD, "has tokens after those of a stop string")
-        if answer.is_finished:
-            return Piece(answer.index, finish_reason=FinishReason.STOP)
-        return Piece(answer.index) if ending is None else answer.finish(ending)
 
     def _submit_next(self, *, until: float | None) -> None:
         """Submits as many answers as the scheduler may have; those after the first ones are tried
@@ -553,18 +462,4 @@ class Generation:
     def _shows_tokens(self, piece: Piece) -> bool:
         if piece.prompt_logprobs is not None:
             return True
-        is_seen = self.options.return_token_ids or self.options.n_logprobs is not None
-        return is_seen and bool(piece.token_ids)
-
-
-def _n_bytes(piece: Piece) -> int:
-    """Returns about how many bytes of memory a piece takes."""
-    n_bytes = len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)
-    return n_bytes if piece.logprobs is None else n_bytes + LOGPROB_BYTES * piece.logprobs.n_numbers
-
-
-def _mean_logprob(piece: Piece) -> float:
-    """Returns the mean log-probability of an answer's tokens."""
-    if piece.logprobs is None or not len(piece.logprobs):
-        return 0.0
-    return sum(piece.logprobs.values) / len(piece.logprobs)
+        return bool(piece.token_ids) and self.options.shows_tokens

@@ -2,8 +2,9 @@
 
     wait → check → submit → assemble → cancel
 
-A request is checked and made into tokens here; a `Generation` does the rest. However the client's
-call ends, whatever still runs is cancelled on the way out: `open` is the only way to get one.
+A request is checked here and made into tokens (`RequestEncoder`); a `Generation` does the rest.
+However the client's call ends, whatever still runs is cancelled on the way out: `open` is the only
+way to get one.
 
 While there is no pipeline, requests wait for one up to `hold_s` seconds: another scheduler takes
 the lead, or the pipeline forms again, and their clients see nothing but a pause. What is served is
@@ -16,24 +17,24 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
 
 from services.common import errors
-from services.common.sampling import OPTIONS
 from services.frontend.api_keys import Account
-from services.frontend.generation.generation import EncodedPrompt, Generation, Place
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.generation.generation import Generation
+from services.frontend.generation.place import Place
+from services.frontend.generation.request_encoder import RequestEncoder
+from services.frontend.generation.served_model import ServedModel
+from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.observing.metrics import Call, FrontendMetrics
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
-from services.frontend.request.conversation import Conversation
-from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.generation_request import (
     GenerationOptions,
     GenerationRequest,
@@ -41,21 +42,14 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.limits import Limits
 from services.frontend.request.logprobs import LOGPROB_BYTES
-from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.request.resumption import TOKENS_FIELD
-from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.message_format import (
-    PLAIN,
-    AnswerFormat,
     MessageFormat,
-    ReasoningParser,
-    ToolParser,
-    schema_grammars,
 )
-from services.frontend.text.prompt_encoder import PromptEncoder, TextLimits
+from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
 
@@ -81,52 +75,40 @@ class GenerationService:
         tokenizer: Tokenizer,
         scheduler: SchedulerClient,
         *,
-        chat_template: ChatTemplate | None = None,
-        tool_parser: ToolParser = "auto",
-        reasoning_parser: ReasoningParser = "auto",
-        tokenizer_file: Path | None = None,
-        max_in_flight: int = 4096,
-        max_prompt_characters: int = 256 * 2**10,
-        max_answers_at_once: int = 32,
-        render_limit_s: float = 1.0,
+        model: ServedModel | None = None,
+        limits: ServiceLimits | None = None,
         budget: MemoryBudget | None = None,
         refusals: Refusals | None = None,
-        hold_s: float = 0.0,
-        max_request_s: float = 0.0,
-        served_names: tuple[str, ...] = (),
-        defaults: GenerationDefaults | None = None,
         tracer: Tracer | None = None,
         metrics: FrontendMetrics | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._model = model = model or ServedModel()
+        self._limits = limits = limits or ServiceLimits()
         self._tracer = tracer or NoOpTracer()
         self._metrics = metrics or FrontendMetrics(CollectorRegistry())
         self._scheduler = scheduler
-        self._has_chat_template = chat_template is not None
-        self._max_in_flight = max_in_flight
-        self._max_answers_at_once = max_answers_at_once
         self._refusals = Refusals() if refusals is None else refusals
         self._budget = budget or MemoryBudget(64 * 2**20, refusals=self._refusals)
         threads = TextThreads(self._refusals)
-        self._encoder = PromptEncoder(
+        self._prompt_encoder = PromptEncoder(
             tokenizer,
-            chat_template,
-            TextLimits(max_characters=max_prompt_characters, render_limit_s=render_limit_s),
+            model.chat_template,
+            limits.texts,
             threads=threads,
             refusals=self._refusals,
         )
-        self._grammar_check = GrammarCheck(tokenizer_file, threads)
-        self._message_format = MessageFormat(
-            tokenizer,
-            "" if chat_template is None else chat_template.source,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
+        self._request_encoder = RequestEncoder(
+            self._prompt_encoder,
+            grammar_check=GrammarCheck(model.tokenizer_file, threads),
+            message_format=MessageFormat(
+                tokenizer,
+                "" if model.chat_template is None else model.chat_template.source,
+                tool_parser=model.tool_parser,
+                reasoning_parser=model.reasoning_parser,
+            ),
         )
         self._anybody = Account()
-        self._hold_s = hold_s
-        self._max_request_s = max_request_s
-        self._served_names = served_names
-        self._defaults = defaults or GenerationDefaults()
         self.n_in_flight = 0
         """Answers that are admitted and not yet over for the scheduler, without those that wait for
         others of their call."""
@@ -142,18 +124,18 @@ class GenerationService:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be continued."""
-        return self._has_chat_template
+        return self._model.chat_template is not None
 
     @property
     def is_ready(self) -> bool:
         """Whether requests should be sent here: there is a pipeline, or one is likely to come while
         they are held."""
-        return not self._is_leaving and _now() < self._scheduler.hold_deadline(self._hold_s)
+        return not self._is_leaving and _now() < self._scheduler.hold_deadline(self._limits.hold_s)
 
     async def wait_readiness(self, is_ready: bool) -> None:
         """Waits until `is_ready` has that value; does not notice `leave`."""
         while self.is_ready is not is_ready:
-            deadline = self._scheduler.hold_deadline(self._hold_s)
+            deadline = self._scheduler.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
                     await self._scheduler.wait_change()
@@ -167,7 +149,7 @@ class GenerationService:
     def model_names(self) -> tuple[str, ...]:
         """The names by which clients know the model, the one that answers show first; raises
         Unavailable before the first pipeline."""
-        return self._limits(self.describe()).names
+        return self._model_limits(self.describe()).names
 
     def check_room(self) -> None:
         """Refuses a new call that would find no place, before it costs anything. Calls that go on
@@ -203,10 +185,10 @@ class GenerationService:
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
         with self._admitted(request, account or self._anybody) as place:
-            limits = self._limits(self.describe())
+            limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
-            return await self._encoder.to_tokens(
+            return await self._prompt_encoder.to_tokens(
                 prompt, limits, place.share, add_special_tokens=options.add_special_tokens
             )
 
@@ -220,11 +202,11 @@ class GenerationService:
             UnknownModel: another model is meant.
             PoolFull: there is too much at once.
         """
-        limits = self._limits(self.describe())
+        limits = self._model_limits(self.describe())
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
         with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            return await self._encoder.to_text(token_ids, place.share)
+            return await self._prompt_encoder.to_text(token_ids, place.share)
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
@@ -250,8 +232,8 @@ class GenerationService:
             TimedOut: the call's time is over; later, the generation's pieces raise it.
             Unavailable: there is no pipeline in time, or this process is stopping.
         """
-        until = _now() + self._hold_s
-        request = replace(request, options=self._defaults.apply(request.options))
+        until = _now() + self._limits.hold_s
+        request = replace(request, options=self._model.defaults.apply(request.options))
         model = self._scheduler.last_model
         with (
             self._metrics.call(request, model=model) as call,
@@ -290,10 +272,10 @@ class GenerationService:
         """Returns when the call of this task must have ended; None if it may take any time."""
         call = current_call()
         wanted = None if call is None else call.deadline()
-        if not self._max_request_s:
+        if not self._limits.max_request_s:
             return wanted
         began_at = _now() if call is None else call.began_at
-        return min(wanted or math.inf, began_at + self._max_request_s)
+        return min(wanted or math.inf, began_at + self._limits.max_request_s)
 
     async def _generation(
         self,
@@ -309,15 +291,15 @@ class GenerationService:
             pipeline = await self._scheduler.wait_open(until)
         finally:
             self.n_waiting -= request.n_answers
-        limits = self._limits(pipeline)
-        prompts = await self._encode(request, limits, place.share)
+        limits = self._model_limits(pipeline)
+        prompts = await self._request_encoder.encode(request, limits, place.share)
         place.share.grow(self._n_token_bytes(prompts, request.options.n_generated))
         place.share.grow(_n_prompt_logprob_bytes(prompts, request.options))
         place.share.grow(
-            request.options.n_bytes * min(request.n_answers, self._max_answers_at_once)
+            request.options.n_bytes * min(request.n_answers, self._limits.max_answers_at_once)
         )
         client_call = current_call()
-        n_copies = 1 + min(request.options.n_generated, self._max_answers_at_once)
+        n_copies = 1 + min(request.options.n_generated, self._limits.max_answers_at_once)
         place.share.grow(n_copies * sum(len(prompt.answer_format.grammar) for prompt in prompts))
         return Generation(
             request.options,
@@ -346,16 +328,17 @@ class GenerationService:
         """
         self._check_stopping()
         n_answers = request.n_answers
-        if n_answers > self._max_in_flight:
+        if n_answers > self._limits.max_in_flight:
             self._refusals[Refusal.IN_FLIGHT] += 1
             raise errors.InvalidRequest(
                 "n" if len(request.prompts) == 1 else "prompt",
-                f"asks for {n_answers} answers at once; {self._max_in_flight} can be in the making",
+                f"asks for {n_answers} answers at once; "
+                f"{self._limits.max_in_flight} can be in the making",
             )
-        self._encoder.check_length(request.prompts, self._last_limits())
+        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         with ExitStack() as stack:
             of_account = stack.enter_context(account.in_flight(request))
-            n_counted = min(n_answers, self._max_answers_at_once)
+            n_counted = min(n_answers, self._limits.max_answers_at_once)
             self._check_in_flight(n_counted)
             share = stack.enter_context(self._budget.share(request.n_bytes))
 
@@ -377,7 +360,7 @@ class GenerationService:
                 budget=self._budget,
                 refusals=self._refusals,
                 replaying=self._replaying,
-                max_at_once=self._max_answers_at_once,
+                max_at_once=self._limits.max_answers_at_once,
                 account=account.to_proto(),
             )
 
@@ -386,7 +369,7 @@ class GenerationService:
             raise errors.Unavailable("the server is stopping")
 
     def _check_in_flight(self, n_answers: int) -> None:
-        if self.n_in_flight + n_answers > self._max_in_flight:
+        if self.n_in_flight + n_answers > self._limits.max_in_flight:
             self._refusals[Refusal.IN_FLIGHT] += 1
             raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
 
@@ -397,10 +380,10 @@ class GenerationService:
 
     def _last_limits(self) -> Limits | None:
         """Returns the limits of the model that is served, or was, if it is known."""
-        return self._limits(self.describe()) if self._scheduler.last_model else None
+        return self._model_limits(self.describe()) if self._scheduler.last_model else None
 
-    def _limits(self, pipeline: Pipeline) -> Limits:
-        return Limits(pipeline, self._served_names)
+    def _model_limits(self, pipeline: Pipeline) -> Limits:
+        return Limits(pipeline, self._model.names)
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
         """Returns about how many bytes the tokens of prompts take, besides those that came as
@@ -409,80 +392,11 @@ class GenerationService:
             len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
         )
         lengths = sorted((len(prompt.token_ids) for prompt in prompts), reverse=True)
-        n_copied, n_left = 0, self._max_answers_at_once
+        n_copied, n_left = 0, self._limits.max_answers_at_once
         for length in lengths:
             n_copied += length * min(n, n_left)
             n_left -= min(n, n_left)
         return array("I").itemsize * n_packed + SUBMISSION_TOKEN_BYTES * n_copied
-
-    async def _encode(
-        self, request: GenerationRequest, limits: Limits, share: Share
-    ) -> tuple[EncodedPrompt, ...]:
-        limits.check_model(request.model)
-        stop_token_ids = limits.stop_token_ids(request.options)
-        if request.resumption is not None:
-            for answer in request.resumption.answers:
-                limits.check_tokens(TOKENS_FIELD, answer.token_ids)
-        self._encoder.check_length(request.prompts, limits)
-        options = request.options
-        if options.sampling.grammar:
-            await self._grammar_check.check(
-                options.format_field, options.sampling.grammar, limits.pipeline, share
-            )
-        encoded = []
-        for prompt in request.prompts:
-            token_ids = await self._encoder.to_tokens(
-                prompt, limits, share, add_special_tokens=options.add_special_tokens
-            )
-            max_new_tokens = limits.max_new_tokens(
-                request.options,
-                n_prompt=len(token_ids),
-                is_chat=isinstance(prompt, Conversation),
-            )
-            answer_format = PLAIN
-            if isinstance(prompt, Conversation):
-                answer_format = await self._answer_format(
-                    prompt, token_ids, request.options, limits, share
-                )
-            limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
-            encoded.append(
-                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
-            )
-            await asyncio.sleep(0)  # others come in between
-        return tuple(encoded)
-
-    async def _answer_format(
-        self,
-        conversation: Conversation,
-        token_ids: Sequence[int],
-        options: GenerationOptions,
-        limits: Limits,
-        share: Share,
-    ) -> AnswerFormat:
-        """Returns how answers to a conversation are written; a grammar in it can be followed.
-
-        Raises:
-            InvalidRequest: it cannot; the error names the tool, if it is one's.
-        """
-        if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
-            raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
-        answer_format = self._message_format.of(
-            conversation, token_ids, has_grammar=bool(options.sampling.grammar)
-        )
-        field, grammar = answer_format.grammar_field, answer_format.grammar
-        if not grammar:
-            return answer_format
-        if options.ignore_eos:
-            raise errors.InvalidRequest("ignore_eos", f"not together with {field}")
-        OPTIONS["grammar"].allowed.check(field, grammar)
-        check = partial(self._grammar_check.check, pipeline=limits.pipeline, share=share)
-        try:
-            await check(field, grammar)
-        except errors.InvalidRequest:
-            for schema_field, schema in schema_grammars(conversation):
-                await check(schema_field, schema)
-            raise
-        return answer_format
 
 
 def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:

@@ -2,5 +2,6 @@
 
 openai_*, completion_*, chat_*    completions and chats
 responses_*, messages_*           protocols of agents, upon conversation_*
+openapi, *_schemas, operations    the OpenAPI document
 connection, acceptor, exchange    what goes over a connection, within its limits
 """

@@ -6,7 +6,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.logprobs_shape import chat_logprobs
-from services.frontend.http.openai_response import Json, Shape
+from services.frontend.http.openai_response import NO_OTHERS, Json, Shape, ShownFields
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.text.message_reader import (
@@ -29,17 +29,9 @@ class ChatShape(Shape):
         generation: Generation,
         position: StreamPosition | None = None,
         *,
-        includes_usage: bool = False,
-        counts_usage: bool = False,
-        n_prompt_logprobs: int | None = None,
+        shown: ShownFields = NO_OTHERS,
     ) -> None:
-        super().__init__(
-            generation,
-            position,
-            includes_usage=includes_usage,
-            counts_usage=counts_usage,
-            n_prompt_logprobs=n_prompt_logprobs,
-        )
+        super().__init__(generation, position, shown=shown)
         self._readers: dict[int, MessageReader] = {}
 
     def answer(self, pieces: Sequence[Piece]) -> Json:

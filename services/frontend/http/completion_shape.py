@@ -6,7 +6,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.logprobs_shape import CompletionLogprobs
-from services.frontend.http.openai_response import Json, Shape
+from services.frontend.http.openai_response import NO_OTHERS, Json, Shape, ShownFields
 
 
 class CompletionShape(Shape):
@@ -21,18 +21,10 @@ class CompletionShape(Shape):
         generation: Generation,
         position: StreamPosition | None = None,
         *,
-        includes_usage: bool = False,
-        counts_usage: bool = False,
+        shown: ShownFields = NO_OTHERS,
         echo: bool = False,
-        n_prompt_logprobs: int | None = None,
     ) -> None:
-        super().__init__(
-            generation,
-            position,
-            includes_usage=includes_usage,
-            counts_usage=counts_usage,
-            n_prompt_logprobs=n_prompt_logprobs,
-        )
+        super().__init__(generation, position, shown=shown)
         self._echo = echo
         self._n_echoed: dict[int, int] = {}  # characters before the answer's own, by index
 

@@ -12,7 +12,6 @@ HTTP/1.0 client gets no chunks: the end of the connection ends its answer.
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -20,15 +19,13 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport
+from services.frontend.http.incoming_request import IncomingRequest
 from services.frontend.http.unread_output import UnreadOutput
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -39,27 +36,11 @@ PIECE_BYTES = 4096
 MAX_AHEAD_BYTES = 64 * 2**10
 """Bytes that a client may send ahead of an answer; then it is no longer read from."""
 
-MAX_FRAMING_BYTES = 64 * 2**10
-"""Bytes by which a body's chunk sizes, extensions and trailers may exceed the body itself, and that
-may follow each other without a byte of the body."""
-
 GOODBYE_S = 1.0
 """Seconds that a client has to take a refusal, or the goodbye of TLS; less than
 `server.FINISH_S`."""
 
-VERSIONS = frozenset({"1.0", "1.1"})
-
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
-
-
-class Refused(Exception):
-    """A limit or a rule that a client has broken; its connection ends with this status."""
-
-    def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.reason = reason
 
 
 class Connection(HttpToolsProtocol):
@@ -86,14 +67,7 @@ class Connection(HttpToolsProtocol):
         self._ahead = bytearray()  # what came and is not parsed yet
         self._is_ahead_paused = False
         self._is_over = False  # refused: nothing is parsed any more
-        self._is_in_body = False
-        self._n_messages = 0
-        self._n_head = 0  # bytes of the head in the making; 0 before its first
-        self._n_named = 0  # those of them that the parser has told
-        self._n_hosts = 0
-        self._n_body = 0  # bytes of the body in the making,
-        self._n_framing = 0  # of its chunks' sizes, extensions and trailers,
-        self._n_framing_run = 0  # and those of them since the last byte of the body
+        self._incoming = IncomingRequest(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Callable[[], None] | None = None
 
@@ -184,13 +158,17 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         """Whether a whole request has come and its answer is not complete."""
-        return not self._is_in_body and self.cycle is not None and not self.cycle.response_complete
+        return (
+            not self._incoming.is_in_body
+            and self.cycle is not None
+            and not self.cycle.response_complete
+        )
 
     @property
     def _is_idle(self) -> bool:
         """Whether the last request is answered, and nothing of the next one has come."""
         is_answered = self.cycle is not None and self.cycle.response_complete
-        return is_answered and not (self._n_head or self._ahead or self.pipeline)
+        return is_answered and not (self._incoming.has_begun or self._ahead or self.pipeline)
 
     def _parse_ahead(self) -> None:
         while self._ahead and not self._is_answering and not self._is_over:
@@ -217,7 +195,7 @@ class Connection(HttpToolsProtocol):
         Raises:
             Refused: it breaks a limit or a rule.
         """
-        was_in_body, n_messages, n_body = self._is_in_body, self._n_messages, self._n_body
+        mark = self._incoming.mark()
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
@@ -225,13 +203,8 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, Refused):
                 raise error.__context__ from None
-            raise _malformed("this is not HTTP/1.1") from None
-        if n_messages == self._n_messages and was_in_body == self._is_in_body:
-            if was_in_body:
-                self._count_body(len(piece), self._n_body - n_body)
-            else:
-                self._n_head += len(piece)
-                self._check_head(self._n_head)
+            raise malformed("this is not HTTP/1.1") from None
+        self._incoming.add_piece(len(piece), since=mark)
         return b""
 
     def _without_upgrade(self) -> bytes:
@@ -252,57 +225,38 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._n_head = 1
-        self._n_named = self._n_hosts = 0
+        self._incoming.begin()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._n_named += len(url)
-        if self._n_named > self._limits.max_head_bytes:
-            raise _head_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, self._limits.max_head_bytes)
+        self._incoming.add_url(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_body:  # a trailer; nobody asks for one
+        if self._incoming.is_in_body:  # a trailer; nobody asks for one
             return
         super().on_header(name, value)
-        self._n_named += len(name) + len(value) + 4
-        self._check_head(self._n_named)
-        if len(self.headers) > self._limits.max_headers:
-            raise Refused(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"a request may have at most {self._limits.max_headers} headers",
-                Refusal.HEAD_TOO_LARGE,
-            )
-        if len(name) == 4 and name.lower() == b"host":
-            self._n_hosts += 1
+        self._incoming.add_header(name, value, n_headers=len(self.headers))
 
     def on_headers_complete(self) -> None:
-        version = self.parser.get_http_version()
-        if version not in VERSIONS:
-            raise _malformed(f"HTTP/{version} is not spoken here")
-        if self._n_hosts > 1 or (not self._n_hosts and version != "1.0"):
-            raise _malformed("a request must have one Host")
+        self._incoming.check_head(self.parser.get_http_version())
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise _malformed("this is no proxy")
+                raise malformed("this is no proxy")
             return  # it comes again
         super().on_headers_complete()
-        self._is_in_body = True
-        self._n_body = self._n_framing = self._n_framing_run = 0
+        self._incoming.begin_body()
         if self._place is not None:
             self._place.set_busy()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._n_body += len(body)
+        self._incoming.add_body(len(body))
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
-        self._is_in_body = False
-        self._n_messages += 1
-        self._n_head = 0
+        self._incoming.end()
 
     def on_response_complete(self) -> None:
         """Goes on with what the client has sent ahead."""
@@ -328,30 +282,12 @@ class Connection(HttpToolsProtocol):
 
     # Limits
 
-    def _check_head(self, n_bytes: int) -> None:
-        if n_bytes > self._limits.max_head_bytes:
-            raise _head_too_large(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, self._limits.max_head_bytes
-            )
-
-    def _count_body(self, n_bytes: int, n_body: int) -> None:
-        """Counts bytes that came inside a body, and those of them that are the body itself, which
-        its reader bounds."""
-        self._n_framing += n_bytes - n_body
-        self._n_framing_run = 0 if n_body else self._n_framing_run + n_bytes
-        if max(self._n_framing - self._n_body, self._n_framing_run) > MAX_FRAMING_BYTES:
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                "the chunks of the body are too small, or have too much besides",
-                Refusal.BODY_TOO_LARGE,
-            )
-
     def _watch_client(self) -> None:
         """Sets the timer for what the client has to send next, if anything: a request on a new
         connection, the rest of a head, or of a body that has been answered already."""
         if self._is_over:
             return
-        if self._is_in_body:
+        if self._incoming.is_in_body:
             self._await(self._miss_body if self.cycle.response_complete else None)
         elif self._is_idle:  # answered before its body had ended
             self._await(None)
@@ -359,7 +295,7 @@ class Connection(HttpToolsProtocol):
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
-        elif not self._is_answering and (self._n_head or self.cycle is None):
+        elif not self._is_answering and (self._incoming.has_begun or self.cycle is None):
             self._await(self._miss_head)
         else:
             self._await(None)
@@ -394,9 +330,9 @@ class Connection(HttpToolsProtocol):
         self._refusals[refused.reason] += 1
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.response_complete
-        if not self._is_in_body and not is_answering:
+        if not self._incoming.is_in_body and not is_answering:
             self._end(refused.status, refused.message)
-        elif not self._is_in_body:  # the client has sent it ahead
+        elif not self._incoming.is_in_body:  # the client has sent it ahead
             self._is_over = True
             cycle.keep_alive = False
         elif not is_answering or self.pipeline or cycle.response_started:
@@ -412,7 +348,7 @@ class Connection(HttpToolsProtocol):
         self._is_over = True
         self._ahead.clear()
         self._await(None)
-        self.transport.write(_answer(status, message))
+        self.transport.write(answer(status, message))
         if self.transport.can_write_eof() and self._place is not None:
             self._place.set_waiting()
             self.transport.write_eof()
@@ -423,28 +359,6 @@ class Connection(HttpToolsProtocol):
 
 def _is_kept(connection_token: bytes) -> bool:
     return connection_token != b"upgrade" and connection_token not in UPGRADE_HEADERS
-
-
-def _malformed(message: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, message, Refusal.MALFORMED)
-
-
-def _head_too_large(status: HTTPStatus, max_bytes: int) -> Refused:
-    return Refused(
-        status,
-        f"the request line and headers may have {max_bytes} bytes together",
-        Refusal.HEAD_TOO_LARGE,
-    )
-
-
-def _answer(status: HTTPStatus, message: str) -> bytes:
-    """Returns a whole answer in the API's shape of errors."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": None}
-    body = json.dumps({"error": error}).encode()
-    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-    retry = b"retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
-    return head % (STATUS_LINE[status], len(body)) + retry + b"\r\n" + body
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> ASGIApp:

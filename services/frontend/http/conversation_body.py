@@ -5,101 +5,26 @@ down what comes back. The rules of requests are checked where all requests are c
 name a field that is spelled differently here, the error is spelled so too.
 """
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetJsonSchemaHandler,
-)
-from pydantic_core import core_schema
+from pydantic import BaseModel, BeforeValidator, Field
 
 from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.generation.generation import Generation
+from services.frontend.http.conversation_tools import ClientTool
 from services.frontend.http.exchange import Event
+from services.frontend.http.object_kinds import EXACT
 from services.frontend.http.reply import Reply
-from services.frontend.http.type_errors import MAX_NAME_LENGTH
-from services.frontend.request.conversation import Conversation
+from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
-
-MAX_TOOL_NAME = 128
-"""Characters of a tool's name at most."""
 
 MAX_METADATA = 16
 """Items of metadata at most."""
-
-EXACT = ConfigDict(extra="forbid", strict=True)
-"""Fields that nobody knows are left out by `body_reader`, such as those that ask for a cache."""
-
-ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
-
-
-def _refuse(name: str) -> str:
-    raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not supported")
-
-
-class UnknownKind(BaseModel):
-    """An object of a type that is not served; reading it says so."""
-
-    model_config = EXACT
-
-    type: Annotated[str, AfterValidator(_refuse)]
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"title": cls.__name__, "not": {}}
-
-
-class UnknownRole(BaseModel):
-    """A turn of a role that is not known; reading it says so."""
-
-    model_config = EXACT
-
-    role: Annotated[str, AfterValidator(_refuse)]
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"title": cls.__name__, "not": {}}
-
-
-def by_type(
-    tags: Mapping[str, str],
-    *,
-    field: str = "type",
-    default: str = "",
-    others: str = "unknown",
-    text: str = "",
-) -> Discriminator:
-    """Returns what chooses among models by an object's `field`: the tag that `tags` has for it,
-    `default` being what objects without the field have, or the tag `others`. A text has the tag
-    `text`, if there is one."""
-
-    def tag_of(value: Any) -> str:
-        if text and isinstance(value, str):
-            return text
-        kind = value.get(field) if isinstance(value, dict) else None
-        kind = default if kind is None else kind
-        return tags.get(kind, others) if isinstance(kind, str) else others
-
-    return Discriminator(tag_of)
-
-
-TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
-"""Chooses between the tags `text` and `list`."""
 
 
 def _check_items(value: object) -> object:
@@ -127,13 +52,18 @@ class ConversationBody(BaseModel, ABC):
 
     model: str | None = None
 
-    @abstractmethod
     def to_conversation(self) -> Conversation:
         """Returns the conversation to continue.
 
         Raises:
             InvalidRequest: its turns contradict each other.
         """
+        return Conversation(
+            tuple(self._messages()),
+            tools=tuple(tool.to_tool() for tool in self._told_tools.values()),
+            tool_choice=self._choice,
+            template_kwargs=self._template_kwargs,
+        )
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
@@ -148,13 +78,27 @@ class ConversationBody(BaseModel, ABC):
 
     @property
     @abstractmethod
-    def _tool_places(self) -> Sequence[int]:
-        """The places in `tools` of those that the model is told of."""
+    def _told_tools(self) -> Mapping[int, ClientTool]:
+        """The tools that the model is told of, by their places in `tools`."""
+
+    @property
+    @abstractmethod
+    def _choice(self) -> ToolChoice:
+        """Whether the model must call a tool."""
+
+    @property
+    @abstractmethod
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+
+    @abstractmethod
+    def _messages(self) -> Iterator[ChatMessage]:
+        """Yields the turns."""
 
     def _spelled(self, field: str) -> str:
         match field.split("."):
             case ["tools", number, "function", name]:
-                place = self._tool_places[int(number)]
+                place = list(self._told_tools)[int(number)]
                 return f"tools.{place}.{self.spelling.get(name, name)}"
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
@@ -211,8 +155,3 @@ class GeneratingBody(ConversationBody):
         return GenerationRequest(
             prompts=(self.to_conversation(),), options=options, model=self.model or ""
         )
-
-
-def json_text(value: Mapping[str, Any] | None) -> str:
-    """Returns an object as JSON text, or nothing."""
-    return "" if value is None else json.dumps(value, ensure_ascii=False)

@@ -6,7 +6,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -16,7 +15,16 @@ from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import anthropic_errors, docs_page, event_id, openai_errors, openapi
+from services.frontend.http import (
+    anthropic_errors,
+    credentials,
+    docs_page,
+    event_id,
+    media_types,
+    openai_errors,
+    openapi,
+    unknown_fields,
+)
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
@@ -34,37 +42,24 @@ from services.frontend.http.exchange import (
 from services.frontend.http.json_structure import check_structure
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
-from services.frontend.http.openai_response import Shape, model_list, model_object, to_json
+from services.frontend.http.openai_response import (
+    Shape,
+    ShownFields,
+    model_list,
+    model_object,
+    to_json,
+)
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
-from services.frontend.http.unknown_fields import UnknownFields
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(
-    service: GenerationService,
-    *,
-    bodies: BodyLimits,
-    api_keys: ApiKeys,
-    reason_against_serving: Callable[[], str],
-    comment_s: float,
-    refuse_unknown_fields: bool = False,
-) -> FastAPI:
-    """Returns the API in front of a generation service; `reason_against_serving` says why requests
-    that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
-    without an event."""
+def create_app(api: "OpenAIApi") -> FastAPI:
+    """Returns the app that serves an API."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
     anthropic_errors.install(app)
-    api = OpenAIApi(
-        service,
-        bodies=bodies,
-        api_keys=api_keys,
-        reason_against_serving=reason_against_serving,
-        comment_s=comment_s,
-        refuse_unknown_fields=refuse_unknown_fields,
-    )
     posted = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.complete,
@@ -85,7 +80,8 @@ def create_app(
         "/serving": api.serving,
     }
     for path, post in posted.items():
-        app.add_api_route(path, post, methods=["POST"], response_model=None)
+        marked = unknown_fields.marking(post)
+        app.add_api_route(path, marked, methods=["POST"], response_model=None)
     for path, get in shown.items():
         app.add_api_route(path, get, methods=["GET", "HEAD"], response_model=None)
     return app
@@ -104,8 +100,10 @@ class OpenAIApi:
         comment_s: float,
         refuse_unknown_fields: bool = False,
     ) -> None:
+        """`reason_against_serving` says why requests that come now would get no tokens, or nothing.
+        Streams have a comment after `comment_s` seconds without an event."""
         self._service = service
-        self._unknown = UnknownFields(are_refused=refuse_unknown_fields)
+        self._unknown = unknown_fields.UnknownFields(are_refused=refuse_unknown_fields)
         self._bodies = bodies
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
@@ -135,7 +133,7 @@ class OpenAIApi:
 
     async def openapi(self) -> Response:
         """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
-        return Response(self._document, media_type=openapi.JSON)
+        return Response(self._document, media_type=media_types.JSON)
 
     async def docs(self) -> Response:
         """Answers with the document as a page to read, to anybody."""
@@ -186,7 +184,7 @@ class OpenAIApi:
                 await self._service.names_of(token_ids) if body.return_token_strs else None
             ),
         }
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return Response(to_json(answer), media_type=media_types.JSON)
 
     async def detokenize(self, request: Request) -> Response:
         """Answers with the text of tokens."""
@@ -194,7 +192,7 @@ class OpenAIApi:
         body = await self._read(request, DetokenizeBody, account)
         text = await self._service.detokenize(tuple(body.tokens), account, model=body.model or "")
         answer = to_json({"prompt": text})
-        return self._unknown.mark(request, Response(answer, media_type=openapi.JSON))
+        return Response(answer, media_type=media_types.JSON)
 
     async def respond(self, request: Request) -> Response:
         """Continues a conversation, in the protocol of agents."""
@@ -213,27 +211,23 @@ class OpenAIApi:
                 body.to_conversation(), account, model=body.model or ""
             )
             token_ids = await while_connected(request.receive, counting)
-        return self._unknown.mark(request, JSONResponse({"input_tokens": len(token_ids)}))
+        return JSONResponse({"input_tokens": len(token_ids)})
 
     async def _converse(self, request: Request, kind: type[GeneratingBody]) -> Response:
         account = self._admit_generation(request)
         body = await self._read(request, kind, account)
         if body.stream:
             reply = ReplyStream(self._service, body, account)
-            stream = EventStream(
+            return EventStream(
                 reply.events(), explain=reply.explain, comment_s=self._comment_s, end=b""
             )
-            return self._unknown.mark(request, stream)
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
-        return self._unknown.mark(request, Response(to_json(answer), media_type=openapi.JSON))
+        return Response(to_json(answer), media_type=media_types.JSON)
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read. As a
         dependency of FastAPI it would cost twenty times as much."""
-        headers = request.headers
-        key = headers.get("x-api-key")
-        of_key = None if key is None else f"Bearer {key}"
-        return self._api_keys.admit(headers.get("authorization", of_key))
+        return self._api_keys.admit(credentials.shown_in(request.headers))
 
     def _admit_generation(self, request: Request) -> Account:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""
@@ -254,11 +248,9 @@ class OpenAIApi:
         position = _position(request)
         if body.stream:
             events = self._events(body, position, account)
-            stream = EventStream(events, explain=_explain, comment_s=self._comment_s)
-            return self._unknown.mark(request, stream)
+            return EventStream(events, explain=_explain, comment_s=self._comment_s)
         body.check_resumption(position)
-        answer = await while_connected(request.receive, self._whole(body, account))
-        return self._unknown.mark(request, answer)
+        return await while_connected(request.receive, self._whole(body, account))
 
     async def _whole(self, body: GenerationBody, account: Account) -> Response:
         request = body.to_request()
@@ -267,8 +259,8 @@ class OpenAIApi:
             shape = _shape(generation, body)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
-                return Response(data, media_type=openapi.JSON)
-            return Response(to_json(shape.answer(pieces)), media_type=openapi.JSON)
+                return Response(data, media_type=media_types.JSON)
+            return Response(to_json(shape.answer(pieces)), media_type=media_types.JSON)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -300,11 +292,11 @@ def _position(request: Request) -> StreamPosition | None:
 def _shape(
     generation: Generation, body: GenerationBody, position: StreamPosition | None = None
 ) -> Shape:
-    options: dict[str, Any] = {
-        "includes_usage": body.includes_usage,
-        "counts_usage": body.counts_usage,
-        "n_prompt_logprobs": body.prompt_logprobs,
-    }
+    shown = ShownFields(
+        includes_usage=body.includes_usage,
+        counts_usage=body.counts_usage,
+        n_prompt_logprobs=body.prompt_logprobs,
+    )
     if isinstance(body, CompletionBody):
-        return CompletionShape(generation, position, **options, echo=bool(body.echo))
-    return ChatShape(generation, position, **options)
+        return CompletionShape(generation, position, shown=shown, echo=bool(body.echo))
+    return ChatShape(generation, position, shown=shown)

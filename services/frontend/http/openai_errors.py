@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.common import errors
+from services.frontend.http import unknown_fields
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request whose client has gone away; nobody reads it."""
@@ -70,9 +71,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.OrcinusError)
-    return error_response(error)
+    return unknown_fields.mark(request, error_response(error))
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

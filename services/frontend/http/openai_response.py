@@ -11,6 +11,7 @@ but those of data.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
@@ -32,6 +33,22 @@ def to_json(value: Json) -> bytes:
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFields:
+    """The fields that a client may have in its answers besides those that all have."""
+
+    includes_usage: bool = False
+    """Whether a stream has the usage at its end,"""
+    counts_usage: bool = False
+    """and each of its chunks the usage so far."""
+    n_prompt_logprobs: int | None = None
+    """Alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the field
+    out."""
+
+
+NO_OTHERS = ShownFields()
+
+
 class Shape(ABC):
     """The shape of the answers of one kind of generation, from a position in its stream on."""
 
@@ -44,17 +61,11 @@ class Shape(ABC):
         generation: Generation,
         position: StreamPosition | None = None,
         *,
-        includes_usage: bool = False,
-        counts_usage: bool = False,
-        n_prompt_logprobs: int | None = None,
+        shown: ShownFields = NO_OTHERS,
     ) -> None:
-        """Makes the shape of a call's answers. A stream that `includes_usage` has it at the end,
-        and if it `counts_usage`, each chunk has the usage so far. `n_prompt_logprobs` are the
-        alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the
-        field out."""
         self._generation = generation
-        self._counts_usage = counts_usage
-        self._n_prompt_logprobs = n_prompt_logprobs
+        self._counts_usage = shown.counts_usage
+        self._n_prompt_logprobs = shown.n_prompt_logprobs
         nowhere = (AnswerPosition(),) * generation.n_answers
         self._ids = EventIds(
             generation.request_id, nowhere if position is None else position.answers
@@ -62,7 +73,7 @@ class Shape(ABC):
         self._has_ids = generation.options.return_token_ids
         # Most of a chunk is the same in all chunks of a stream, so it is written once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
-        self._chunk_end = b',"usage":null}' if includes_usage else b"}"
+        self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
     def answer(self, pieces: Sequence[Piece]) -> Json:

@@ -2,8 +2,6 @@
 
 Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
 OpenAI runs itself, web search for example, are left out, since nobody runs them here.
-
-The items of the assistant that follow each other, reasoning before text before calls, are one turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,118 +16,31 @@ from services.frontend.generation.generation import Generation
 from services.frontend.http import openai_errors
 from services.frontend.http.accepted_values import only
 from services.frontend.http.chat_message import MAX_TURNS
-from services.frontend.http.conversation_body import (
-    EXACT,
-    TEXT_OR_LIST,
-    GeneratingBody,
-    Metadata,
+from services.frontend.http.conversation_body import GeneratingBody, Metadata
+from services.frontend.http.conversation_tools import (
+    ClientTool,
     ToolName,
-    UnknownKind,
-    by_type,
     json_text,
+    told_tools,
+    tool_of,
 )
 from services.frontend.http.exchange import Event
+from services.frontend.http.object_kinds import EXACT, UnknownKind, by_type
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reasoning_effort import template_kwargs
 from services.frontend.http.reply import named_event
+from services.frontend.http.responses_items import InputItem, InputItems, MessageItem, messages_of
 from services.frontend.http.responses_shape import ResponsesReply
+from services.frontend.http.text_parts import TEXT_OR_LIST
 from services.frontend.request import output_format
-from services.frontend.request.conversation import (
-    ChatMessage,
-    Conversation,
-    Tool,
-    ToolCall,
-    ToolChoice,
-)
+from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
-
-SYSTEM_ROLES = ("system", "developer")
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesPart(BaseModel):
-    """A part of a text."""
-
-    model_config = EXACT
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
-
-
-_TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-Part = Annotated[
-    Annotated[ResponsesPart, Tag("text")] | Annotated[UnknownKind, Tag("unknown")],
-    by_type(dict.fromkeys(_TEXT_TYPES, "text")),
-]
-ResponsesParts = TypeAliasType(
-    "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
-)
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
-"""A text, whole or in parts."""
-
-
-class MessageItem(BaseModel):
-    """A turn."""
-
-    model_config = EXACT
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text
-
-
-class ReasoningItem(BaseModel):
-    """The assistant's reasoning, sent back as it came."""
-
-    model_config = EXACT
-
-    type: Literal["reasoning"]
-    summary: ResponsesParts | None = None
-    content: ResponsesParts | None = None
-
-
-class FunctionCallItem(BaseModel):
-    """A call by the assistant."""
-
-    model_config = EXACT
-
-    type: Literal["function_call"]
-    call_id: str
-    name: ToolName
-    arguments: str
-
-
-class FunctionCallOutputItem(BaseModel):
-    """The result of a call."""
-
-    model_config = EXACT
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Text
-
-
-_ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({kind: kind for kind in _ITEM_TYPES}, default="message"),
-]
-InputItems = TypeAliasType(
-    "InputItems", Annotated[list[InputItem], FailFast(), Field(max_length=MAX_TURNS)]
-)
-
-
-class ResponsesFunction(BaseModel):
+class ResponsesFunction(ClientTool):
     """A function that the model may call."""
-
-    model_config = EXACT
 
     type: Literal["function"]
     name: ToolName
@@ -138,13 +49,7 @@ class ResponsesFunction(BaseModel):
     strict: bool | None = None
 
     def to_tool(self) -> Tool:
-        """Returns the tool as all protocols have it."""
-        return Tool(
-            name=self.name,
-            description=self.description or "",
-            parameters=json_text(self.parameters),
-            is_strict=bool(self.strict),
-        )
+        return tool_of(self, parameters=json_text(self.parameters))
 
 
 class HostedTool(BaseModel):
@@ -269,14 +174,6 @@ class ResponsesBody(GeneratingBody):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    def to_conversation(self) -> Conversation:
-        return Conversation(
-            tuple(self._messages()),
-            tools=tuple(tool.to_tool() for tool in self._functions),
-            tool_choice=self._choice,
-            template_kwargs=template_kwargs(self.reasoning.effort if self.reasoning else None),
-        )
-
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
@@ -304,13 +201,12 @@ class ResponsesBody(GeneratingBody):
         return named_event("error", {**fields, "sequence_number": 0})
 
     @property
-    def _tool_places(self) -> list[int]:
-        places = enumerate(self.tools or ())
-        return [place for place, tool in places if isinstance(tool, ResponsesFunction)]
+    def _told_tools(self) -> dict[int, ClientTool]:
+        return told_tools(self.tools)
 
     @property
-    def _functions(self) -> list[ResponsesFunction]:
-        return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
+    def _template_kwargs(self) -> dict[str, Any]:
+        return template_kwargs(self.reasoning.effort if self.reasoning else None)
 
     @property
     def _choice(self) -> ToolChoice:
@@ -323,23 +219,12 @@ class ResponsesBody(GeneratingBody):
         return ToolChoice(allows_parallel=allows_parallel)
 
     def _messages(self) -> Iterator[ChatMessage]:
-        """Yields the turns. Instructions and the system's words after them are one turn, since most
-        chat templates know one at the beginning and no other."""
-        system = [] if self.instructions is None else [self.instructions]
-        items: Sequence[Any] = (
+        items: Sequence[InputItem] = (
             [MessageItem(role="user", content=self.input)]
             if isinstance(self.input, str)
             else self.input
         )
-        n_system = 0
-        for item in items:
-            if not isinstance(item, MessageItem) or item.role not in SYSTEM_ROLES:
-                break
-            system.append(_joined(item.content))
-            n_system += 1
-        if system:
-            yield ChatMessage("system", "\n\n".join(system))
-        yield from _turns(items, n_system)
+        return messages_of(items, self.instructions)
 
     def _echo(self, sampling: SamplingParams) -> Json:
         """Returns the part of an answer that repeats what was asked for."""
@@ -359,70 +244,6 @@ class ResponsesBody(GeneratingBody):
             "tool_choice": (
                 choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
             ),
-            "tools": [tool.model_dump() for tool in self._functions],
+            "tools": [tool.model_dump() for tool in self._told_tools.values()],
             "top_p": sampling.top_p,
         }
-
-
-def _joined(text: str | Sequence[ResponsesPart | UnknownKind] | None) -> str:
-    if isinstance(text, str):
-        return text
-    return "\n".join(part.text for part in text or () if isinstance(part, ResponsesPart))
-
-
-def _turns(items: Sequence[Any], start: int) -> Iterator[ChatMessage]:
-    """Yields the turns of the items from `start` on.
-
-    Raises:
-        InvalidRequest: an output answers no call before it.
-    """
-    call_ids: set[str] = set()
-    turn = _AssistantTurn()
-    for index, item in enumerate(items[start:], start):
-        match item:
-            case ReasoningItem():
-                yield from turn.begin()
-                turn.reasoning.append(_joined(item.content) or _joined(item.summary))
-            case MessageItem(role="assistant"):
-                yield from turn.begin()
-                turn.text = _joined(item.content)
-            case FunctionCallItem():
-                call_ids.add(item.call_id)
-                turn.calls.append(ToolCall(item.call_id, item.name, item.arguments))
-            case FunctionCallOutputItem():
-                yield from turn.end()
-                if item.call_id not in call_ids:
-                    raise errors.InvalidRequest(
-                        f"input.{index}.call_id", "answers no function_call before it"
-                    )
-                yield ChatMessage("tool", _joined(item.output), tool_call_id=item.call_id)
-            case MessageItem():
-                yield from turn.end()
-                role = "user" if item.role == "user" else "system"
-                yield ChatMessage(role, _joined(item.content))
-    yield from turn.end()
-
-
-class _AssistantTurn:
-    """The assistant's turn, while its items come."""
-
-    def __init__(self) -> None:
-        self.reasoning: list[str] = []
-        self.text: str | None = None
-        self.calls: list[ToolCall] = []
-
-    def begin(self) -> Iterator[ChatMessage]:
-        """Yields the turn, if it has text or calls, after which only calls may come."""
-        if self.text is not None or self.calls:
-            yield from self.end()
-
-    def end(self) -> Iterator[ChatMessage]:
-        """Yields the turn, if there is any, and begins the next."""
-        if self.reasoning or self.text is not None or self.calls:
-            yield ChatMessage(
-                "assistant",
-                self.text,
-                tool_calls=tuple(self.calls),
-                reasoning_content="\n".join(self.reasoning) or None,
-            )
-        self.reasoning, self.text, self.calls = [], None, []

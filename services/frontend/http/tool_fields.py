@@ -8,6 +8,7 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.chat_message import ConversationModel
+from services.frontend.http.conversation_tools import tool_of
 from services.frontend.request.conversation import MAX_TOOLS, Tool, ToolChoice
 
 
@@ -38,14 +39,9 @@ class ToolBody(ConversationModel):
 
     def to_tool(self) -> Tool:
         """Returns the tool in the words that all protocols share."""
-        function = self.function
-        schema = function.parameters
-        return Tool(
-            name=function.name,
-            description=function.description or "",
-            parameters="" if schema is None else pydantic_core.to_json(schema).decode(),
-            is_strict=bool(function.strict),
-        )
+        schema = self.function.parameters
+        parameters = "" if schema is None else pydantic_core.to_json(schema).decode()
+        return tool_of(self.function, parameters=parameters)
 
 
 class NamedFunction(ConversationModel):

@@ -13,6 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import semconv, tracing
+from services.frontend.http import credentials
 from services.frontend.request.client_call import current_call
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -27,8 +28,7 @@ class TracedApp:
     def __init__(
         self, app: ASGIApp, tracer: Tracer, *, is_known: Callable[[str | None], bool]
     ) -> None:
-        """Wraps an app; `is_known` says whether a caller may call, by the value of
-        `authorization`."""
+        """Wraps an app; `is_known` says whether a caller may call, by the credentials shown."""
         self._app = app
         self._tracer = tracer
         self._is_known = is_known
@@ -39,8 +39,10 @@ class TracedApp:
             return
         method = scope["method"] if scope["method"] in METHODS else "HTTP"
         context = _headers(scope, "traceparent", "tracestate", "baggage")
-        if context and not self._is_known(_headers(scope, "authorization").get("authorization")):
-            context = {}
+        if context:
+            shown = _headers(scope, credentials.AUTHORIZATION, credentials.X_API_KEY)
+            if not self._is_known(credentials.shown_in(shown)):
+                context = {}
         parent = tracing.parent_in(context)
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
         otel_context.attach(trace.set_span_in_context(span))  # for good: the task is this request's

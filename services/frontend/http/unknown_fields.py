@@ -8,7 +8,7 @@ set of names, and only so many lines in a while.
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -25,6 +25,8 @@ LOGGED_AGAIN_S = 3600.0
 
 MAX_LOGGED = 64
 """Lines in that time at most."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
 
@@ -52,12 +54,6 @@ class UnknownFields:
         request.state.ignored_fields = names
         self._log(names)
 
-    def mark(self, request: Request, response: Response) -> Response:
-        """Returns the response to a request, with a header if fields of its body were ignored."""
-        if names := getattr(request.state, "ignored_fields", ""):
-            response.headers[HEADER] = names
-        return response
-
     def _log(self, names: str) -> None:
         now = self._clock()
         if now >= self._logged_until:
@@ -66,3 +62,19 @@ class UnknownFields:
         if names not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(names)
             log.warning("ignoring unknown fields of requests: %s", names)
+
+
+def mark(request: Request, response: Response) -> Response:
+    """Returns the response to a request, with a header if fields of its body were ignored."""
+    if names := getattr(request.state, "ignored_fields", ""):
+        response.headers[HEADER] = names
+    return response
+
+
+def marking(endpoint: Endpoint) -> Endpoint:
+    """Returns an endpoint whose answers are marked; what handles its errors marks theirs."""
+
+    async def answer(request: Request) -> Response:
+        return mark(request, await endpoint(request))
+
+    return answer

@@ -2,10 +2,9 @@
 
 Requests and cancellations go up; what an iteration brings comes down in one message and is handed
 to the inboxes of the requests it concerns. The scheduler says when it has a pipeline and when it
-has none; while there is none, new requests are held here. Every token that came is kept in the
-request's submission: whoever is lost, the request is submitted to the next scheduler with what it
-has and goes on after that, its client none the wiser, until its time is up. Each update says where
-its tokens belong, so that none comes twice and none is missing.
+has none; while there is none, new requests are held here. Whoever is lost, a request is submitted
+to the next scheduler with the tokens it has (`submitted_request`) and goes on after them, its
+client none the wiser, until its time is up.
 
 When the stream ends, the client begins another (`scheduler_stream`) to whoever leads then.
 """
@@ -15,8 +14,7 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
@@ -32,6 +30,7 @@ from services.frontend.link.scheduler_events import (
     events_of,
 )
 from services.frontend.link.scheduler_stream import SchedulerStream
+from services.frontend.link.submitted_request import Inbox, SubmittedRequest
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
@@ -41,18 +40,8 @@ log = logging.getLogger(__name__)
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
 
-MAX_EXTENSIONS = 5
-"""Losses in a row, without a token in between, from each of which a request has time anew: one that
-ends its schedulers must not do so for ever."""
-
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
-
-
-class Inbox(Protocol):
-    """A place for the events of a request, or of several that belong together."""
-
-    def put_nowait(self, event: Event, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,119 +55,6 @@ class Backoff:
         """Returns the pause, in seconds, after so many failures in a row, at least one."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
         return random.uniform(longest / 2, longest)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    """A request from its submission to its end."""
-
-    submission: scheduler_pb2.Submission
-    inbox: Inbox
-    model: str
-    until: float
-    span: RequestSpan
-    was_held: bool = False
-    was_sent: bool = False
-    is_accepted: bool = False  # by the scheduler that leads
-    n_extensions: int = 0  # of `until`, since it last had a token
-    n_at_loss: int = 0  # tokens when its pipeline was last lost
-    is_stalled: bool = False  # no token since the pipeline was lost
-    next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
-    failure: str = ""  # of the last attempt
-    next_attempt: asyncio.TimerHandle | None = None  # only while it is held
-    wants_logprobs: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        submission = self.submission
-        self.wants_logprobs = submission.HasField("n_logprobs") or submission.HasField(
-            "n_prompt_logprobs"
-        )
-
-    @property
-    def request_id(self) -> str:
-        return self.submission.request_id
-
-    @property
-    def is_held(self) -> bool:
-        return self.next_attempt is not None
-
-    def news_of(self, event: Tokens | PromptLogprobs) -> Event | None:
-        """Keeps what an event brings, and returns the event with what is new, if anything is.
-
-        Raises:
-            RequestFailed: something is missing, or something else was there before.
-        """
-        if isinstance(event, Tokens):
-            return self.new_tokens(event)
-        return self.new_prompt_logprobs(event)
-
-    def new_tokens(self, event: Tokens) -> Tokens:
-        """Keeps the tokens, and returns the event with those that are new.
-
-        Raises:
-            RequestFailed: tokens are missing, or other ones were there before, or log-probabilities
-            are missing.
-        """
-        kept = self.submission.generated_token_ids
-        n_kept = len(kept)
-        if self.wants_logprobs:
-            self._check_logprobs(event, has_tokens=n_kept > 0)
-        if event.start != n_kept:
-            n_known = n_kept - event.start
-            if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
-                raise errors.RequestFailed(
-                    f"tokens from {event.start} on do not continue the {n_kept} that are there"
-                )
-            logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
-            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
-        kept.extend(event.token_ids)
-        if self.submission.n_losses and len(kept) - self.n_at_loss > 1:
-            self.submission.n_losses = 0
-        self.n_extensions = 0
-        self.is_stalled = False
-        return event
-
-    def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Notes log-probabilities, and returns the event with those that are new, if any are.
-
-        Raises:
-            RequestFailed: some are missing.
-        """
-        n_known = self.next_prompt_position - event.position
-        if n_known < 0:
-            raise errors.RequestFailed(
-                f"log-probabilities from position {event.position} on do not continue those before "
-                f"{self.next_prompt_position}"
-            )
-        if n_known >= len(event.logprobs):
-            return None
-        new = event.logprobs.part(n_known, len(event.logprobs))
-        event = PromptLogprobs(event.request_id, self.next_prompt_position, new)
-        self.next_prompt_position += len(new)
-        return event
-
-    def _check_logprobs(self, event: Tokens, *, has_tokens: bool) -> None:
-        """Raises RequestFailed if log-probabilities that are wanted do not come with tokens: their
-        scheduler is of another version."""
-        submission = self.submission
-        n_logprobs = 0 if event.logprobs is None else len(event.logprobs)
-        if submission.HasField("n_logprobs") and n_logprobs != len(event.token_ids):
-            raise errors.RequestFailed(
-                f"{len(event.token_ids)} tokens came with {n_logprobs} log-probabilities"
-            )
-        n_prompt = len(submission.prompt_token_ids)
-        is_due = submission.HasField("n_prompt_logprobs") and not has_tokens
-        if is_due and self.next_prompt_position != n_prompt:
-            raise errors.RequestFailed(
-                f"a token came with log-probabilities of {self.next_prompt_position - 1} of "
-                f"the {n_prompt} tokens of the prompt"
-            )
-
-    def release(self) -> None:
-        """Stops holding the request; the next attempt is no longer scheduled."""
-        if self.next_attempt is not None:
-            self.next_attempt.cancel()
-            self.next_attempt = None
 
 
 class SchedulerClient:
@@ -207,7 +83,7 @@ class SchedulerClient:
         self._on_tokens = on_tokens
         self._refusals = Refusals() if refusals is None else refusals
         self._gate = PoolGate(self._refusals)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, SubmittedRequest] = {}
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
         self._last_known: Pipeline | None = None
@@ -309,7 +185,7 @@ class SchedulerClient:
         them. A request that was held, here or before it came here, is also sent again when the
         pool is full, since all that were held come at once. `span` is told of each of these.
         """
-        request = _Request(
+        request = SubmittedRequest(
             submission=submission,
             inbox=inbox,
             model=model,
@@ -412,10 +288,7 @@ class SchedulerClient:
             case Accepted():
                 request.is_accepted = True
             case Suspended():
-                request.is_stalled = True
-                request.n_at_loss = len(request.submission.generated_token_ids)
-                request.submission.n_losses = event.n_losses
-                request.span.suspended(request.request_id, event.n_losses)
+                request.suspend(event.n_losses)
                 return
             case Failed(error=errors.Unavailable() as error):
                 self._hold(request, error)
@@ -434,7 +307,7 @@ class SchedulerClient:
             del self._requests[event.request_id]
         request.inbox.put_nowait(event)
 
-    def _news_of(self, request: _Request, event: Tokens | PromptLogprobs) -> Event | None:
+    def _news_of(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> Event | None:
         """Returns what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
         try:
@@ -445,7 +318,7 @@ class SchedulerClient:
             self._end(request, error)
             return None
 
-    def _attempt(self, request: _Request) -> None:
+    def _attempt(self, request: SubmittedRequest) -> None:
         """Sends a request, or holds it if it can't be sent."""
         request.release()
         if self._is_stopping:
@@ -467,7 +340,7 @@ class SchedulerClient:
 
     def _hold(
         self,
-        request: _Request,
+        request: SubmittedRequest,
         error: errors.Unavailable | errors.PoolFull,
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
@@ -475,11 +348,7 @@ class SchedulerClient:
         """Keeps a request that failed for another attempt, or fails it if there can be none."""
         loop = asyncio.get_running_loop()
         now = _now()
-        if request.is_accepted and request.n_extensions < MAX_EXTENSIONS:
-            request.n_extensions += 1
-            request.until = max(request.until, now + self._resume_s)
-            request.submission.is_resubmitted = True
-        request.is_accepted = False
+        request.lose(until=now + self._resume_s)
         if now >= request.until:
             self._fail(request, error)
             return
@@ -489,12 +358,12 @@ class SchedulerClient:
         at = min(request.until, now + pause_s) if self.is_open else request.until
         request.next_attempt = loop.call_at(at, self._attempt, request)
 
-    def _fail(self, request: _Request, error: errors.Unavailable | errors.PoolFull) -> None:
+    def _fail(self, request: SubmittedRequest, error: errors.Unavailable | errors.PoolFull) -> None:
         request.release()
         if self._requests.pop(request.request_id, None) is not None:
             self._end(request, error)
 
-    def _end(self, request: _Request, error: errors.OrcinusError) -> None:
+    def _end(self, request: SubmittedRequest, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))
 
     def _note_change(self) -> None:

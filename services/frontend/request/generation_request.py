@@ -89,6 +89,11 @@ class GenerationOptions:
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def shows_tokens(self) -> bool:
+        """Whether clients see the tokens of answers, and not their text only."""
+        return self.return_token_ids or self.n_logprobs is not None
+
+    @property
     def n_ranked(self) -> int | None:
         """Alternatives that tokens have, also if only the best answers are to be found by them."""
         if self.n_logprobs is None and self.n_generated > self.n:

@@ -41,8 +41,8 @@ def compile_kernels(
     """Runs every kind of iteration of up to `n_tokens` tokens, so that its kernels are compiled.
 
     These are decodes, alone and beside prompts, with tokens chosen by argmax and sampled, each with
-    and without what adjusts logits: penalties, biases and masks. With `new_graph` a batch of decodes is
-    recorded as well.
+    and without what adjusts logits: penalties, biases and masks. With `new_graph` a batch of
+    decodes is recorded as well.
     """
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)

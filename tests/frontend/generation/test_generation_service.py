@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from orcinus.v1 import scheduler_pb2
 
-from services.frontend.generation.generation import EncodedPrompt
+from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest

@@ -12,6 +12,7 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors
 from services.frontend.api_keys import Account, ApiKey, hash_of
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -46,7 +47,10 @@ async def desk(
     refusals = Refusals()
     budget = MemoryBudget(2**26, refusals=refusals)
     async with connected(scheduler, resume_s=resume_s) as client:
-        service = GenerationService(TOKENIZER, client, budget=budget, refusals=refusals, **settings)
+        limits = ServiceLimits(**settings)
+        service = GenerationService(
+            TOKENIZER, client, limits=limits, budget=budget, refusals=refusals
+        )
         yield Desk(service, scheduler, budget, refusals)
 
 

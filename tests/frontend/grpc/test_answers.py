@@ -10,7 +10,8 @@ from orcinus.v1 import inference_pb2
 
 from services.common.sampling import SamplingParams
 from services.frontend.generation.answer import Piece
-from services.frontend.generation.generation import EncodedPrompt, Generation, Usage
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.generation.generation import Generation, Usage
 from services.frontend.grpc.answers import Answers
 from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http.connection import MAX_AHEAD_BYTES, MAX_FRAMING_BYTES
+from services.frontend.http.connection import MAX_AHEAD_BYTES
 from services.frontend.http.connection_limits import (
     RESERVED_DESCRIPTORS,
     ConnectionLimits,
     check_descriptors,
 )
+from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals

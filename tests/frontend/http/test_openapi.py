@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.common import errors
 from services.common.sampling import MAX_GRAMMAR_LENGTH
-from services.frontend.http import event_id, openapi
+from services.frontend.http import event_id, media_types, openapi
 from services.frontend.http.body_reader import parse_body
 from services.frontend.http.messages_request import MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody
@@ -277,14 +277,14 @@ def check_answer(response: httpx.Response, path: str) -> None:
         assert not header.get("required") or name in response.headers
     media_type = response.headers["content-type"].partition(";")[0]
     schema = documented["content"][media_type]["schema"]
-    value = response.text if media_type == openapi.EVENTS else response.json()
+    value = response.text if media_type == media_types.EVENTS else response.json()
     validator(schema).validate(value)
 
 
 @on_site
 async def test_anybody_gets_the_document_that_is_true_of_this_server(site: Site) -> None:
     response = await site.http.get(openapi.PATH)
-    assert response.headers["content-type"] == openapi.JSON
+    assert response.headers["content-type"] == media_types.JSON
     assert response.json() == json.loads(json.dumps(openapi.document(needs_key=False)))
     check_answer(response, openapi.PATH)
     routes = {

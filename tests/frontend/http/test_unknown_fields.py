@@ -109,6 +109,8 @@ async def test_answers_name_what_was_ignored(
     response = await site.http.post(path, json=body | {"provider_options": {}, "a\r\nb: c": 1})
     assert response.status_code == 200
     assert response.headers[HEADER] == "a??b??c, provider_options"
+    refused = await site.http.post(path, json=body | {"temprature": 1, "model": "another"})
+    assert (refused.status_code, refused.headers[HEADER]) == (404, "temprature")
 
 
 async def test_they_are_refused_if_the_operator_wants_so(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors, rpc
 from services.frontend.link.scheduler_client import (
     ATTEMPT_PAUSE_S,
-    MAX_EXTENSIONS,
     NO_PIPELINE,
     STOPPING,
     Backoff,
@@ -28,6 +27,7 @@ from services.frontend.link.scheduler_events import (
     events_of,
 )
 from services.frontend.link.scheduler_stream import MAX_UNSENT
+from services.frontend.link.submitted_request import MAX_EXTENSIONS
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal, Refusals

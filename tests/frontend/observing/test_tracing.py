@@ -161,9 +161,11 @@ async def test_strangers_do_not_choose_what_is_recorded(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await site.inference.generate(request_of(), metadata=tuple(HEADERS.items()))
         assert not spans.all()
-        assert (await complete(site, headers={**HEADERS, **ALICE})).status_code == 200
+        anthropics = {"x-api-key": ALICE["authorization"].removeprefix("Bearer ")}
+        for shown in (ALICE, anthropics):
+            assert (await complete(site, headers={**HEADERS, **shown})).status_code == 200
         await site.inference.generate(request_of(), metadata=(*HEADERS.items(), *ALICE_METADATA))
-        assert len(await until(spans, 4)) == 4
+        assert len(await until(spans, 6)) == 6
 
 
 async def test_the_sampler_decides_where_no_client_has(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""The calls of a client, without a connection: what is asked of whom next, and when.
+
+A client makes the requests that a call names, hands over what comes, and waits as long as it is
+told.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orcinus_client.attempts import Attempts, Retry
+from orcinus_client.errors import ClientError
+from orcinus_client.request import trace_headers
+from orcinus_client.stream import Chunk, Stream
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frontends:
+    """The frontends that a client knows, by their base URLs, and how often they are asked."""
+
+    base_urls: Sequence[str]
+    retry: Retry
+
+    def attempts(self) -> Attempts:
+        """Returns the attempts of a new call."""
+        return Attempts(self.base_urls, self.retry)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A method and a path of the API, and the body for it."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+    @classmethod
+    def completion(cls, prompt: Prompt, options: Mapping[str, Any]) -> "Query":
+        """Returns the query for a completion."""
+        return cls("POST", "/completions", {"prompt": prompt, **options})
+
+    @classmethod
+    def chat(cls, messages: Messages, options: Mapping[str, Any]) -> "Query":
+        """Returns the query for the next turn of a conversation."""
+        return cls("POST", "/chat/completions", {"messages": messages, **options})
+
+    @classmethod
+    def models(cls) -> "Query":
+        """Returns the query for the list of models."""
+        return cls("GET", "/models")
+
+
+class StreamedCall:
+    """A call whose answer comes as a stream, over one connection after the other."""
+
+    def __init__(self, frontends: Frontends, query: Query, *, resume: bool) -> None:
+        self._attempts = frontends.attempts()
+        self._path = query.path
+        self._stream = Stream(query.body or {}, resume=resume)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has come to its end."""
+        return self._stream.is_done
+
+    def begin(self) -> tuple[str, dict[str, Any], dict[str, str]]:
+        """Begins with another connection; returns the URL, the body and the headers to post."""
+        body, headers = self._stream.begin()
+        return self._attempts.base_url + self._path, body, headers | trace_headers()
+
+    def take(self, data: bytes) -> Iterator[Chunk]:
+        """Yields the chunks that bytes of the answer complete.
+
+        Raises:
+            ApiError: one of them is an error.
+        """
+        for chunk in self._stream.take(data):
+            self._attempts.note_success()
+            yield chunk
+
+    def end(self) -> None:
+        """Notes that the connection has ended; raises ConnectionLost if the stream has not."""
+        self._stream.end()
+
+    def fail(self, error: ClientError) -> float:
+        """Notes that the connection has failed; returns the seconds to wait before the next.
+
+        Raises:
+            ClientError: `error`, if no other connection may bring the rest.
+        """
+        if not self._stream.can_go_on:
+            raise error
+        return self._attempts.fail(error)

@@ -1,0 +1,114 @@
+"""A request in tokens and grammars.
+
+A format of the output, or the tools of a conversation, become a grammar, which is compiled once to
+see whether the model can follow it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from services.common import errors
+from services.common.sampling import OPTIONS
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.limits import Limits
+from services.frontend.request.memory_budget import Share
+from services.frontend.request.resumption import TOKENS_FIELD
+from services.frontend.text.grammar_check import GrammarCheck
+from services.frontend.text.message_format import (
+    PLAIN,
+    AnswerFormat,
+    MessageFormat,
+    schema_grammars,
+)
+from services.frontend.text.prompt_encoder import PromptEncoder
+
+
+class RequestEncoder:
+    """Encodes the prompts of requests."""
+
+    def __init__(
+        self, prompts: PromptEncoder, *, grammar_check: GrammarCheck, message_format: MessageFormat
+    ) -> None:
+        self._prompts = prompts
+        self._grammar_check = grammar_check
+        self._message_format = message_format
+
+    async def encode(
+        self, request: GenerationRequest, limits: Limits, share: Share
+    ) -> tuple[EncodedPrompt, ...]:
+        """Returns the prompts of a request, checked by the limits of the model.
+
+        Raises:
+            InvalidRequest: a prompt is too long, tokens are not in the vocabulary, a conversation
+            can't be written out, or a grammar can't be followed.
+            UnknownModel: another model is meant.
+            PoolFull: there is too much at once.
+        """
+        limits.check_model(request.model)
+        stop_token_ids = limits.stop_token_ids(request.options)
+        if request.resumption is not None:
+            for answer in request.resumption.answers:
+                limits.check_tokens(TOKENS_FIELD, answer.token_ids)
+        self._prompts.check_length(request.prompts, limits)
+        options = request.options
+        if options.sampling.grammar:
+            await self._grammar_check.check(
+                options.format_field, options.sampling.grammar, limits.pipeline, share
+            )
+        encoded = []
+        for prompt in request.prompts:
+            token_ids = await self._prompts.to_tokens(
+                prompt, limits, share, add_special_tokens=options.add_special_tokens
+            )
+            max_new_tokens = limits.max_new_tokens(
+                request.options,
+                n_prompt=len(token_ids),
+                is_chat=isinstance(prompt, Conversation),
+            )
+            answer_format = PLAIN
+            if isinstance(prompt, Conversation):
+                answer_format = await self._answer_format(
+                    prompt, token_ids, request.options, limits, share
+                )
+            limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
+            encoded.append(
+                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
+            )
+            await asyncio.sleep(0)  # others come in between
+        return tuple(encoded)
+
+    async def _answer_format(
+        self,
+        conversation: Conversation,
+        token_ids: Sequence[int],
+        options: GenerationOptions,
+        limits: Limits,
+        share: Share,
+    ) -> AnswerFormat:
+        """Returns how answers to a conversation are written; a grammar in it can be followed.
+
+        Raises:
+            InvalidRequest: it cannot; the error names the tool, if it is one's.
+        """
+        if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
+            raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
+        answer_format = self._message_format.of(
+            conversation, token_ids, has_grammar=bool(options.sampling.grammar)
+        )
+        field, grammar = answer_format.grammar_field, answer_format.grammar
+        if not grammar:
+            return answer_format
+        if options.ignore_eos:
+            raise errors.InvalidRequest("ignore_eos", f"not together with {field}")
+        OPTIONS["grammar"].allowed.check(field, grammar)
+        check = partial(self._grammar_check.check, pipeline=limits.pipeline, share=share)
+        try:
+            await check(field, grammar)
+        except errors.InvalidRequest:
+            for schema_field, schema in schema_grammars(conversation):
+                await check(schema_field, schema)
+            raise
+        return answer_format

@@ -1,0 +1,20 @@
+"""The limits of the generation service; `FrontendSettings` explains them."""
+
+from dataclasses import dataclass, field
+
+from services.frontend.text.prompt_encoder import TextLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLimits:
+    """The limits of all requests together, and of each."""
+
+    max_in_flight: int = 4096
+    """Answers in the making."""
+    max_answers_at_once: int = 32
+    """Answers of one call that are with the scheduler at a time."""
+    hold_s: float = 0.0
+    """Seconds that a request waits for a pipeline."""
+    max_request_s: float = 0.0
+    """Seconds that a request may take; 0 is any time."""
+    texts: TextLimits = field(default_factory=TextLimits)

@@ -1,0 +1,66 @@
+"""The answers of a call that are made whole before anybody sees them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.frontend.generation.answer import Piece
+from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.logprobs import LOGPROB_BYTES
+from services.frontend.request.memory_budget import Share
+
+MAX_PIECES = 64
+"""Pieces of an answer that are kept apart."""
+
+OUTPUT_TOKEN_BYTES = 40
+"""Bytes of memory that a token of an answer takes, if clients want to see it."""
+
+
+class WholeAnswers:
+    """Joins the pieces of answers. The call's share of the memory grows with them."""
+
+    def __init__(self, options: GenerationOptions, share: Share, *, n_answers: int) -> None:
+        self._options = options
+        self._share = share
+        self._answers: list[list[Piece]] = [[] for _ in range(n_answers)]
+
+    def add(self, piece: Piece) -> None:
+        """Takes the next piece of an answer; raises PoolFull if there is no memory for it."""
+        pieces = self._answers[piece.index]
+        pieces.append(piece)
+        if len(pieces) == MAX_PIECES:
+            n_before = _n_bytes(pieces[0])
+            pieces[:] = [self._joined(pieces)]
+            self._share.grow(_n_bytes(pieces[0]) - n_before)
+
+    def best(self) -> list[Piece]:
+        """Returns the answers, each as one piece, in order. Of `best_of` answers to a prompt, those
+        with the highest mean log-probability are returned, the best one first."""
+        answers = [self._joined(pieces) for pieces in self._answers]
+        n, n_generated = self._options.n, self._options.n_generated
+        if n == n_generated:
+            return answers
+        best: list[Piece] = []
+        for start in range(0, len(answers), n_generated):
+            candidates = answers[start : start + n_generated]
+            for piece in sorted(candidates, key=_mean_logprob, reverse=True)[:n]:
+                wanted = piece.logprobs if self._options.n_logprobs is not None else None
+                best.append(replace(piece, index=len(best), logprobs=wanted))
+        return best
+
+    def _joined(self, pieces: Sequence[Piece]) -> Piece:
+        """Returns all pieces of an answer as one, without tokens that nobody wants to see."""
+        joined = Piece.joined(pieces)
+        return joined if self._options.shows_tokens else replace(joined, token_ids=())
+
+
+def _n_bytes(piece: Piece) -> int:
+    """Returns about how many bytes of memory a piece takes."""
+    n_bytes = len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)
+    return n_bytes if piece.logprobs is None else n_bytes + LOGPROB_BYTES * piece.logprobs.n_numbers
+
+
+def _mean_logprob(piece: Piece) -> float:
+    """Returns the mean log-probability of an answer's tokens."""
+    if piece.logprobs is None or not len(piece.logprobs):
+        return 0.0
+    return sum(piece.logprobs.values) / len(piece.logprobs)

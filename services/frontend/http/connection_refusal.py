@@ -1,0 +1,33 @@
+"""The refusal of what a client sends over its connection, which ends with it."""
+
+import json
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from services.frontend.request.refusals import Refusal
+
+
+class Refused(Exception):
+    """A limit or a rule that a client has broken; its connection ends with this status."""
+
+    def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason
+
+
+def malformed(message: str) -> Refused:
+    """Returns the refusal of what is not HTTP as it is spoken here."""
+    return Refused(HTTPStatus.BAD_REQUEST, message, Refusal.MALFORMED)
+
+
+def answer(status: HTTPStatus, message: str) -> bytes:
+    """Returns a whole answer in the API's shape of errors."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    body = json.dumps({"error": error}).encode()
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+    retry = b"retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+    return head % (STATUS_LINE[status], len(body)) + retry + b"\r\n" + body

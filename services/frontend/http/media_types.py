@@ -1,0 +1,4 @@
+"""The media types of answers."""
+
+JSON = "application/json"
+EVENTS = "text/event-stream"

@@ -1,0 +1,157 @@
+"""A request of the stream to the scheduler, with the tokens that have come.
+
+Every token that came is kept in the request's submission, so that it can be submitted again with
+what it has. Each update says where its tokens belong, so that none comes twice and none is missing.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common import errors
+from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.observing.request_span import RequestSpan
+
+MAX_EXTENSIONS = 5
+"""Losses in a row, without a token in between, from each of which a request has time anew: one that
+ends its schedulers must not do so for ever."""
+
+
+class Inbox(Protocol):
+    """A place for the events of a request, or of several that belong together."""
+
+    def put_nowait(self, event: Event, /) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SubmittedRequest:
+    """A request from its submission to its end."""
+
+    submission: scheduler_pb2.Submission
+    inbox: Inbox
+    model: str
+    until: float
+    span: RequestSpan
+    was_held: bool = False
+    was_sent: bool = False
+    is_accepted: bool = False  # by the scheduler that leads
+    n_extensions: int = 0  # of `until`, since it last had a token
+    n_at_loss: int = 0  # tokens when its pipeline was last lost
+    is_stalled: bool = False  # no token since the pipeline was lost
+    next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
+    failure: str = ""  # of the last attempt
+    next_attempt: asyncio.TimerHandle | None = None  # only while it is held
+    wants_logprobs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        submission = self.submission
+        self.wants_logprobs = submission.HasField("n_logprobs") or submission.HasField(
+            "n_prompt_logprobs"
+        )
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request, which its events have."""
+        return self.submission.request_id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits to be sent."""
+        return self.next_attempt is not None
+
+    def news_of(self, event: Tokens | PromptLogprobs) -> Event | None:
+        """Keeps what an event brings, and returns the event with what is new, if anything is.
+
+        Raises:
+            RequestFailed: something is missing, or something else was there before.
+        """
+        if isinstance(event, Tokens):
+            return self.new_tokens(event)
+        return self.new_prompt_logprobs(event)
+
+    def suspend(self, n_losses: int) -> None:
+        """Notes that its pipeline was lost, `n_losses` times in a row by now; the scheduler goes on
+        with it at the next one."""
+        self.is_stalled = True
+        self.n_at_loss = len(self.submission.generated_token_ids)
+        self.submission.n_losses = n_losses
+        self.span.suspended(self.request_id, n_losses)
+
+    def lose(self, *, until: float) -> None:
+        """Notes that the scheduler does not have it, or no longer. If it did, it may be held until
+        `until`, for up to MAX_EXTENSIONS losses in a row."""
+        if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
+            self.n_extensions += 1
+            self.until = max(self.until, until)
+            self.submission.is_resubmitted = True
+        self.is_accepted = False
+
+    def release(self) -> None:
+        """Stops holding the request; the next attempt is no longer scheduled."""
+        if self.next_attempt is not None:
+            self.next_attempt.cancel()
+            self.next_attempt = None
+
+    def new_tokens(self, event: Tokens) -> Tokens:
+        """Keeps the tokens, and returns the event with those that are new.
+
+        Raises:
+            RequestFailed: tokens are missing, or other ones were there before, or log-probabilities
+            are missing.
+        """
+        kept = self.submission.generated_token_ids
+        n_kept = len(kept)
+        if self.wants_logprobs:
+            self._check_logprobs(event, has_tokens=n_kept > 0)
+        if event.start != n_kept:
+            n_known = n_kept - event.start
+            if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
+                raise errors.RequestFailed(
+                    f"tokens from {event.start} on do not continue the {n_kept} that are there"
+                )
+            logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
+            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
+        kept.extend(event.token_ids)
+        if self.submission.n_losses and len(kept) - self.n_at_loss > 1:
+            self.submission.n_losses = 0
+        self.n_extensions = 0
+        self.is_stalled = False
+        return event
+
+    def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """Notes log-probabilities, and returns the event with those that are new, if any are.
+
+        Raises:
+            RequestFailed: some are missing.
+        """
+        n_known = self.next_prompt_position - event.position
+        if n_known < 0:
+            raise errors.RequestFailed(
+                f"log-probabilities from position {event.position} on do not continue those before "
+                f"{self.next_prompt_position}"
+            )
+        if n_known >= len(event.logprobs):
+            return None
+        new = event.logprobs.part(n_known, len(event.logprobs))
+        event = PromptLogprobs(event.request_id, self.next_prompt_position, new)
+        self.next_prompt_position += len(new)
+        return event
+
+    def _check_logprobs(self, event: Tokens, *, has_tokens: bool) -> None:
+        """Raises RequestFailed if log-probabilities that are wanted do not come with tokens: their
+        scheduler is of another version."""
+        submission = self.submission
+        n_logprobs = 0 if event.logprobs is None else len(event.logprobs)
+        if submission.HasField("n_logprobs") and n_logprobs != len(event.token_ids):
+            raise errors.RequestFailed(
+                f"{len(event.token_ids)} tokens came with {n_logprobs} log-probabilities"
+            )
+        n_prompt = len(submission.prompt_token_ids)
+        is_due = submission.HasField("n_prompt_logprobs") and not has_tokens
+        if is_due and self.next_prompt_position != n_prompt:
+            raise errors.RequestFailed(
+                f"a token came with log-probabilities of {self.next_prompt_position - 1} of "
+                f"the {n_prompt} tokens of the prompt"
+            )
