@@ -19,6 +19,7 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -269,7 +270,10 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
     return KVManager(
-        n_blocks=n_blocks, block_size=block_size, has_prefix_cache=settings.prefix_cache
+        n_blocks=n_blocks,
+        block_size=block_size,
+        has_prefix_cache=settings.prefix_cache,
+        expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
     )
 
 

@@ -91,6 +91,11 @@ class SchedulerSettings(ServerSettings):
     n_slots: int | None = Field(default=None, ge=1)
     """K/V slots to use at most, in tokens; all that the stages have when not set."""
 
+    admission: Literal["reserve", "optimistic"] = "reserve"
+    """What an admitted request reserves: `reserve` all the memory that it can need, as in the
+    paper, `optimistic` what it needs now and the share of its `max_tokens` that others have used.
+    Then more requests run, and the last one is put down and recomputed where memory runs out."""
+
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share their keys and values, and find those
     of requests that have ended."""

@@ -23,6 +23,7 @@ flight, so the content is there by then.
 
 from array import array
 
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.prefix_cache import PrefixCache
 from services.scheduler.core.request import Request
 from services.scheduler.core.reservation import Reservation
@@ -32,11 +33,23 @@ class KVManager:
     """The accounts of all K/V memory: reserved <= n_blocks, and every block is free, in use, or
     kept by the prefix cache."""
 
-    def __init__(self, *, n_blocks: int, block_size: int, has_prefix_cache: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        n_blocks: int,
+        block_size: int,
+        has_prefix_cache: bool = False,
+        expected_use: ExpectedUse | None = None,
+    ) -> None:
+        """With `expected_use`, a request reserves what it may be expected to need instead of what
+        it can need, and its reservation may have to grow."""
         if n_blocks < 1 or block_size < 1:
             raise ValueError(f"no K/V memory: {n_blocks} blocks of {block_size} slots")
         self.n_blocks = n_blocks
         self.block_size = block_size
+        self.expected_use = expected_use
+        self.is_owing = False
+        """Whether an admitted request waits for memory, so that none is admitted."""
         self.n_reserved_blocks = 0
         self.n_queried_tokens = 0
         """Tokens of admitted requests that were looked for in the prefix cache."""
@@ -79,7 +92,12 @@ class KVManager:
 
         What the prefix cache has of its tokens counts as scheduled from then on.
         """
-        n_blocks = self._blocks_for(request.max_sequence_len)
+        if self.expected_use is None:
+            n_blocks = self._blocks_for(request.max_sequence_len)
+        elif self.is_owing:
+            return None
+        else:
+            n_blocks = self._blocks_for(self.expected_use.n_tokens(request))
         n_left = self.n_blocks - self.n_reserved_blocks
         cache = self.prefix_cache
         if cache is None or request.cache_scope is None or request.wants_prompt_logprobs:
@@ -106,6 +124,22 @@ class KVManager:
             n_entered_blocks=len(cached),
             next_entry_at=(len(cached) + 1) * self.block_size,
         )
+
+    def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
+        """Returns whether a reservation is large enough to store `n_tokens` tokens."""
+        return n_tokens <= reservation.n_reserved_blocks * self.block_size
+
+    def grow(self, reservation: Reservation, n_tokens: int) -> bool:
+        """Enlarges a reservation so that it is enough for `n_tokens` tokens, if there is memory
+        for all of them; returns whether it is enough."""
+        n_more = self._blocks_for(n_tokens) - reservation.n_reserved_blocks
+        if n_more <= 0:
+            return True
+        if self.n_reserved_blocks + n_more > self.n_blocks:
+            return False
+        self.n_reserved_blocks += n_more
+        reservation.n_reserved_blocks += n_more
+        return True
 
     def allocate(self, reservation: Reservation, n_tokens: int) -> list[int]:
         """Gives the reservation the blocks it lacks to store `n_tokens` tokens, and returns their

@@ -89,6 +89,10 @@ class Request:
     """The names of its blocks in the prefix cache."""
     n_cached_tokens: int = 0
     """Tokens that it did not have to compute, when it was last admitted."""
+    n_lent_blocks: int = 0
+    """Blocks that it asked for when it last could not grow."""
+    n_put_downs: int = 0
+    """Times that it was put down for the memory of others."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether it was cancelled while running; it ends when a batch with it returns."""

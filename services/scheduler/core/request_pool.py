@@ -83,6 +83,16 @@ class RequestPool:
         """The requests that have run, or are running, and have not ended."""
         return self._admitted
 
+    @property
+    def ready(self) -> Sequence[Request]:
+        """The requests that have run and can ride the next iteration, in order, as they are now."""
+        return tuple(self._ready)
+
+    @property
+    def last(self) -> Request:
+        """The one that is put down first of those that have run; there must be one."""
+        return max(self._admitted, key=_arrival)
+
     def add(self, request: Request) -> None:
         """Takes a request in.
 
@@ -153,6 +163,24 @@ class RequestPool:
         index = self._place(request)
         if index is not None:
             del self._ready[index]
+
+    def let_run(self, request: Request) -> None:
+        """Lets a request be selected again that was held back."""
+        self._make_ready(request)
+
+    def put_down(self, request: Request) -> None:
+        """Puts down one request that has run and is in no batch, so that it waits again at its
+        place in the order of arrival."""
+        self.hold_back(request)
+        del self._admitted[request]
+        request.put_down()
+        first = next(iter(self._waiting), None)
+        if first is None or request.arrival < first.arrival:
+            self._waiting = {request: None, **self._waiting}
+        else:
+            self._waiting = dict.fromkeys(sorted([*self._waiting, request], key=_arrival))
+        if request.is_suspect:
+            self._suspects[request] = None
 
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""

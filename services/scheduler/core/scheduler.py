@@ -21,6 +21,7 @@ from typing import NamedTuple
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import (
     MAX_LOSSES,
@@ -76,6 +77,12 @@ class Scheduler:
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
+        self._lending: Lending | None = None
+        if kv_manager.expected_use is not None:
+            self._lending = Lending(
+                pool, kv_manager, can_run=self._can_run, put_down=self._put_down
+            )
+        self._put_down_for_memory: list[Request] = []
 
     @property
     def n_in_flight(self) -> int:
@@ -149,6 +156,8 @@ class Scheduler:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
+        if self._lending is not None:
+            self._lending.make_room()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
@@ -162,6 +171,11 @@ class Scheduler:
         self._released_rows.clear()
         self._in_flight[batch.iteration] = batch
         return batch
+
+    def take_put_down(self) -> list[Request]:
+        """Returns the requests that were put down for the memory of others since the last call."""
+        taken, self._put_down_for_memory = self._put_down_for_memory, []
+        return taken
 
     def apply(
         self,
@@ -235,6 +249,8 @@ class Scheduler:
         request.n_awaited -= span.is_sampled
         if request.state is RequestState.FINISHED:
             self._release_if_unused(request)
+            if self._lending is not None and not request.n_in_flight:
+                self._lending.n_leaving -= 1
             return None
         if request.is_cancelled:
             return self._finish(request, FinishReason.CANCELLED)
@@ -242,10 +258,26 @@ class Scheduler:
         if reason is not None:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:
-            self.pool.mark_returned(request)
+            self._note_returned(request)
         if token_id is None:
             return None
         return Update(request, token_id, None, len(request.generated_token_ids))
+
+    def _note_returned(self, request: Request) -> None:
+        """Notes that a request that goes on is in no batch."""
+        if self._lending is not None and self._lending.must_yield(request):
+            self._put_down(request)
+        else:
+            self.pool.mark_returned(request)
+
+    def _put_down(self, request: Request) -> None:
+        """Puts a request down for the memory of others."""
+        self._release_if_unused(request)
+        self.pool.put_down(request)
+        request.n_put_downs += 1
+        self._put_down_for_memory.append(request)
+        if self._lending is not None:
+            self._lending.forget(request)
 
     def _with_logprobs(
         self, span: Span, update: Update | None, logprobs: SpanLogprobs
@@ -267,6 +299,13 @@ class Scheduler:
         message: str = "",
     ) -> Update:
         self.pool.remove(request)
+        if self._lending is not None:
+            self._lending.forget(request)
+            self._lending.n_leaving += request.n_in_flight > 0
+        if self.kv_manager.expected_use is not None and request.generated_token_ids:
+            self.kv_manager.expected_use.learn(
+                len(request.generated_token_ids), request.max_new_tokens
+            )
         self._release_if_unused(request)
         return Update(request, token_id, reason, len(request.generated_token_ids), message)
 

@@ -53,6 +53,11 @@ class RequestMetrics:
             "Times that a request was put down by a loss of the pipeline.",
             registry=registry,
         )
+        self._preempted = Counter(
+            semconv.PREEMPTIONS,
+            "Times that a request was put down for the memory of others.",
+            registry=registry,
+        )
         self._suspected = Counter(
             semconv.REQUESTS_SUSPECTED,
             "Times that a request was on board when the pipeline was lost.",
@@ -126,6 +131,9 @@ class RequestMetrics:
     def suspended(self, request: Request) -> None:
         self._suspended.inc()
         self._suspected.inc(request.is_suspect)
+
+    def put_down(self, request: Request) -> None:
+        self._preempted.inc()
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended[reason].inc()

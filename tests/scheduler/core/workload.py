@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -61,11 +62,17 @@ def build(
     token_hand_off: bool = False,
     policy: Policy | None = None,
     has_prefix_cache: bool = False,
+    expected_use: ExpectedUse | None = None,
 ) -> Scheduler:
     """A scheduler with the policy of the paper, unless told otherwise."""
     return Scheduler(
         RequestPool(max_requests=1000),
-        KVManager(n_blocks=n_blocks, block_size=block_size, has_prefix_cache=has_prefix_cache),
+        KVManager(
+            n_blocks=n_blocks,
+            block_size=block_size,
+            has_prefix_cache=has_prefix_cache,
+            expected_use=expected_use,
+        ),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
