@@ -75,7 +75,7 @@ def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
 def n_slots(requests: list[dict[str, Any]], share: float) -> int:
     """Returns K/V slots for a share of what a full batch of these requests reserves, and at least
     for the longest."""
-    needs = [len(request["prompt"]) + request["max_tokens"] for request in requests]
+    needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
     wanted = int(share * BATCH_SIZE * statistics.mean(needs))
     return max(wanted, max(needs) + BLOCK_SIZE)
 

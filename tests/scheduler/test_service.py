@@ -12,18 +12,22 @@ import grpc
 import grpc.aio
 import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+from prometheus_client import CollectorRegistry
 
 from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.request import RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
-from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.observing.request_metrics import RequestMetrics
+from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
 from services.scheduler.service import MAX_LOGPROB_BYTES, SchedulerService
 from services.scheduler.serving_loop import ServingLoop
+from tests.exposition import Samples
 from tests.fakes import FakeEngine
 from tests.scheduler.core.workload import build
 
@@ -52,6 +56,8 @@ async def world(
     max_frontends: int = 32,
     now: Callable[[], float] = time.monotonic,
     has_prefix_cache: bool = False,
+    expected_use: ExpectedUse | None = None,
+    observer: RequestObserver | None = None,
 ) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4,
@@ -59,6 +65,7 @@ async def world(
         block_size=4,
         pipeline_depth=pipeline_depth,
         has_prefix_cache=has_prefix_cache,
+        expected_use=expected_use,
     )
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
@@ -66,7 +73,7 @@ async def world(
     description = scheduler_pb2.PipelineDescription(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
-    requests = RequestObservers()
+    requests = RequestObservers(*() if observer is None else (observer,))
     service = SchedulerService(requests, max_frontends=max_frontends, now=now)
     loop = ServingLoop(
         scheduler,
@@ -200,6 +207,33 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
             ("b", scheduler_pb2.COMPLETION_REASON_STOP),
         ]
         assert len(it.scheduler.pool) == 0
+
+
+async def test_who_is_put_down_for_the_memory_of_others_is_counted_and_goes_on() -> None:
+    use, registry = ExpectedUse(), CollectorRegistry()
+    use.share = 0.0
+    async with (
+        world(n_blocks=3, expected_use=use, observer=RequestMetrics(registry)) as it,
+        Frontend(it.address) as frontend,
+    ):
+        await frontend.accepted("a", prompt=4, max_new_tokens=6)
+        await it.engine.return_oldest(5)
+        assert [update.request_id for update in (await frontend.read()).tokens] == ["a"]
+        await frontend.accepted("b", prompt=4, max_new_tokens=6)
+        tokens: dict[str, list[int]] = {"a": [5], "b": []}
+        ended: list[str] = []
+        while len(ended) < 2:
+            await it.engine.return_oldest(6)
+            message = await frontend.read()
+            for update in message.tokens:
+                assert update.start == len(tokens[update.request_id])
+                tokens[update.request_id] += update.token_ids
+            ended += [completed.request_id for completed in message.completed]
+        assert ended == ["a", "b"]
+        assert [len(of_one) for of_one in tokens.values()] == [6, 6]
+    samples = Samples.of(registry)
+    assert samples.sum("orcinus_preemptions_total") == 1
+    assert samples.sum("orcinus_requests_resumed_total") == 1
 
 
 ANN, BOB = scheduler_pb2.Account(name="ann"), scheduler_pb2.Account(name="bob")
