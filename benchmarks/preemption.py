@@ -4,9 +4,10 @@
     python -m benchmarks.preemption /tmp/llama-125m
 
 Requests of mixed lengths come all at once. All have the same `max_tokens`, four times what they use
-in the mean; a stop token ends them. The K/V memory is a quarter of what a full batch reserves. Whole systems on loopback
-serve them over HTTP, one that reserves all that a request can need and one that is optimistic, in
-turns. Answers must be the same tokens in all runs, whoever was put down and recomputed.
+in the mean; a stop token ends them. The K/V memory is a quarter of what a full batch reserves.
+Whole systems on loopback serve them over HTTP, one that reserves all that a request can need and
+one that is optimistic, in turns. Answers must be the same tokens in all runs, whoever was put down
+and recomputed.
 
 Printed are the throughput of each run, and how often a request was put down. The ratio is the
 median over the rounds. With `--memory 1` there is memory for all reservations, and the ratio is
