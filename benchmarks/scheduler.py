@@ -2,11 +2,13 @@
 size.
 
     python -m benchmarks.scheduler
+    python -m benchmarks.scheduler --prefix-cache
 
 The batch decodes; every request that ends is replaced by a waiting one, so admission, block
 allocation and release are part of the figure. Two batches are in flight, and the rank hands tokens
 over, as with one stage. In the fair order requests are one client's, or come from many in turn.
-Budget: 0.3 ms together at batch 64, flat in the size of the pool.
+Budget: 0.3 ms together at batch 64, flat in the size of the pool. With `--prefix-cache`, no prompt
+is like another, so that every block is entered and none is found.
 """
 
 import argparse
@@ -40,13 +42,21 @@ N_CLIENTS = 1000
 class Bench:
     """A scheduler under steady load: a batch that runs and a queue that never gets shorter."""
 
-    def __init__(self, policy: Policy, n_waiting: int, *, order: Order, n_clients: int = 1) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        n_waiting: int,
+        *,
+        order: Order,
+        n_clients: int = 1,
+        has_prefix_cache: bool = False,
+    ) -> None:
         self._n_submitted = 0
         self._accounts = [Account(AccountLimits(), name=str(n)) for n in range(n_clients)]
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
             RequestPool(max_requests=n_waiting + BATCH_SIZE, order=order),
-            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16),
+            KVManager(n_blocks=100 * BATCH_SIZE, block_size=16, has_prefix_cache=has_prefix_cache),
             policy=policy,
             pipeline_depth=DEPTH,
             token_hand_off=True,
@@ -60,7 +70,7 @@ class Bench:
         self.scheduler.submit(
             Request(
                 request_id=RequestId(str(self._n_submitted)),
-                prompt_token_ids=array(TOKEN_ID, [1]) * PROMPT_TOKENS,
+                prompt_token_ids=array(TOKEN_ID, [self._n_submitted]) * PROMPT_TOKENS,
                 max_new_tokens=1 + self._n_submitted % NEW_TOKENS,
                 account=self._accounts[self._n_submitted % len(self._accounts)],
             )
@@ -95,11 +105,17 @@ def order_of(name: str) -> tuple[Order, int]:
 
 
 def measure(
-    policy: Policy, order: str, n_waiting: int, n_iterations: int
+    policy: Policy, order: str, n_waiting: int, n_iterations: int, *, has_prefix_cache: bool
 ) -> tuple[float, float, float]:
     """Median milliseconds of select, apply, and both together."""
     of_requests, n_clients = order_of(order)
-    bench = Bench(policy, n_waiting, order=of_requests, n_clients=n_clients)
+    bench = Bench(
+        policy,
+        n_waiting,
+        order=of_requests,
+        n_clients=n_clients,
+        has_prefix_cache=has_prefix_cache,
+    )
     for _ in range(n_iterations // 10):
         bench.iterate()
     times = [bench.iterate() for _ in range(n_iterations)]
@@ -114,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--pools", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--prefix-cache", action="store_true")
     arguments = parser.parse_args()
     print(
         f"batch {BATCH_SIZE}, medians of {arguments.iterations} iterations, budget {BUDGET_MS} ms"
@@ -130,7 +147,13 @@ def main() -> None:
     }
     for name, policy in policies.items():
         for n_waiting, order in itertools.product(arguments.pools, ORDERS):
-            select, apply, both = measure(policy, order, n_waiting, arguments.iterations)
+            select, apply, both = measure(
+                policy,
+                order,
+                n_waiting,
+                arguments.iterations,
+                has_prefix_cache=arguments.prefix_cache,
+            )
             verdict = "kept" if both <= BUDGET_MS else "BROKEN"
             print(
                 f"{name:>8} {order:>10} {n_waiting:>8} {select:>10.3f} {apply:>10.3f} "

@@ -37,6 +37,7 @@ from services.frontend import http
 from services.frontend.http import openai_errors, openapi
 from services.frontend.request.generation_request import (
     MAX_N,
+    MAX_SALT_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     MAX_TOKENS,
@@ -376,6 +377,8 @@ def _option_range(name: str) -> str:
         return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
     if name == "priority":
         return _interval(PRIORITIES.low, PRIORITIES.high)
+    if name == "cache_salt":
+        return f"at most {MAX_SALT_LENGTH} characters"
     if name == "stop":
         return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
     if name not in OPTIONS:

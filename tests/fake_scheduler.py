@@ -83,6 +83,7 @@ class FakeRequest:
         self.ended = asyncio.Event()
         """Cancelled, finished, or its frontend is gone."""
         self.n_tokens = len(submission.generated_token_ids)
+        self.n_cached_tokens = 0
         self._send = send
 
     def accept(self) -> None:
@@ -131,7 +132,10 @@ class FakeRequest:
     def _update(self, token_ids: Sequence[int]) -> scheduler_pb2.TokenUpdate:
         start, self.n_tokens = self.n_tokens, self.n_tokens + len(token_ids)
         update = scheduler_pb2.TokenUpdate(
-            request_id=self.request_id, token_ids=token_ids, start=start
+            request_id=self.request_id,
+            token_ids=token_ids,
+            start=start,
+            n_cached_tokens=self.n_cached_tokens,
         )
         if self.submission.HasField("n_logprobs"):
             update.logprobs = logprobs_of(token_ids, self.submission.n_logprobs)
@@ -145,6 +149,16 @@ class FakeRequest:
 
 
 Behaviour = Callable[[FakeRequest], Awaitable[None]]
+
+
+def finds(n_cached_tokens: int, behave: Behaviour) -> Behaviour:
+    """Behaves like another, and so many tokens of the prompt were in a cache."""
+
+    async def behave_cached(request: FakeRequest) -> None:
+        request.n_cached_tokens = n_cached_tokens
+        await behave(request)
+
+    return behave_cached
 
 
 def says(*token_ids: int) -> Behaviour:

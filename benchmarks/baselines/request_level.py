@@ -12,10 +12,11 @@ hold its memory while it waits for its batch.
 from collections.abc import Mapping, Sequence
 
 from services.scheduler.core.batch import SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.reservation import Reservation
 from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
 
 
@@ -73,7 +74,7 @@ class RequestLevelPolicy:
                 continue
             if len(reserved) == self._max_batch_size:
                 break
-            reservation = kv_manager.reserve(request.max_sequence_len)
+            reservation = kv_manager.reserve(request)
             if reservation is None:
                 break
             reserved[request] = reservation

@@ -157,6 +157,7 @@ class Launcher:
             "max-batch-tokens": settings.max_batch_tokens,
             "policy": settings.policy,
             "pipeline-depth": settings.pipeline_depth,
+            "prefix-cache": settings.prefix_cache,
             "max-requests": settings.max_requests,
             "iteration-limit-s": settings.iteration_limit_s,
             "traced-iterations-per-s": settings.traced_iterations_per_s,

@@ -82,6 +82,9 @@ class LocalSettings(ServiceSettings):
     max_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one iteration at most (policy `chunked`); the scheduler's default when not set."""
 
+    prefix_cache: bool = True
+    """Whether requests that begin with the same tokens share their keys and values."""
+
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most; more are refused with a retry delay."""
 

@@ -95,7 +95,7 @@ class Supervisor:
 
     async def _start_child(self) -> None:
         arguments = [
-            f"--{key}={value}" for key, value in self._options.items() if value is not None
+            _argument(key, value) for key, value in self._options.items() if value is not None
         ]
         self.child = await Child.start(
             self._name, self._module, arguments, on_message=self._note_message
@@ -147,3 +147,10 @@ class Supervisor:
         except TimeoutError:
             return False
         return True
+
+
+def _argument(key: str, value: object) -> str:
+    """Returns an option for the command line, where booleans are flags."""
+    if isinstance(value, bool):
+        return f"--{key}" if value else f"--no-{key}"
+    return f"--{key}={value}"

@@ -20,6 +20,7 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import FirstComeFirstServed, Order
@@ -273,7 +274,12 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
         n_blocks = min(n_blocks, settings.n_slots // block_size)
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
-    return KVManager(n_blocks=n_blocks, block_size=block_size)
+    return KVManager(
+        n_blocks=n_blocks,
+        block_size=block_size,
+        has_prefix_cache=settings.prefix_cache,
+        expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
+    )
 
 
 def build_order(settings: SchedulerSettings) -> Order:

@@ -59,6 +59,9 @@ that, and one that is stopped or cut off is noticed by gRPC's pings."""
 MAX_WATCHERS = 16
 """Calls of WatchIterations at most."""
 
+MAX_SALT_LENGTH = 256
+"""Characters of a salt of the prefix cache, as frontends allow."""
+
 MAX_REQUEST_ID_LENGTH = 256
 """Characters in the name of a request; frontends make them of about forty."""
 
@@ -158,7 +161,12 @@ class Connection:
             self._add_with_logprobs(update, update.logprobs)
         elif update.token_id is not None:
             start = update.n_generated - 1
-            self._outbox.tokens.add(request_id=request_id, token_ids=[update.token_id], start=start)
+            self._outbox.tokens.add(
+                request_id=request_id,
+                token_ids=[update.token_id],
+                start=start,
+                n_cached_tokens=0 if start else request.n_cached_tokens,
+            )
         if reason is not None:
             del self.requests[request_id]
             self._outbox.completed.add(
@@ -186,6 +194,7 @@ class Connection:
             self._seal()
         if update.token_id is not None:
             tokens.token_ids.append(update.token_id)
+            tokens.n_cached_tokens = 0 if tokens.start else update.request.n_cached_tokens
             tokens.logprobs = logprobs.sampled
             self._note_logprobs(len(logprobs.sampled))
         if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
@@ -429,6 +438,7 @@ class SchedulerService:
             account=account,
             priority=submission.priority,
             deadline=_deadline_of(submission, now),
+            cache_scope=_cache_scope(submission),
             n_logprobs=submission.n_logprobs if submission.HasField("n_logprobs") else None,
             n_prompt_logprobs=(
                 submission.n_prompt_logprobs if submission.HasField("n_prompt_logprobs") else None
@@ -468,6 +478,8 @@ class SchedulerService:
         PRIORITIES.check("priority", submission.priority)
         if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
             raise InvalidRequest("account", f"cannot have the weight {submission.account.weight}")
+        if len(submission.cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidRequest("cache_salt", f"exceeds {MAX_SALT_LENGTH} characters")
         for field in ("n_logprobs", "n_prompt_logprobs"):
             if getattr(submission, field) > MAX_LOGPROBS:
                 raise InvalidRequest(field.removeprefix("n_"), f"{MAX_LOGPROBS} at most")
@@ -499,6 +511,14 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
     if not submission.HasField("time_left"):
         return None
     return now + submission.time_left.ToNanoseconds() / 1e9
+
+
+def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
+    """Returns the name of those who share keys and values with a request; None if nobody does."""
+    if submission.is_uncached:
+        return None
+    name = submission.account.name
+    return f"{len(name)}:{name}{submission.cache_salt}".encode()
 
 
 def _check_sequence(

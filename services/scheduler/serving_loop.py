@@ -104,10 +104,16 @@ class ServingLoop:
     def _is_idle(self) -> bool:
         return len(self._scheduler.pool) == 0 and self._scheduler.n_in_flight == 0
 
+    def _select(self) -> Batch | None:
+        batch = self._scheduler.select()
+        for request in self._scheduler.take_put_down():
+            self._requests.put_down(request)
+        return batch
+
     async def _send_batches(self) -> None:
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
-        while (batch := self._scheduler.select()) is not None:
+        while (batch := self._select()) is not None:
             for span in batch.spans:
                 if span.is_admission:
                     self._requests.admitted(span.request)

@@ -13,6 +13,9 @@ PROCESS_BYTES = 144 * MIB
 """Memory of a scheduler that has no requests: 77 MiB, gRPC's buffers, spans, and accounts of a
 million K/V blocks."""
 
+CACHE_BYTES = 64 * MIB
+"""Memory of a prefix cache with as many blocks as it may have: 60 MB."""
+
 REQUEST_BYTES = 20 * 2**10
 """Memory of a request besides its tokens: 18 KiB where it has 256 stop tokens, else less than 1."""
 
@@ -97,6 +100,15 @@ class SchedulerSettings(ServerSettings):
     n_slots: int | None = Field(default=None, ge=1)
     """K/V slots to use at most, in tokens; all that the stages have when not set."""
 
+    admission: Literal["reserve", "optimistic"] = "reserve"
+    """What an admitted request reserves: `reserve` all the memory that it can need, as in the
+    paper, `optimistic` what it needs now and the share of its `max_tokens` that others have used.
+    Then more requests run, and the last one is put down and recomputed where memory runs out."""
+
+    prefix_cache: bool = True
+    """Whether requests that begin with the same tokens share their keys and values, and find those
+    of requests that have ended."""
+
     max_requests: int = Field(default=1024, ge=1)
     """Requests in the pool at most, running ones included; more are refused with a retry delay."""
 
@@ -136,6 +148,7 @@ class SchedulerSettings(ServerSettings):
         """Returns the memory that the scheduler may need at most, in bytes, by setting."""
         return {
             PROCESS: PROCESS_BYTES,
+            "prefix_cache": self.prefix_cache * CACHE_BYTES,
             "max_requests": self.max_requests * REQUEST_BYTES,
             "max_pool_tokens": self.max_pool_tokens * TOKEN_BYTES,
             "max_frontends": self.max_frontends * FRONTEND_BYTES,

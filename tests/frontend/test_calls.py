@@ -14,7 +14,14 @@ import pytest
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.frontend.request.request_id import is_request_id
-from tests.fake_scheduler import FakeRequest, FakeScheduler, keeps_quiet, stalls_after
+from tests.fake_scheduler import (
+    FakeRequest,
+    FakeScheduler,
+    echo,
+    finds,
+    keeps_quiet,
+    stalls_after,
+)
 from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,15 +97,67 @@ async def test_grpc_has_the_name_before_answers_and_with_errors(site: Site) -> N
     assert "grpc-status-details-bin" in trailing
 
 
-async def test_usage_says_that_nothing_was_cached(site: Site) -> None:
-    answer = (await complete(site, {})).json()
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+@pytest.mark.parametrize("n_cached", [0, 1])
+async def test_usage_says_what_a_cache_had_of_the_prompt(site: Site, n_cached: int) -> None:
+    site.scheduler.behaviour = finds(n_cached, echo)
+    said = {"cached_tokens": n_cached}
+    answer = (await complete(site, {}, n=2, max_tokens=3)).json()
+    assert answer["usage"]["prompt_tokens_details"] == said
     stream = (
         await complete(site, {}, stream=True, stream_options={"include_usage": True})
     ).text.split("\n\n")
     last = json.loads(stream[-3].removeprefix("data: "))
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert (await site.inference.generate(request())).usage.cached_tokens == 0
+    assert last["usage"]["prompt_tokens_details"] == said
+    assert (await site.inference.generate(request())).usage.cached_tokens == n_cached
+    turns = [{"role": "user", "content": "x"}]
+    response = (await site.http.post("/v1/responses", json={"input": "x"})).json()
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] == n_cached
+    body = {"model": "test-model", "max_tokens": 4, "messages": turns}
+    usage = (await site.http.post("/v1/messages", json=body)).json()["usage"]
+    assert usage["cache_read_input_tokens"] == n_cached
+    n_prompt = len(site.scheduler.requests[-1].submission.prompt_token_ids)
+    assert usage["input_tokens"] == n_prompt - n_cached
+
+
+async def test_of_several_answers_those_tokens_count_that_none_computed(site: Site) -> None:
+    counts = iter([3, 1, 2, 2])
+
+    async def behave(request: FakeRequest) -> None:
+        await finds(next(counts), echo)(request)
+
+    site.scheduler.behaviour = behave
+    body = {"prompt": ["hello", "world"], "n": 2, "max_tokens": 3}
+    answer = await complete(site, {}, **body)
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 1 + 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+        (
+            "/v1/messages",
+            {"max_tokens": 4, "model": "", "messages": [{"role": "user", "content": "x"}]},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_every_route_takes_the_salt_of_the_cache_and_leaves_it_out(
+    site: Site, path: str, body: dict[str, Any]
+) -> None:
+    for fields, told in (
+        ({}, ("", False)),
+        ({"cache_salt": "ours", "cache_prompt": True}, ("ours", False)),
+        ({"cache_prompt": False}, ("", True)),
+    ):
+        assert (await site.http.post(path, json=body | fields)).status_code == 200
+        submission = site.scheduler.requests[-1].submission
+        assert (submission.cache_salt, submission.is_uncached) == told
+    refused = await site.http.post(path, json=body | {"cache_salt": "s" * 257})
+    assert refused.status_code == 400
+    assert "cache_salt" in refused.text
 
 
 async def test_deadline_ends_a_whole_answer_and_its_request(site: Site) -> None:

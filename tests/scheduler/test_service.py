@@ -14,18 +14,21 @@ import grpc
 import grpc.aio
 import pytest
 from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+from prometheus_client import CollectorRegistry
 
 from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.iteration_log import IterationLog
-from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.observing.request_metrics import RequestMetrics
+from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
 from services.scheduler.service import (
     MAX_LOGPROB_BYTES,
@@ -35,6 +38,7 @@ from services.scheduler.service import (
 )
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import FRONTEND_BYTES
+from tests.exposition import Samples
 from tests.fakes import FakeEngine
 from tests.scheduler.core.workload import build
 
@@ -63,6 +67,9 @@ async def world(
     max_frontends: int = 32,
     now: Callable[[], float] = time.monotonic,
     order: Order | None = None,
+    has_prefix_cache: bool = False,
+    expected_use: ExpectedUse | None = None,
+    observer: RequestObserver | None = None,
 ) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4,
@@ -70,6 +77,8 @@ async def world(
         block_size=4,
         pipeline_depth=pipeline_depth,
         order=order,
+        has_prefix_cache=has_prefix_cache,
+        expected_use=expected_use,
     )
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
@@ -77,7 +86,7 @@ async def world(
     description = scheduler_pb2.PipelineDescription(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
-    requests = RequestObservers()
+    requests = RequestObservers(*() if observer is None else (observer,))
     service = SchedulerService(requests, max_frontends=max_frontends, now=now)
     loop = ServingLoop(
         scheduler,
@@ -142,8 +151,10 @@ class Frontend:
         is_resubmitted: bool = False,
         priority: int = 0,
         time_left: timedelta | None = None,
+        **fields: Any,
     ) -> None:
         submission = scheduler_pb2.Submission(
+            **fields,
             priority=priority,
             time_left=time_left,
             account=account,
@@ -214,6 +225,66 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
             ("b", scheduler_pb2.COMPLETION_REASON_STOP),
         ]
         assert len(it.scheduler.pool) == 0
+
+
+async def test_who_is_put_down_for_the_memory_of_others_is_counted_and_goes_on() -> None:
+    use, registry = ExpectedUse(), CollectorRegistry()
+    use.share = 0.0
+    async with (
+        world(n_blocks=3, expected_use=use, observer=RequestMetrics(registry)) as it,
+        Frontend(it.address) as frontend,
+    ):
+        await frontend.accepted("a", prompt=4, max_new_tokens=6)
+        await it.engine.return_oldest(5)
+        assert [update.request_id for update in (await frontend.read()).tokens] == ["a"]
+        await frontend.accepted("b", prompt=4, max_new_tokens=6)
+        tokens: dict[str, list[int]] = {"a": [5], "b": []}
+        ended: list[str] = []
+        while len(ended) < 2:
+            await it.engine.return_oldest(6)
+            message = await frontend.read()
+            for update in message.tokens:
+                assert update.start == len(tokens[update.request_id])
+                tokens[update.request_id] += update.token_ids
+            ended += [completed.request_id for completed in message.completed]
+        assert ended == ["a", "b"]
+        assert [len(of_one) for of_one in tokens.values()] == [6, 6]
+    samples = Samples.of(registry)
+    assert samples.sum("orcinus_preemptions_total") == 1
+    assert samples.sum("orcinus_requests_resumed_total") == 1
+
+
+ANN, BOB = scheduler_pb2.Account(name="ann"), scheduler_pb2.Account(name="bob")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "n_cached"),
+    [
+        ({}, {}, 8),
+        ({"cache_salt": "s"}, {"cache_salt": "s"}, 8),
+        ({"cache_salt": "s"}, {}, 0),
+        ({"cache_salt": "s"}, {"cache_salt": "t"}, 0),
+        ({"account": ANN}, {"account": ANN}, 8),
+        ({"account": ANN}, {"account": BOB}, 0),
+        ({"account": ANN}, {"cache_salt": "ann"}, 0),
+        ({"account": ANN}, {"cache_salt": "3:ann"}, 0),
+        ({"is_uncached": True}, {}, 0),
+        ({}, {"is_uncached": True}, 0),
+    ],
+    ids=str,
+)
+async def test_what_a_cache_had_comes_with_the_first_token_of_who_may_have_it(
+    first: dict[str, Any], second: dict[str, Any], n_cached: int
+) -> None:
+    async with world(has_prefix_cache=True) as it, Frontend(it.address) as frontend:
+        await frontend.accepted("a", prompt=10, **first)
+        await it.engine.return_oldest(STOP)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [0]
+        await frontend.accepted("b", prompt=10, **second)
+        await it.engine.return_oldest(5)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [n_cached]
+        await it.engine.return_oldest(STOP)
+        assert [update.n_cached_tokens for update in (await frontend.read()).tokens] == [0]
 
 
 async def test_log_probabilities_are_passed_on_in_messages_of_bounded_size() -> None:
@@ -358,6 +429,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         ({"prompt": 0}, "prompt"),
         ({"max_new_tokens": 0}, "max_tokens"),
         ({"prompt": 60, "max_new_tokens": 5}, "max_tokens"),
+        ({"cache_salt": "s" * 257}, "cache_salt"),
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"temperature": 2.5}}, "temperature"),
         ({"sampling": {"min_p": 1.5}}, "min_p"),
@@ -379,6 +451,7 @@ async def test_a_frontend_that_hangs_up_leaves_nothing_in_the_pool() -> None:
         "no prompt",
         "nothing to generate",
         "too long",
+        "salt",
         "temperature",
         "temperature above 2",
         "min_p",

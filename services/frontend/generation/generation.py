@@ -121,6 +121,8 @@ class Generation:
         self._started: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._n_cached: dict[int, int] = {}
+        """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
         self._call.n_prompt_tokens = self.usage.prompt_tokens
 
     @property
@@ -139,6 +141,7 @@ class Generation:
         return Usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(answer.n_tokens for answer in self._answers.values()),
+            sum(self._n_cached.values()),
         )
 
     @property
@@ -373,6 +376,8 @@ class Generation:
                 generated_token_ids=self._tokens_so_far(index),
                 account=self._place.account,
                 priority=self.options.priority,
+                cache_salt=self.options.cache_salt,
+                is_uncached=not self.options.cache_prompt,
             ),
             self,
             model=self._pipeline_model,
@@ -424,6 +429,8 @@ class Generation:
             case Tokens():
                 self._span.first_token()
                 self._call.took_tokens(answer.index)
+                if not event.start:
+                    self._note_cached(answer.index, event.n_cached)
                 if self._prompt_at(answer.index).max_new_tokens:
                     piece = answer.add(event.token_ids, event.logprobs)
                 else:
@@ -444,6 +451,10 @@ class Generation:
             self._running.discard(event.request_id)
         self._note_end(piece, answer)
         return piece
+
+    def _note_cached(self, index: int, n_cached: int) -> None:
+        prompt = index // self.options.n_generated
+        self._n_cached[prompt] = min(n_cached, self._n_cached.get(prompt, n_cached))
 
     def _note_end(self, piece: Piece, answer: Answer) -> None:
         if piece.finish_reason is not None:

@@ -114,6 +114,8 @@ class GeneratingBody(ConversationBody):
     top_k: int | None = None
     seed: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool | None = None
 
     @property
     @abstractmethod
@@ -145,7 +147,12 @@ class GeneratingBody(ConversationBody):
             if (value := getattr(self, name)) is not None
         }
         options = self.options(SamplingParams(**given, grammar=self.grammar))
-        options = replace(options, defaulted=OPTIONS.keys() - given.keys())
+        options = replace(
+            options,
+            defaulted=OPTIONS.keys() - given.keys(),
+            cache_salt=self.cache_salt or "",
+            cache_prompt=self.cache_prompt is not False,
+        )
         if self.priority is not None:
             options = replace(options, priority=self.priority)
         return GenerationRequest(

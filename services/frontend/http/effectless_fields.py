@@ -26,6 +26,5 @@ class EffectlessFields(BaseModel):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    cache_salt: str | None = None
     request_id: str | None = None
     spaces_between_special_tokens: bool | None = None

@@ -24,6 +24,7 @@ from services.frontend.http.output_format_fields import OutputFormatFields
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     MAX_N,
+    MAX_SALT_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     MAX_TOKENS,
@@ -67,6 +68,7 @@ def _add_numbers(properties: Properties) -> None:
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     ranges |= dict.fromkeys(limits, _range(MAX_TOKENS))
     ranges["priority"] = _range(PRIORITIES)
+    ranges["cache_salt"] = {"maxLength": MAX_SALT_LENGTH}
     for name, allowed in ranges.items():
         if name in properties:
             first, *_ = properties[name].get("anyOf", [properties[name]])

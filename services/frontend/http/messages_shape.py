@@ -105,7 +105,8 @@ class MessagesReply(Reply):
     def _usage(self) -> Json:
         usage = self._generation.usage
         return {
-            "input_tokens": usage.prompt_tokens,
+            # Of Anthropic's fields, the three of the input add up to it.
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,

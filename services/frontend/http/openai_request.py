@@ -193,6 +193,8 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool | None = None
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     bad_words: Annotated[list[Any] | None, only([])] = None

@@ -45,6 +45,8 @@ class Tokens:
     token_ids: Sequence[int]
     start: int
     logprobs: Logprobs | None = None
+    n_cached: int = 0
+    """Tokens of the prompt that were not computed; comes with the first token."""
     is_last: ClassVar[bool] = False
 
 
@@ -107,7 +109,9 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
             if not token_ids:
                 continue
         of_tokens = Logprobs.parse(update.logprobs) if update.logprobs else None
-        yield Tokens(update.request_id, token_ids, update.start, of_tokens)
+        start = update.start
+        n_cached = 0 if start else update.n_cached_tokens
+        yield Tokens(update.request_id, token_ids, start, of_tokens, n_cached)
     for completed in response.completed:
         yield _end(completed)
 

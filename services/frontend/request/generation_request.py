@@ -29,6 +29,9 @@ MAX_ANSWERS = 1024
 MAX_STOPS = 16
 """Stop strings at most: each is looked for in every character."""
 
+MAX_SALT_LENGTH = 256
+"""Characters in `cache_salt` at most."""
+
 MAX_STOP_LENGTH = 1024
 """Characters in a stop string at most: as much text may have to be held back."""
 
@@ -72,6 +75,9 @@ class GenerationOptions:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Whether an answer's text has the stop string that ended it, or the text of the token."""
+    cache_salt: str = ""
+    cache_prompt: bool = True
+    """Whether the request shares keys and values of equal beginnings with others."""
     best_of: int | None = None  # answers to generate for each prompt, of which the n best count
     echo: bool = False  # the prompt comes with the answer; then the answer may have no tokens
     n_logprobs: int | None = None  # alternatives that come with each token; None wants nothing
@@ -102,7 +108,8 @@ class GenerationOptions:
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
-        return getsizeof(sampling.grammar) + TOKEN_BYTES * n_tokens
+        n_characters = getsizeof(sampling.grammar) + getsizeof(self.cache_salt)
+        return n_characters + TOKEN_BYTES * n_tokens
 
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.
@@ -128,6 +135,10 @@ class GenerationOptions:
         if self.n_prompt_logprobs is not None:
             _N_LOGPROBS.check("prompt_logprobs", self.n_prompt_logprobs)
         PRIORITIES.check("priority", self.priority)
+        if len(self.cache_salt) > MAX_SALT_LENGTH:
+            raise errors.InvalidRequest(
+                "cache_salt", f"must not have more than {MAX_SALT_LENGTH} characters"
+            )
         _check_stops(self.stop)
 
 

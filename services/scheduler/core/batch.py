@@ -23,6 +23,8 @@ class Span(NamedTuple):
     is_sampled: bool
     """Whether the token after the span is wanted: the span reaches the end of the sequence."""
     new_block_ids: list[int]
+    """Blocks that the ranks append to the request's; with an admission, also those of the prefix
+    cache, which have the tokens before the span."""
 
 
 class SpanLogprobs(NamedTuple):

@@ -20,7 +20,7 @@ Requests that were put down come before all others: they have begun, and have be
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 
@@ -110,9 +110,13 @@ class Fair:
             return chain(ready, waiting)
         return chain(ready, self._put_down, self._in_turn())
 
-    def victim(self, running: Iterable[Request]) -> Request:
-        """Returns the one of the lowest class that was admitted last."""
-        return max(running, key=_lateness)
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Returns a rank by which the one of the lowest class that was admitted last is put down
+        first; one that was put down already comes before all others, so that no stream of more
+        important ones keeps it from its end."""
+        if request.n_put_downs:
+            return (-1, 0, request.place)
+        return (0, request.priority, request.place)
 
     def _in_turn(self) -> Iterator[Request]:
         counters = _Counters(self._n_admitted)
@@ -323,7 +327,3 @@ class _Counters:
 
 def _place(request: Request) -> int:
     return request.place
-
-
-def _lateness(request: Request) -> tuple[int, int]:
-    return request.priority, request.place

@@ -7,31 +7,59 @@ once, all the slots it can need in its life, so that no admitted request ever wa
 when a token needs it.
 
 A reservation also holds a row of the ranks' request tables, since it begins and ends with it.
+
+With a prefix cache, a request begins with the blocks that the cache has of its tokens. A block that
+several requests share is reserved once. One that nobody uses keeps its content until its memory is
+needed, and is reserved by nobody: it counts as free. So the guarantee is the same, by the sum
+
+    blocks in use + blocks that reservations may still ask for = reserved <= all,
+
+since each block is either in use, or empty, or in the cache and can be evicted.
+
+A batch that writes a block is always selected before one that reads it from the cache: blocks are
+entered when a batch has been selected. Every stage runs batches in that order, however many are in
+flight, so the content is there by then.
 """
 
 from array import array
-from dataclasses import dataclass, field
 
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """The row and the blocks that one request holds; never more blocks than were reserved."""
-
-    row: int
-    n_reserved_blocks: int
-    block_ids: list[int] = field(default_factory=list)
+from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.prefix_cache import PrefixCache
+from services.scheduler.core.request import Request
+from services.scheduler.core.reservation import Reservation
 
 
 class KVManager:
-    """The accounts of all K/V memory: sum(reserved) <= n_blocks, and every block is free or has one
-    owner."""
+    """The accounts of all K/V memory: reserved <= n_blocks, and every block is free, in use, or
+    kept by the prefix cache."""
 
-    def __init__(self, *, n_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        n_blocks: int,
+        block_size: int,
+        has_prefix_cache: bool = False,
+        expected_use: ExpectedUse | None = None,
+    ) -> None:
+        """With `expected_use`, a request reserves what it may be expected to need instead of what
+        it can need, and its reservation may have to grow."""
         if n_blocks < 1 or block_size < 1:
             raise ValueError(f"no K/V memory: {n_blocks} blocks of {block_size} slots")
         self.n_blocks = n_blocks
         self.block_size = block_size
+        self.expected_use = expected_use
+        self.is_owing = False
+        """Whether an admitted request waits for memory, so that none is admitted."""
         self.n_reserved_blocks = 0
+        self.n_queried_tokens = 0
+        """Tokens of admitted requests that were looked for in the prefix cache."""
+        self.n_cached_tokens = 0
+        """Tokens of these that were there, and so are not computed."""
+        self.n_evicted_blocks = 0
+        """Blocks that the prefix cache gave up, since others needed the memory."""
+        self.prefix_cache: PrefixCache | None = None
+        if has_prefix_cache:
+            self.prefix_cache = PrefixCache(block_size=block_size)
         self._free_block_ids = array("I", range(n_blocks - 1, -1, -1))
         self._free_rows: list[int] = []
         self._n_rows = 0
@@ -46,19 +74,72 @@ class KVManager:
 
     @property
     def n_allocated_slots(self) -> int:
-        return (self.n_blocks - len(self._free_block_ids)) * self.block_size
+        """Slots of blocks that requests use."""
+        n_idle = len(self._free_block_ids) + self._n_unused_blocks
+        return (self.n_blocks - n_idle) * self.block_size
+
+    @property
+    def n_unused_slots(self) -> int:
+        """Slots of blocks that the prefix cache keeps and no request uses."""
+        return self._n_unused_blocks * self.block_size
 
     def fits_ever(self, max_sequence_len: int) -> bool:
         """Whether a request of `max_sequence_len` slots could run on an empty machine."""
         return self._blocks_for(max_sequence_len) <= self.n_blocks
 
-    def reserve(self, max_sequence_len: int) -> Reservation | None:
-        """Reserves slots for the life of a request, or returns None if there are not enough."""
-        n_blocks = self._blocks_for(max_sequence_len)
-        if self.n_reserved_blocks + n_blocks > self.n_blocks:
+    def reserve(self, request: Request) -> Reservation | None:
+        """Reserves slots for the life of a request, or returns None if there are not enough.
+
+        What the prefix cache has of its tokens counts as scheduled from then on.
+        """
+        if self.expected_use is None:
+            n_blocks = self._blocks_for(request.max_sequence_len)
+        elif self.is_owing:
             return None
-        self.n_reserved_blocks += n_blocks
-        return Reservation(row=self._take_row(), n_reserved_blocks=n_blocks)
+        else:
+            n_blocks = self._blocks_for(self.expected_use.n_tokens(request))
+        n_left = self.n_blocks - self.n_reserved_blocks
+        cache = self.prefix_cache
+        if cache is None or request.cache_scope is None or request.wants_prompt_logprobs:
+            if n_blocks > n_left:
+                return None
+            self.n_reserved_blocks += n_blocks
+            return Reservation(row=self._take_row(), n_reserved_blocks=n_blocks)
+        if n_blocks - request.n_tokens // self.block_size > n_left:
+            return None  # not even if it shared all of them
+        cached = cache.find(request)
+        n_new = n_blocks - cache.n_in_use(cached)
+        if n_new > n_left:
+            return None
+        self.n_reserved_blocks += n_new
+        cache.take(cached)
+        request.n_scheduled = len(cached) * self.block_size
+        self.n_queried_tokens += request.n_tokens
+        self.n_cached_tokens += request.n_scheduled
+        return Reservation(
+            row=self._take_row(),
+            n_reserved_blocks=n_blocks,
+            block_ids=cached,
+            n_cached_blocks=len(cached),
+            n_entered_blocks=len(cached),
+            next_entry_at=(len(cached) + 1) * self.block_size,
+        )
+
+    def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
+        """Returns whether a reservation is large enough to store `n_tokens` tokens."""
+        return n_tokens <= reservation.n_reserved_blocks * self.block_size
+
+    def grow(self, reservation: Reservation, n_tokens: int) -> bool:
+        """Enlarges a reservation so that it is enough for `n_tokens` tokens, if there is memory
+        for all of them; returns whether it is enough."""
+        n_more = self._blocks_for(n_tokens) - reservation.n_reserved_blocks
+        if n_more <= 0:
+            return True
+        if self.n_reserved_blocks + n_more > self.n_blocks:
+            return False
+        self.n_reserved_blocks += n_more
+        reservation.n_reserved_blocks += n_more
+        return True
 
     def allocate(self, reservation: Reservation, n_tokens: int) -> list[int]:
         """Gives the reservation the blocks it lacks to store `n_tokens` tokens, and returns their
@@ -68,20 +149,54 @@ class KVManager:
             return []
         if len(reservation.block_ids) + n_new > reservation.n_reserved_blocks:
             raise ValueError(f"{n_tokens} tokens exceed a reservation of {reservation}")
-        new = [self._free_block_ids.pop() for _ in range(n_new)]
+        new = [self._take_block() for _ in range(n_new)]
         reservation.block_ids += new
         return new
 
+    def enter(self, request: Request, reservation: Reservation) -> None:
+        """Enters the blocks into the prefix cache that are full with what is scheduled of a request
+        and known."""
+        n_stored = min(request.n_scheduled, request.n_tokens)
+        if self.prefix_cache is None or n_stored < reservation.next_entry_at:
+            return
+        first, end = reservation.n_entered_blocks, n_stored // self.block_size
+        evicted = self.prefix_cache.enter(request, reservation.block_ids, first=first, end=end)
+        self._free_block_ids.extend(evicted)
+        self.n_evicted_blocks += len(evicted)
+        reservation.n_entered_blocks = end
+        reservation.next_entry_at = (end + 1) * self.block_size
+
     def release(self, reservation: Reservation) -> None:
         """Takes back the blocks, the row and the reservation of a request."""
-        self.n_reserved_blocks -= reservation.n_reserved_blocks
-        self._free_block_ids.extend(reversed(reservation.block_ids))
+        self.n_reserved_blocks -= reservation.n_reserved_blocks - len(reservation.block_ids)
+        cache = self.prefix_cache
+        if cache is None:
+            self.n_reserved_blocks -= len(reservation.block_ids)
+            self._free_block_ids.extend(reversed(reservation.block_ids))
+        else:
+            # The last ones first: they are evicted in this order.
+            for block_id in reversed(reservation.block_ids):
+                if block_id not in cache:
+                    self._free_block_ids.append(block_id)
+                elif not cache.leave(block_id):
+                    continue
+                self.n_reserved_blocks -= 1
         self._free_rows.append(reservation.row)
         reservation.block_ids = []
         reservation.n_reserved_blocks = 0
 
+    @property
+    def _n_unused_blocks(self) -> int:
+        return 0 if self.prefix_cache is None else self.prefix_cache.n_unused
+
     def _blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_size)
+
+    def _take_block(self) -> int:
+        if self._free_block_ids or self.prefix_cache is None:
+            return self._free_block_ids.pop()
+        self.n_evicted_blocks += 1
+        return self.prefix_cache.evict()
 
     def _take_row(self) -> int:
         if self._free_rows:

@@ -5,7 +5,7 @@ has run keeps its place among those that run, and is never overtaken by one that
 time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import chain
 from typing import Protocol
@@ -48,8 +48,9 @@ class Order(Protocol):
         admitted, if it is given. Nothing changes, and nothing must change meanwhile."""
         ...
 
-    def victim(self, running: Iterable[Request]) -> Request:
-        """Returns who is put down first if those that run, at least one, cannot all go on."""
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Returns the rank of a request that runs, which stays the same while it does: if not all
+        can go on, the one with the highest is put down first."""
         ...
 
 
@@ -93,9 +94,9 @@ class FirstComeFirstServed:
             return chain(ready, self._waiting)
         return merge(ready, self._waiting, key=_place)
 
-    def victim(self, running: Iterable[Request]) -> Request:
-        """Returns the one that arrived last."""
-        return max(running, key=_place)
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Returns its place: the one that arrived last is put down first."""
+        return (request.place,)
 
 
 def _place(request: Request) -> int:

@@ -9,7 +9,8 @@ from typing import NewType
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
-from services.scheduler.core.kv_manager import Reservation
+from services.scheduler.core.prefix_cache import BlockKeys
+from services.scheduler.core.reservation import Reservation
 
 RequestId = NewType("RequestId", str)
 
@@ -92,6 +93,16 @@ class Request:
     """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
     """Batches with this request that have not returned."""
+    cache_scope: bytes | None = b""
+    """Requests with the same scope share what the prefix cache has; None shares nothing."""
+    block_keys: BlockKeys | None = None
+    """The names of its blocks in the prefix cache."""
+    n_cached_tokens: int = 0
+    """Tokens that it did not have to compute, when it was last admitted."""
+    n_lent_blocks: int = 0
+    """Blocks that it asked for when it last could not grow."""
+    n_put_downs: int = 0
+    """Times that it was put down for the memory of others."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether it was cancelled while running; it ends when a batch with it returns."""
@@ -168,6 +179,14 @@ class Request:
             return self.generated_token_ids[first : first + n_tokens].tolist()
         head = self.prompt_token_ids[start : start + n_tokens]
         return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
+
+    def packed_span(self, start: int, n_tokens: int) -> bytes:
+        """Returns the same tokens as `span`, 4 bytes each."""
+        first = start - len(self.prompt_token_ids)
+        if first >= 0:
+            return self.generated_token_ids[first : first + n_tokens].tobytes()
+        packed = array(TOKEN_ID, self.prompt_token_ids[start : start + n_tokens])
+        return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
 
     def put_down(self) -> None:
         """Takes the request back to its beginning, with the tokens that it has; what it held on the

@@ -100,6 +100,16 @@ class RequestPool:
         """Whether an empty pool could take the request in."""
         return _n_tokens(request) <= self.max_tokens
 
+    @property
+    def ready(self) -> Sequence[Request]:
+        """The requests that have run and can ride the next iteration, as they are now; by rank."""
+        return tuple(sorted(self._ready, key=self.order.rank))
+
+    @property
+    def last(self) -> Request:
+        """The one that is put down first of those that have run; there must be one."""
+        return max(self._admitted, key=self.order.rank)
+
     def add(self, request: Request) -> None:
         """Takes a request in.
 
@@ -180,6 +190,17 @@ class RequestPool:
         if index is not None:
             del self._ready[index]
 
+    def let_run(self, request: Request) -> None:
+        """Lets a request be selected again that was held back."""
+        self._make_ready(request)
+
+    def put_down(self, request: Request) -> None:
+        """Puts down one request that has run and is in no batch, so that it waits again at its
+        place."""
+        self.hold_back(request)
+        del self._admitted[request]
+        self._restore([request])
+
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""
         self.order.remove(request)
@@ -196,16 +217,21 @@ class RequestPool:
         """Puts down all requests that have run, so that they wait again at their places; returns
         them."""
         begun = list(self._admitted)
-        for request in begun:
-            request.put_down()
         self._admitted.clear()
         self._ready.clear()
+        self._restore(begun)
+        self._suspects = {request: None for request in self.order if request.is_suspect}
+        return begun
+
+    def _restore(self, begun: Sequence[Request]) -> None:
+        for request in begun:
+            request.put_down()
         self.order.restore(begun)
         for request in begun:
             self._note_deadline(request)
             self._note_waiting(request, 1)
-        self._suspects = {request: None for request in self.order if request.is_suspect}
-        return begun
+            if request.is_suspect:
+                self._suspects[request] = None
 
     def _note_waiting(self, request: Request, sign: int) -> None:
         priority = request.priority

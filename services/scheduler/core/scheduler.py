@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager, Reservation
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import (
     MAX_LOSSES,
@@ -30,6 +31,7 @@ from services.scheduler.core.request import (
     RequestState,
 )
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
@@ -75,6 +77,12 @@ class Scheduler:
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
+        self._lending: Lending | None = None
+        if kv_manager.expected_use is not None:
+            self._lending = Lending(
+                pool, kv_manager, can_run=self._can_run, put_down=self._put_down
+            )
+        self._put_down_for_memory: list[Request] = []
 
     @property
     def n_in_flight(self) -> int:
@@ -158,6 +166,8 @@ class Scheduler:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
+        if self._lending is not None:
+            self._lending.make_room()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
@@ -171,6 +181,11 @@ class Scheduler:
         self._released_rows.clear()
         self._in_flight[batch.iteration] = batch
         return batch
+
+    def take_put_down(self) -> list[Request]:
+        """Returns the requests that were put down for the memory of others since the last call."""
+        taken, self._put_down_for_memory = self._put_down_for_memory, []
+        return taken
 
     def apply(
         self,
@@ -204,10 +219,16 @@ class Scheduler:
         is_admission = request.reservation is None
         # A token that has not come back is the last of the sequence, so it is a span by itself.
         is_known = start < request.n_tokens
-        request.reservation = reservation
         request.n_scheduled = end = start + n_tokens
         request.n_awaited += is_sampled
         request.n_in_flight += 1
+        new_block_ids = self.kv_manager.allocate(reservation, end)
+        if is_admission:
+            request.reservation = reservation
+            request.n_cached_tokens = start
+            new_block_ids = list(reservation.block_ids)
+        if end >= reservation.next_entry_at:
+            self.kv_manager.enter(request, reservation)
         return Span(
             request,
             start,
@@ -215,7 +236,7 @@ class Scheduler:
             request.span(start, n_tokens) if is_known else [],
             is_admission,
             is_sampled,
-            self.kv_manager.allocate(reservation, end),
+            new_block_ids,
         )
 
     def _return(self, iteration: int, n_tokens: int) -> Batch:
@@ -238,6 +259,8 @@ class Scheduler:
         request.n_awaited -= span.is_sampled
         if request.state is RequestState.FINISHED:
             self._release_if_unused(request)
+            if self._lending is not None and not request.n_in_flight:
+                self._lending.n_leaving -= 1
             return None
         if request.is_cancelled:
             return self._finish(request, FinishReason.CANCELLED)
@@ -245,10 +268,26 @@ class Scheduler:
         if reason is not None:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:
-            self.pool.mark_returned(request)
+            self._note_returned(request)
         if token_id is None:
             return None
         return Update(request, token_id, None, len(request.generated_token_ids))
+
+    def _note_returned(self, request: Request) -> None:
+        """Notes that a request that goes on is in no batch."""
+        if self._lending is not None and self._lending.must_yield(request):
+            self._put_down(request)
+        else:
+            self.pool.mark_returned(request)
+
+    def _put_down(self, request: Request) -> None:
+        """Puts a request down for the memory of others."""
+        self._release_if_unused(request)
+        self.pool.put_down(request)
+        request.n_put_downs += 1
+        self._put_down_for_memory.append(request)
+        if self._lending is not None:
+            self._lending.forget(request)
 
     def _with_logprobs(
         self, span: Span, update: Update | None, logprobs: SpanLogprobs
@@ -270,6 +309,13 @@ class Scheduler:
         message: str = "",
     ) -> Update:
         self.pool.remove(request)
+        if self._lending is not None:
+            self._lending.forget(request)
+            self._lending.n_leaving += request.n_in_flight > 0
+        if self.kv_manager.expected_use is not None and request.generated_token_ids:
+            self.kv_manager.expected_use.learn(
+                len(request.generated_token_ids), request.max_new_tokens
+            )
         self._release_if_unused(request)
         return Update(request, token_id, reason, len(request.generated_token_ids), message)
 
@@ -286,6 +332,7 @@ class Scheduler:
 
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:
+            self.kv_manager.enter(request, request.reservation)
             self._released_rows.append(request.reservation.row)
             self.kv_manager.release(request.reservation)
             request.reservation = None

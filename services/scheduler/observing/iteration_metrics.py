@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from services.common import semconv
 from services.common.metrics import SHORT_S, TOKENS
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
@@ -18,6 +19,33 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 MAX_UNTIMED = 4096
 """Iterations that wait for timings, at most."""
+
+
+class PrefixCacheMetrics:
+    """Counters of the prefix caches of all epochs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._queried = Counter(
+            semconv.PREFIX_CACHE_QUERIED,
+            "Tokens of admitted requests that were looked for in the prefix cache.",
+            registry=registry,
+        )
+        self._hits = Counter(
+            semconv.PREFIX_CACHE_HITS,
+            "Tokens that the prefix cache had, and that were not computed.",
+            registry=registry,
+        )
+        self._evicted = Counter(
+            semconv.PREFIX_CACHE_EVICTED,
+            "Blocks that the prefix cache gave up to requests.",
+            registry=registry,
+        )
+
+    def add(self, queried: int, hits: int, evicted: int) -> None:
+        """Adds tokens looked for, tokens found and blocks given up."""
+        self._queried.inc(queried)
+        self._hits.inc(hits)
+        self._evicted.inc(evicted)
 
 
 class IterationMetrics:
@@ -45,6 +73,7 @@ class IterationMetrics:
         self.generated = Counter(
             semconv.GENERATION_TOKENS, "Tokens that were generated.", registry=registry
         )
+        self.prefix_cache = PrefixCacheMetrics(registry)
         self._compute = Histogram(
             semconv.STAGE_COMPUTE,
             "What a stage computed for an iteration.",
@@ -126,6 +155,7 @@ class EpochObserver:
         self._untimed: dict[int, _Iteration] = {}
         self._returned_ns = deque([0] * n_stages, maxlen=n_stages)  # of the last iterations
         self._has_opened = False
+        self._n_queried = self._n_hits = self._n_evicted = 0  # of those that are counted
 
     def opened(self) -> None:
         kv_manager = self._scheduler.kv_manager
@@ -145,6 +175,7 @@ class EpochObserver:
             del self._untimed[next(iter(self._untimed))]
         self._iterations.batch_size.observe(len(batch.spans))
         self._iterations.batch_tokens.observe(sum([span.n_tokens for span in batch.spans]))
+        self._note_cache(scheduler.kv_manager)
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
         self._iterations.generated.inc(sum([update.token_id is not None for update in updates]))
@@ -172,6 +203,16 @@ class EpochObserver:
         metrics.up.set(0)
         if loss is not None:
             (metrics.losses if self._has_opened else metrics.not_formed).inc()
+
+    def _note_cache(self, kv_manager: KVManager) -> None:
+        queried, evicted = kv_manager.n_queried_tokens, kv_manager.n_evicted_blocks
+        if queried == self._n_queried and evicted == self._n_evicted:
+            return
+        hits = kv_manager.n_cached_tokens
+        self._iterations.prefix_cache.add(
+            queried - self._n_queried, hits - self._n_hits, evicted - self._n_evicted
+        )
+        self._n_queried, self._n_hits, self._n_evicted = queried, hits, evicted
 
     def _note_overhead(self, iteration: int, entry: _Iteration) -> None:
         if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):

@@ -61,6 +61,11 @@ class PipelineMetrics:
             (semconv.REQUESTS_RUNNING, "Requests that have run and have not ended.", _n_running),
             (semconv.KV_CACHE_USAGE, "Share of K/V memory that is reserved.", _reserved_ratio),
             (semconv.KV_CACHE_ALLOCATED, "Share of K/V memory that is in use.", _allocated_ratio),
+            (
+                semconv.PREFIX_CACHE_UNUSED,
+                "Share of K/V memory that no request uses and the prefix cache keeps.",
+                _unused_ratio,
+            ),
         ):
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
 
@@ -83,3 +88,7 @@ def _reserved_ratio(scheduler: Scheduler) -> float:
 
 def _allocated_ratio(scheduler: Scheduler) -> float:
     return scheduler.kv_manager.n_allocated_slots / scheduler.kv_manager.n_slots
+
+
+def _unused_ratio(scheduler: Scheduler) -> float:
+    return scheduler.kv_manager.n_unused_slots / scheduler.kv_manager.n_slots

@@ -59,6 +59,11 @@ class RequestMetrics:
             "Times that a request was put down by a loss of the pipeline.",
             registry=registry,
         )
+        self._preempted = Counter(
+            semconv.PREEMPTIONS,
+            "Times that a request was put down for the memory of others.",
+            registry=registry,
+        )
         self._suspected = Counter(
             semconv.REQUESTS_SUSPECTED,
             "Times that a request was on board when the pipeline was lost.",
@@ -122,7 +127,7 @@ class RequestMetrics:
             self._queue_time.observe(time.perf_counter() - arrived_at)
         if arrived_at is None or request.generated_token_ids:
             self._resumed.inc()
-            self._recomputed.inc(request.n_prefill_tokens)
+            self._recomputed.inc(request.n_prefill_tokens - request.n_cached_tokens)
         else:
             self._prompt_tokens.inc(request.n_prompt_tokens)
 
@@ -132,6 +137,9 @@ class RequestMetrics:
     def suspended(self, request: Request) -> None:
         self._suspended.inc()
         self._suspected.inc(request.is_suspect)
+
+    def put_down(self, request: Request) -> None:
+        self._preempted.inc()
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended[reason].inc()

@@ -33,6 +33,9 @@ class RequestObserver(Protocol):
         """Notes that a request was put down, since the pipeline was lost, and waits for the next
         one."""
 
+    def put_down(self, request: Request) -> None:
+        """Notes that a request gave up its memory to others, and waits to be admitted again."""
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         """Notes that a request has finished, was cancelled, or can't be served."""
 
@@ -66,6 +69,10 @@ class RequestObservers:
     def suspended(self, request: Request) -> None:
         for observer in self._observers:
             observer.suspended(request)
+
+    def put_down(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.put_down(request)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         for observer in self._observers:

@@ -115,6 +115,13 @@ class RequestTracer:
                 semconv.SUSPENDED, self._clock_ns(), {semconv.REQUEST_LOSSES: request.n_losses}
             )
 
+    def put_down(self, request: Request) -> None:
+        """Begins the phase `queue` anew."""
+        trace = self.traces.get(request)
+        if trace is not None:
+            _count_decoded(trace, request)
+            trace.enter(semconv.QUEUE, self._clock_ns(), {})
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         """Makes the spans of a request that has finished, was cancelled or can't be served."""
         trace = self.traces.get(request)

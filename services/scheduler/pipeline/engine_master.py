@@ -293,6 +293,8 @@ def plan_of(
         if span.is_admission:
             admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
             admission.sampling.MergeFromString(span.request.sampling)
+            if span.start_position:
+                admission.stored_token_ids.extend(span.request.span(0, span.start_position))
             _ask_logprobs(admission, span.request)
         if span.request.n_prompt_logprobs is not None:
             plan.next_token_ids.extend(_next_token_ids(span))

@@ -31,6 +31,7 @@ class Admission:
     sampling: SamplingParams
     n_logprobs: int | None = None  # alternatives for each sampled token; None: nothing is wanted
     n_prompt_logprobs: int | None = None  # likewise, for each token of the prompt but the first
+    stored_token_ids: Sequence[int] = ()  # tokens before its first span, stored by others
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,9 @@ class RequestTable:
         _refuse_sampling(row, sampling, vocab_size=self._vocab_size)
         if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
-        self._held[row] = _Held()
+        stored = admission.stored_token_ids
+        _refuse_outside("stored_token_ids", stored, self._vocab_size)
+        self._held[row] = _Held(n_tokens=len(stored))
         if not sampling.is_greedy:
             self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
@@ -206,8 +208,12 @@ class RequestTable:
         self._count_rows[row] = NOT_COUNTED
         if sampling.has_penalty and self._counts_tokens:
             self._count_rows[row] = self._token_counts.reserve()
+            self._token_counts.add_stored(
+                int(self._count_rows[row]), stored, n_prompt=admission.n_prompt_tokens
+            )
         if sampling.grammar and self._counts_tokens:
             self.constraints.admit(row, sampling.grammar, n_prompt_tokens=admission.n_prompt_tokens)
+            self.constraints.take_sent(row, 0, stored)
         if self._counts_tokens:
             self.logprobs.admit(admission)
         if rules := TokenRules.of(sampling, vocab_size=self._vocab_size):

@@ -1,8 +1,9 @@
 """How often each token occurs in the requests that have penalties, on the device that samples.
 
 A token is counted when it is an input of an iteration. The rank has every input: plans carry the
-tokens to all stages, and a token that a plan leaves out is on the rank. When a token is sampled,
-all tokens before it have been inputs, whatever chunks they came in.
+tokens to all stages, and a token that a plan leaves out is on the rank. Tokens whose keys and
+values others have stored are inputs of none, and are counted when their request is admitted. When a
+token is sampled, all tokens before it have been counted, whatever chunks they came in.
 
 A row of the counts is 4 bytes for each token of the vocabulary, 513 KB for Llama 3; only requests
 with penalties have one. Nothing here waits for the device.
@@ -11,6 +12,7 @@ with penalties have one. Nothing here waits for the device.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,3 +78,14 @@ class TokenCounts:
             generated = token_ids.index_select(0, counted.generated_tokens)
             places = counted.generated_rows * vocab_size + generated
             counts.scatter_add_(0, places, self._one.expand(len(places)))
+
+    def add_stored(self, row: int, token_ids: Sequence[int], *, n_prompt: int) -> None:
+        """Counts the first tokens of a request whose prompt has `n_prompt`, in its row."""
+        if not len(token_ids):
+            return
+        tokens = torch.tensor(token_ids, dtype=torch.int64)
+        if self.tensor.is_cuda:
+            tokens = tokens.pin_memory().to(self.tensor.device, non_blocking=True)
+        self.tensor[row].index_fill_(0, tokens[:n_prompt], IN_PROMPT)
+        generated = tokens[n_prompt:]
+        self.tensor[row].scatter_add_(0, generated, self._one.expand(len(generated)))

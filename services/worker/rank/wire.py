@@ -140,4 +140,5 @@ def _admission(message: worker_pb2.Admission) -> Admission:
         n_prompt_logprobs=(
             message.n_prompt_logprobs if message.HasField("n_prompt_logprobs") else None
         ),
+        stored_token_ids=message.stored_token_ids,
     )

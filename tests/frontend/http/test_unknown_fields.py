@@ -152,7 +152,6 @@ EFFECTLESS: dict[str, Any] = {
     "store": True,
     "service_tier": "auto",
     "prompt_cache_key": "k",
-    "cache_salt": "c",
     "request_id": "r",
     "spaces_between_special_tokens": False,
 }

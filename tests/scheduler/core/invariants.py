@@ -5,8 +5,9 @@ from tests.scheduler.core.workload import Driver
 
 
 def check_memory(driver: Driver) -> None:
-    """Reserved <= slots; assigned <= reserved; every block has one owner. Who has ended holds what
-    batches in flight still use, and nothing else."""
+    """Checks that reserved <= slots and assigned <= reserved, and that a block has several owners
+    only in the prefix cache. Who has ended holds what batches in flight still use, and nothing
+    else."""
     scheduler = driver.scheduler
     kv_manager = scheduler.kv_manager
     running = {span.request for batch in driver.in_flight for span in batch.spans}
@@ -17,11 +18,17 @@ def check_memory(driver: Driver) -> None:
     ]
     assert all(request.reservation is not None for request in running)
     assert kv_manager.n_reserved_slots <= kv_manager.n_slots
-    assert sum(r.n_reserved_blocks for r in reservations) == kv_manager.n_reserved_blocks
     assert all(len(r.block_ids) <= r.n_reserved_blocks for r in reservations)
     owned = [block for r in reservations for block in r.block_ids]
-    assert len(owned) == len(set(owned))
-    assert len(owned) * kv_manager.block_size == kv_manager.n_allocated_slots
+    n_owned, n_outstanding = len(set(owned)), sum(r.n_reserved_blocks for r in reservations)
+    assert n_owned + n_outstanding - len(owned) == kv_manager.n_reserved_blocks
+    assert n_owned * kv_manager.block_size == kv_manager.n_allocated_slots
+    assert kv_manager.n_allocated_slots + kv_manager.n_unused_slots <= kv_manager.n_slots
+    if kv_manager.prefix_cache is None:
+        assert len(owned) == n_owned
+    else:
+        shared = {block for block in owned if owned.count(block) > 1}
+        assert all(block in kv_manager.prefix_cache for block in shared)
     rows = [r.row for r in reservations]
     assert len(rows) == len(set(rows))
 

@@ -397,8 +397,8 @@ def test_the_youngest_of_the_lowest_priority_is_put_down_first() -> None:
         request = request_of(name, priority=priority)
         pool.add(request)
         pool.mark_running([request], can_run=lambda _: False)
-    assert pool.order.victim(pool.running).request_id == "c"
-    assert FirstComeFirstServed().victim(pool.running).request_id == "d"
+    assert pool.last.request_id == "c"
+    assert max(pool.running, key=FirstComeFirstServed().rank).request_id == "d"
 
 
 # Requests that have run

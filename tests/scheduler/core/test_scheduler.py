@@ -1,6 +1,7 @@
 """The scheduling core against the paper's pseudocode, and its invariants under random arrivals."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,21 +36,25 @@ MACHINES = {
 }
 
 
-@given(requests=arrivals(), **MACHINES)
+@given(requests=arrivals(), has_prefix_cache=st.booleans(), **MACHINES)
 def test_batches_are_those_of_algorithm_1(
     requests: list[Arrival],
+    has_prefix_cache: bool,
     max_batch_size: int,
     pipeline_depth: int,
     block_size: int,
     n_blocks: int,
 ) -> None:
     n_blocks = n_blocks * 4 // block_size  # the longest request must fit whatever the block size
+    # Nobody has anything in common with another: the paper knows nothing of that.
+    requests = [replace(arrival, scope=b"%d" % index) for index, arrival in enumerate(requests)]
     driver = Driver(
         build(
             max_batch_size=max_batch_size,
             n_blocks=n_blocks,
             block_size=block_size,
             pipeline_depth=pipeline_depth,
+            has_prefix_cache=has_prefix_cache,
         ),
         requests,
     )
@@ -77,12 +82,14 @@ def test_batches_are_those_of_algorithm_1(
     requests=arrivals(with_cancellations=True),
     data=st.data(),
     token_hand_off=st.booleans(),
+    has_prefix_cache=st.booleans(),
     **MACHINES,
 )
 def test_invariants_hold_whatever_arrives_and_is_cancelled(
     requests: list[Arrival],
     data: st.DataObject,
     token_hand_off: bool,
+    has_prefix_cache: bool,
     max_batch_size: int,
     pipeline_depth: int,
     block_size: int,
@@ -94,6 +101,7 @@ def test_invariants_hold_whatever_arrives_and_is_cancelled(
         block_size=block_size,
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
+        has_prefix_cache=has_prefix_cache,
     )
     driver = Driver(scheduler, requests)
     n_iterations = dict.fromkeys(range(len(requests)), 0)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import Order
 from services.scheduler.core.policies import Policy
@@ -31,6 +32,7 @@ class Arrival:
     client: str = ""
     """Whose it is, if anybody's; his weight is in his name: `b2` has 2."""
     priority: int = 0
+    scope: bytes = b""
 
     @property
     def max_tokens(self) -> int:
@@ -74,11 +76,18 @@ def build(
     token_hand_off: bool = False,
     policy: Policy | None = None,
     order: Order | None = None,
+    has_prefix_cache: bool = False,
+    expected_use: ExpectedUse | None = None,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
         RequestPool(max_requests=1000, order=order),
-        KVManager(n_blocks=n_blocks, block_size=block_size),
+        KVManager(
+            n_blocks=n_blocks,
+            block_size=block_size,
+            has_prefix_cache=has_prefix_cache,
+            expected_use=expected_use,
+        ),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
@@ -93,6 +102,7 @@ def request_for(index: int, arrival: Arrival) -> Request:
         max_new_tokens=arrival.max_new_tokens,
         stop_token_ids=frozenset({STOP_TOKEN}),
         priority=arrival.priority,
+        cache_scope=arrival.scope,
     )
 
 

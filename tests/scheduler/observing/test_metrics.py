@@ -43,7 +43,11 @@ class World:
             for index in range(self.n_stages)
         )
         self.scheduler = build(
-            max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=self.pipeline_depth
+            max_batch_size=4,
+            n_blocks=16,
+            block_size=4,
+            pipeline_depth=self.pipeline_depth,
+            has_prefix_cache=True,
         )
         self.epoch = self.metrics.observe(Pipeline("p", epoch, members), self.scheduler)
 
@@ -55,10 +59,11 @@ class World:
         max_new_tokens: int = 2,
         priority: int = 0,
         deadline: float | None = None,
+        token: int = 1,
     ) -> Request:
         request = Request(
             RequestId(name),
-            [1] * n_prompt,
+            [token] * n_prompt,
             max_new_tokens,
             stop_token_ids=STOP,
             priority=priority,
@@ -166,6 +171,26 @@ def test_gauges_are_those_of_the_pool_while_a_pipeline_serves() -> None:
     assert samples.sum("orcinus_kv_cache_allocated_ratio") == 1 / 16
     it.epoch.closed(None)
     assert it.samples.sum("orcinus_requests_running") == 0
+
+
+def test_the_prefix_cache_is_counted_over_epochs() -> None:
+    world = World()
+    for n_prompt in (9, 10):
+        world.submit("r", n_prompt=n_prompt, max_new_tokens=1)
+        world.give_back(world.send(), 1)
+    assert world.samples.sum("orcinus_prefix_cache_queried_tokens_total") == 9 + 10
+    assert world.samples.sum("orcinus_prefix_cache_hit_tokens_total") == 8
+    assert world.samples.sum("orcinus_prefix_cache_unused_ratio") == 0, "no pipeline has opened"
+    world.epoch.opened()
+    assert world.samples.sum("orcinus_prefix_cache_unused_ratio") == 2 / 16
+    world.submit("large", n_prompt=63, max_new_tokens=1, token=2)
+    world.give_back(world.send(), 1)
+    assert world.samples.sum("orcinus_prefix_cache_evicted_blocks_total") == 2
+    world.begin(epoch=8)
+    world.submit("after", n_prompt=5, max_new_tokens=1)
+    world.give_back(world.send(), 1)
+    assert world.samples.sum("orcinus_prefix_cache_queried_tokens_total") == 9 + 10 + 63 + 5
+    assert world.samples.sum("orcinus_prefix_cache_hit_tokens_total") == 8, "it was empty"
 
 
 def test_the_gateway_reads_the_shape_of_the_cache() -> None:

@@ -48,7 +48,7 @@ class ChunkedPolicy:
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1
-            reservation = request.reservation or kv_manager.reserve(request.max_sequence_len)
+            reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
                 break
             n_tokens = min(request.n_unscheduled, n_free)

@@ -26,7 +26,7 @@ class OrcaPolicy:
         for request in pool.selectable():
             if len(selections) == self.max_batch_size:
                 break
-            reservation = request.reservation or kv_manager.reserve(request.max_sequence_len)
+            reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
                 break
             selections.append(Selection(request, request.n_unscheduled, reservation))

@@ -1,0 +1,264 @@
+"""The worth of the prefix cache: a chat of several turns, with the cache off and on.
+
+    python -m benchmarks.make_model /tmp/llama-125m
+    python -m benchmarks.prefix_cache /tmp/llama-125m
+
+All users share a system prompt, and each asks its questions one after the other: the prompt of a
+turn is everything that was said before it. Whole systems on loopback serve the same chat over HTTP,
+one without the cache and one with it, in turns. Prompts are tokens, so that their lengths are what
+they are said to be; answers are greedy and of one length, and must be the same tokens in all runs.
+
+Printed are the time to the first token from the second turn on, where the cache has what was said
+before, and the throughput of the whole chat; the ratios are medians over the rounds. `--json` keeps
+the records, `--png` draws the time to the first token by turn.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import uvloop
+from matplotlib.figure import Figure
+
+from benchmarks import local_system, machine, records
+from benchmarks.records import RequestRecord, RunRecord, Spread
+
+TIMEOUT_S = 600.0
+FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
+"""Tokens that prompts are made of: every model has them, and they are not special."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer to one question of a user."""
+
+    user: int
+    turn: int
+    token_ids: tuple[int, ...]
+    n_cached: int
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One run of the whole chat."""
+
+    has_cache: bool
+    turns: tuple[Turn, ...]
+
+    @property
+    def answers(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The tokens of all answers, by user and turn."""
+        return {(turn.user, turn.turn): turn.token_ids for turn in self.turns}
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of prompts that were not computed."""
+        return sum(turn.n_cached for turn in self.turns)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens a second, over the whole chat."""
+        end_s = max(turn.record.end_s for turn in self.turns)
+        return sum(len(turn.token_ids) for turn in self.turns) / end_s
+
+    def first_token_s(self, turns: Sequence[int]) -> Spread:
+        """Returns the seconds to the first token in these turns."""
+        times = (turn.record.time_to_first_token_s for turn in self.turns if turn.turn in turns)
+        spread = Spread.of(time_s for time_s in times if time_s is not None)
+        if spread is None:
+            raise RuntimeError("no answer has a token")
+        return spread
+
+
+def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[int]]]]:
+    """Returns the system prompt, and each user's questions, in tokens."""
+    draw = np.random.default_rng(options.seed).integers
+
+    def tokens(n_tokens: int) -> list[int]:
+        drawn: list[int] = draw(FIRST_TOKEN_ID, VOCAB_SIZE, n_tokens).tolist()
+        return drawn
+
+    of_users = [
+        [tokens(options.n_question) for _ in range(options.turns)] for _ in range(options.users)
+    ]
+    return tokens(options.n_system), of_users
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_s: float) -> Turn:
+    """Streams the answer to a prompt."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": n_answer,
+        "min_tokens": n_answer,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    clock = asyncio.get_running_loop().time
+    start_s, times, token_ids, n_cached = clock() - zero_s, [], [], 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise RuntimeError((await answer.aread()).decode())
+        async for line in answer.aiter_lines():
+            now_s = clock() - zero_s
+            data = line.removeprefix("data: ")
+            if not line.startswith("data: ") or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            if usage := event.get("usage"):
+                n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+            for choice in event.get("choices", ()):
+                token_ids += choice["token_ids"]
+                times += [now_s] * len(choice["token_ids"])
+    if len(token_ids) != n_answer:
+        raise RuntimeError(f"an answer has {len(token_ids)} tokens instead of {n_answer}")
+    record = RequestRecord(
+        arrival_s=start_s,
+        start_s=start_s,
+        first_token_s=times[0],
+        end_s=times[-1],
+        n_prompt=len(prompt),
+        n_output=n_answer,
+        token_times_s=tuple(times),
+    )
+    return Turn(0, 0, tuple(token_ids), n_cached, record)
+
+
+async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_cache: bool) -> Chat:
+    """Lets all users ask their questions, each as soon as it has the answer before."""
+    system, of_users = questions(options)
+    zero_s = asyncio.get_running_loop().time()
+
+    async def use(user: int) -> list[Turn]:
+        said, turns = list(system), []
+        for number, question in enumerate(of_users[user], start=1):
+            said += question
+            answer = await ask(client, said, options.n_answer, zero_s)
+            said += answer.token_ids
+            turns.append(Turn(user, number, answer.token_ids, answer.n_cached, answer.record))
+        return turns
+
+    of_all = await asyncio.gather(*(use(user) for user in range(options.users)))
+    return Chat(has_cache, tuple(turn for turns in of_all for turn in turns))
+
+
+async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
+    """Runs the chat with a system of its own."""
+    arguments = [f"--model={options.model}", "--log-level=ERROR", *options.system.split()]
+    arguments.append("--prefix-cache" if has_cache else "--no-prefix-cache")
+    limits = httpx.Limits(max_connections=options.users)
+    async with (
+        local_system.running(arguments) as system,
+        httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S, limits=limits) as client,
+    ):
+        await ask(client, [FIRST_TOKEN_ID] * options.n_system, options.n_answer, 0.0)
+        return await chat(client, options, has_cache=has_cache)
+
+
+def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
+    """Returns the figures for people.
+
+    Raises:
+        RuntimeError: answers differ, or the cache had nothing.
+    """
+    if any(one.answers != chats[0].answers for one in chats):
+        raise RuntimeError("answers with and without the cache differ")
+    later, lines = range(2, n_turns + 1), []
+    for one in chats:
+        first = one.first_token_s(later)
+        lines.append(
+            f"cache {'on ' if one.has_cache else 'off'}: first token from turn 2 on "
+            f"{1e3 * first.median:7.1f} ms, p99 {1e3 * first.p99:7.1f} ms; "
+            f"{one.tokens_per_s:7.1f} tokens/s; {one.n_cached} prompt tokens cached"
+        )
+    off = [one for one in chats if not one.has_cache]
+    on = [one for one in chats if one.has_cache]
+    if not all(one.n_cached for one in on):
+        raise RuntimeError("the cache had nothing")
+    pairs = list(zip(off, on, strict=True))
+    faster = statistics.median(
+        without.first_token_s(later).median / with_cache.first_token_s(later).median
+        for without, with_cache in pairs
+    )
+    more = statistics.median(
+        with_cache.tokens_per_s / without.tokens_per_s for without, with_cache in pairs
+    )
+    lines.append(f"first token {faster:.2f} x sooner, throughput {more:.2f} x, same tokens")
+    return lines
+
+
+def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
+    """Draws the median time to the first token of each turn; a line for each run."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    styles: Mapping[bool, tuple[str, str]] = {False: ("C0", "cache off"), True: ("C1", "cache on")}
+    for index, one in enumerate(chats):
+        colour, name = styles[one.has_cache]
+        axes.plot(
+            range(1, n_turns + 1),
+            [1e3 * one.first_token_s([turn]).median for turn in range(1, n_turns + 1)],
+            color=colour,
+            marker="o",
+            label=name if index < len(styles) else None,
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("turn of the chat")
+    axes.set_ylabel("median time to the first token (ms)")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Runs all rounds, and says what came of them."""
+    chats = []
+    for number in range(options.rounds):
+        for has_cache in (False, True) if number % 2 == 0 else (True, False):
+            chats.append(await serve(options, has_cache=has_cache))
+    sys.stdout.write("\n".join(report(chats, options.turns)) + "\n")
+    if options.json is not None:
+        meta = machine.describe()
+        records.write(
+            options.json,
+            [
+                RunRecord(
+                    {**meta, "prefix_cache": one.has_cache, "n_cached": one.n_cached},
+                    tuple(turn.record for turn in one.turns),
+                )
+                for one in chats
+            ],
+        )
+    if options.png is not None:
+        draw(options.png, chats, options.turns)
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?", default="models/demo")
+    parser.add_argument("--users", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--n-system", type=int, default=900, help="tokens of the system prompt")
+    parser.add_argument("--n-question", type=int, default=24, help="tokens of a question")
+    parser.add_argument("--n-answer", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--system", default="", help="more options of services.local")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--png", type=Path, default=None)
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

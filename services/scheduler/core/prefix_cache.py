@@ -1,0 +1,155 @@
+"""The prefix cache: which blocks of K/V memory hold the beginning of which sequences.
+
+Keys and values of a token depend on it and on all tokens before it. So a full block is known by a
+key that is a hash of its tokens and of the key of the block before it, and two requests with the
+same key can share the block. Only full blocks are shared, and nobody writes into a full block:
+nothing is ever copied.
+
+The chain of keys begins with the request's scope: its account and the salt that its client has
+chosen. Who is not in the scope finds nothing, so that nobody can learn another's prompts from the
+time that his own take. The hash is keyed with a secret of this process, so that nobody can make
+two sequences with one key.
+
+A block that is entered has users or none. Without users it keeps its content until its memory is
+needed; then the one whose last user left longest ago goes first. Of one request's blocks the last
+ones go first, since a block is of use only with all before it.
+
+Knows nothing of reservations: the K/V manager decides when a block is taken, left and evicted.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+
+_SECRET = secrets.token_bytes(32)
+_OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
+_OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
+
+MAX_BLOCKS = 2**18
+"""Blocks in the cache at most: 60 MB of this process's memory."""
+
+
+class Sharer(Protocol):
+    """The part of a request that the cache needs."""
+
+    cache_scope: bytes | None
+    """Whose blocks it may share; None if it shares none."""
+    block_keys: "BlockKeys | None"
+
+    @property
+    def n_tokens(self) -> int:
+        """Returns the number of its tokens that are known."""
+
+    def packed_span(self, start: int, n_tokens: int) -> bytes:
+        """Returns some of its tokens, each in as many bytes."""
+
+
+@dataclass(slots=True)
+class BlockKeys:
+    """The keys of a request's full blocks from the first on, as many as were ever needed."""
+
+    block_size: int
+    keys: list[bytes] = field(default_factory=list)
+
+
+class PrefixCache:
+    """The contents of blocks: those that requests share, and those that nobody uses any more."""
+
+    def __init__(self, *, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
+        self._block_size = block_size
+        self._max_blocks = max_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._n_users: dict[int, int] = {}  # of each block that is entered and in use
+        self._unused: dict[int, None] = {}  # the next one to evict first
+
+    def __len__(self) -> int:
+        return len(self._key_of)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._key_of
+
+    @property
+    def n_unused(self) -> int:
+        """The number of blocks that are here and that no request uses."""
+        return len(self._unused)
+
+    def find(self, request: Sharer) -> list[int]:
+        """Returns the blocks of the longest beginning of the request's tokens that is here, but for
+        its last token, which is always computed."""
+        blocks: list[int] = []
+        for index in range((request.n_tokens - 1) // self._block_size):
+            key = self._keys(request, index + 1)[index]
+            block_id = self._block_of.get(key)
+            if block_id is None:
+                break
+            blocks.append(block_id)
+        return blocks
+
+    def n_in_use(self, block_ids: Sequence[int]) -> int:
+        """Returns how many of these blocks, which are all here, have users."""
+        return sum([block_id not in self._unused for block_id in block_ids])
+
+    def take(self, block_ids: Sequence[int]) -> None:
+        """Adds a user to each of these blocks."""
+        for block_id in block_ids:
+            if block_id in self._unused:
+                del self._unused[block_id]
+                self._n_users[block_id] = 1
+            else:
+                self._n_users[block_id] += 1
+
+    def enter(
+        self, request: Sharer, block_ids: Sequence[int], *, first: int, end: int
+    ) -> list[int]:
+        """Enters blocks `first` to `end` of a request that uses them and has all their tokens. If
+        another block has the same content, the request's own one stays its own.
+
+        Returns blocks that were evicted, where there are as many as there may be.
+        """
+        evicted: list[int] = []
+        keys = self._keys(request, end)
+        for index in range(first, end):
+            key, block_id = keys[index], block_ids[index]
+            if key in self._block_of:
+                continue
+            if len(self._key_of) >= self._max_blocks:
+                if not self._unused:
+                    break
+                evicted.append(self.evict())
+            self._block_of[key] = block_id
+            self._key_of[block_id] = key
+            self._n_users[block_id] = 1
+        return evicted
+
+    def leave(self, block_id: int) -> bool:
+        """Removes a user of a block that is here; returns whether it was the last one."""
+        self._n_users[block_id] -= 1
+        if self._n_users[block_id]:
+            return False
+        del self._n_users[block_id]
+        self._unused[block_id] = None
+        return True
+
+    def evict(self) -> int:
+        """Forgets the block that has been without users longest, and returns it."""
+        block_id = next(iter(self._unused))
+        del self._unused[block_id]
+        del self._block_of[self._key_of.pop(block_id)]
+        return block_id
+
+    def _keys(self, request: Sharer, n_blocks: int) -> list[bytes]:
+        """Returns the keys of a request's first blocks, of `n_blocks` at least. Its tokens never
+        change, so each key is made once."""
+        known = request.block_keys
+        if known is None or known.block_size != self._block_size:
+            known = request.block_keys = BlockKeys(self._block_size)
+        keys, block_size = known.keys, self._block_size
+        for index in range(len(keys), n_blocks):
+            before = keys[-1] if keys else request.cache_scope or b""
+            hashed = (_OF_OTHERS if keys else _OF_FIRST_BLOCK).copy()
+            hashed.update(before + request.packed_span(index * block_size, block_size))
+            keys.append(hashed.digest())
+        return keys
