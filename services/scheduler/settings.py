@@ -88,8 +88,9 @@ class SchedulerSettings(ServerSettings):
     n_slots: int | None = Field(default=None, ge=1)
     """K/V slots to use at most, in tokens; all that the stages have when not set."""
 
-    max_requests: int = Field(default=1024, ge=1)
-    """Requests in the pool at most, running ones included; more are refused with a retry delay."""
+    max_requests: int = Field(default=1024, ge=1, le=2**15)
+    """Requests in the pool at most, running ones included; more are refused with a retry delay.
+    Ranks have 65,536 rows for those that run and those that have just ended."""
 
     max_pool_tokens: int = Field(default=2**24, ge=1)
     """Tokens that the requests in the pool may come to at most, prompts and outputs together; more
