@@ -658,7 +658,7 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
     after = scheduler_pb2.PipelineDescription()
     after.CopyFrom(before)
     for name in change:
-        after.ClearField(name)  # type: ignore[arg-type]
+        after.ClearField(name)
     after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
     async with world() as it, Frontend(it.address) as frontend:
         it.service.open(before, it.loop, it.log)

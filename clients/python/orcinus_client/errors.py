@@ -14,6 +14,7 @@ ClientError
 """
 
 import json
+from typing import Any
 
 import httpx
 
@@ -114,7 +115,7 @@ def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
 
 def error_in_stream(value: object) -> ApiError:
     """Returns the error that an event of a stream brings."""
-    fields = value if isinstance(value, dict) else {"message": value}
+    fields: dict[str, Any] = value if isinstance(value, dict) else {"message": value}
     code = fields.get("code")
     kind = _BY_CODE.get(code, RequestFailed)
     return kind(str(fields.get("message")), field=fields.get("param"), code=code)
