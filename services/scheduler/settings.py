@@ -109,8 +109,9 @@ class SchedulerSettings(ServerSettings):
     """Whether requests that begin with the same tokens share their keys and values, and find those
     of requests that have ended."""
 
-    max_requests: int = Field(default=1024, ge=1)
-    """Requests in the pool at most, running ones included; more are refused with a retry delay."""
+    max_requests: int = Field(default=1024, ge=1, le=2**15)
+    """Requests in the pool at most, running ones included; more are refused with a retry delay.
+    Ranks have 65,536 rows for those that run and those that have just ended."""
 
     max_pool_tokens: int = Field(default=2**24, ge=1)
     """Tokens that the requests in the pool may come to at most, prompts and outputs together; more

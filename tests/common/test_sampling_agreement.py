@@ -79,7 +79,7 @@ CLIENTS = st.fixed_dictionaries({}, optional={name: extremes(name) for name in O
 
 @example(given={"stop_token_ids": tuple(range(100, 100 + MAX_STOP_TOKENS))}, is_ignored=False)
 @given(given=CLIENTS, is_ignored=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_rank_takes_whatever_the_scheduler_lets_through(
     given: dict[str, Any], is_ignored: bool
 ) -> None:

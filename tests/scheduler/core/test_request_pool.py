@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 from hypothesis import given, settings
+from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
 from services.scheduler.core.accounts import Account, AccountLimits
@@ -82,6 +83,12 @@ def test_a_flood_of_the_longest_prompts_stops_at_the_memory_that_it_may_have() -
         n_taken += 1
     assert 0 < n_taken * len(prompt) * prompt.itemsize <= 4 * limits.max_pool_tokens
     assert n_taken == limits.max_pool_tokens // 131_072
+
+
+def test_a_pool_has_no_more_requests_than_ranks_have_rows() -> None:
+    assert SchedulerSettings(n_stages=1, max_requests=32_768).max_requests == 32_768
+    with pytest.raises(ValidationError, match="max_requests"):
+        SchedulerSettings(n_stages=1, max_requests=32_769)
 
 
 def test_a_long_grammar_counts_as_tokens_until_its_request_ends() -> None:
