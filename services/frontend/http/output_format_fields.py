@@ -11,8 +11,9 @@ A request has one of them.
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Tag
 from pydantic import Field as BodyField
+from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.accepted_values import only
@@ -20,6 +21,9 @@ from services.frontend.request import output_format
 
 Schema = dict[str, Any] | str
 """A JSON schema, or its text."""
+
+
+Choices = TypeAliasType("Choices", Annotated[list[str], FailFast()])
 
 
 class JsonSchema(BaseModel):
@@ -78,7 +82,7 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     structural_tag: Annotated[str | None, only()] = None
     whitespace_pattern: Annotated[str | None, only()] = None
@@ -93,7 +97,7 @@ class OutputFormatFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None

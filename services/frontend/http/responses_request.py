@@ -233,6 +233,9 @@ class ReasoningOptions(BaseModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
+Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
+
+
 def _check_include(names: list[str] | None) -> list[str] | None:
     if names is not None and LOGPROBS in names:
         raise ValueError(f"{LOGPROBS!r} is not supported")
@@ -255,7 +258,7 @@ class ResponsesBody(GeneratingBody):
     metadata: Metadata = None
 
     store: bool | None = None
-    include: Annotated[list[str] | None, AfterValidator(_check_include)] = None
+    include: Annotated[Included | None, AfterValidator(_check_include)] = None
     background: Annotated[bool | None, only(False)] = None
     previous_response_id: Annotated[str | None, only()] = None
     conversation: Annotated[Any, only()] = None
