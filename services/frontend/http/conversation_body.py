@@ -5,13 +5,13 @@ down what comes back. The rules of requests are checked where all requests are c
 name a field that is spelled differently here, the error is spelled so too.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
+import pydantic_core
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -208,4 +208,4 @@ class GeneratingBody(ConversationBody):
 
 def json_text(value: Mapping[str, Any] | None) -> str:
     """Returns an object as JSON text, or nothing."""
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else pydantic_core.to_json(value).decode()

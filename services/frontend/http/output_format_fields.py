@@ -9,6 +9,7 @@ A request has one of them.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Tag
@@ -109,19 +110,19 @@ class OutputFormatFields(BaseModel):
         Raises:
             InvalidRequest: two formats are asked for, or one that cannot be.
         """
-        given = list(self._grammars())
+        given = list(self._formats())
         if len(given) > 1:
             (first, _), (second, _), *_ = given
             raise errors.InvalidRequest(second, f"not together with {first}")
-        return given[0] if given else None
+        return next(((field, to_grammar()) for field, to_grammar in given), None)
 
-    def _grammars(self) -> Iterator[tuple[str, str]]:
-        """Yields the name of each field that asks for a format, and the format's grammar."""
-        if (grammar := _grammar_of(self.response_format)) is not None:
-            yield "response_format", grammar
+    def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Yields the name of each field that asks for a format, and what makes its grammar."""
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            yield "response_format", partial(_grammar_of, self.response_format)
         group = self.structured_outputs or StructuredOutputs()
         if group.json_object:
-            yield "structured_outputs.json_object", output_format.json_object()
+            yield "structured_outputs.json_object", output_format.json_object
         asked: tuple[tuple[str, Any, Callable[[str, Any], str]], ...] = (
             ("structured_outputs.json", group.json_, _of_schema),
             ("structured_outputs.regex", group.regex, _of_regex),
@@ -137,15 +138,15 @@ class OutputFormatFields(BaseModel):
         )
         for name, value, to_grammar in asked:
             if value is not None:
-                yield name, to_grammar(name, value)
+                yield name, partial(to_grammar, name, value)
 
 
 def _of_schema(name: str, schema: Schema) -> str:
     return output_format.json_schema(schema, field=name)
 
 
-def _of_regex(_: str, pattern: str) -> str:
-    return output_format.regex(pattern)
+def _of_regex(name: str, pattern: str) -> str:
+    return output_format.regex(pattern, field=name)
 
 
 def _of_choice(name: str, texts: list[str]) -> str:
@@ -156,11 +157,9 @@ def _of_grammar(name: str, text: str) -> str:
     return output_format.grammar(text, field=name)
 
 
-def _grammar_of(response_format: ResponseFormat | None) -> str | None:
-    match response_format:
-        case JsonObjectFormat():
-            return output_format.json_object()
-        case JsonSchemaFormat(json_schema=named):
-            schema = {"type": "object"} if named.schema_ is None else named.schema_
-            return output_format.json_schema(schema)
-    return None
+def _grammar_of(response_format: JsonObjectFormat | JsonSchemaFormat) -> str:
+    if isinstance(response_format, JsonObjectFormat):
+        return output_format.json_object()
+    schema = response_format.json_schema.schema_
+    schema = {"type": "object"} if schema is None else schema
+    return output_format.json_schema(schema, field="response_format")

@@ -294,7 +294,7 @@ class ResponsesBody(GeneratingBody):
             case ResponsesJsonFormat():
                 return output_format.json_object()
             case ResponsesSchemaFormat(schema_=schema):
-                return output_format.json_schema(schema)
+                return output_format.json_schema(schema, field="text.format")
         return ""
 
     def reply(self, generation: Generation) -> ResponsesReply:
