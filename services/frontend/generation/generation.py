@@ -58,6 +58,8 @@ come in between."""
 MAX_PIECES = 64
 """Pieces of an answer that are kept apart, where an answer is made whole."""
 
+LATE = "the request took longer than it may"
+
 OUTPUT_TOKEN_BYTES = 40
 """Bytes of memory that a token of an answer takes, if clients want to see it."""
 
@@ -260,8 +262,7 @@ class Generation:
             self.request_id, model=self._pipeline_model, n_prompt_tokens=self.usage.prompt_tokens
         )
         if self._resumption is not None:
-            for index, so_far in enumerate(self._resumption.answers):
-                await self._resume(index, so_far)
+            await self._resume_all(self._resumption)
         if self._inbox.error is not None:
             raise self._inbox.error
         for index in range(self.n_answers):
@@ -370,7 +371,7 @@ class Generation:
             self._started.set_result(None)
 
     def _expire(self) -> None:
-        error = TimedOut("the request took longer than it may")
+        error = TimedOut(LATE)
         self._inbox.fail(error)
         self._fail_start(error)
         self._withdraw()
@@ -393,6 +394,17 @@ class Generation:
             self._scheduler.cancel(request_id)
         self._at_scheduler.clear()
         self._place.in_flight.close()
+
+    async def _resume_all(self, resumption: Resumption) -> None:
+        """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
+        for others that do so, takes longer than the call may."""
+        deadline = None if self._expiry is None else self._expiry.when()
+        try:
+            async with asyncio.timeout_at(deadline):
+                for index, so_far in enumerate(resumption.answers):
+                    await self._resume(index, so_far)
+        except TimeoutError:
+            raise TimedOut(LATE) from None
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
         """Makes an answer, as far as the client has it."""
