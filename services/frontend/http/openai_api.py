@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http import (
     anthropic_errors,
     credentials,
+    cross_origin,
     docs_page,
     event_id,
     openai_errors,
@@ -56,10 +57,11 @@ def create_app(
     reason_against_serving: Callable[[], str],
     comment_s: float,
     refuse_unknown_fields: bool = False,
+    origins: Collection[str] = (),
 ) -> FastAPI:
     """Returns the API in front of a generation service; `reason_against_serving` says why requests
     that come now would get no tokens, or nothing. Streams have a comment after `comment_s` seconds
-    without an event."""
+    without an event. Pages of `origins` may send bodies of any type."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
@@ -71,6 +73,7 @@ def create_app(
         reason_against_serving=reason_against_serving,
         comment_s=comment_s,
         refuse_unknown_fields=refuse_unknown_fields,
+        origins=origins,
     )
     posted = {
         "/v1/chat/completions": api.chat,
@@ -111,6 +114,7 @@ class OpenAIApi:
         reason_against_serving: Callable[[], str],
         comment_s: float,
         refuse_unknown_fields: bool = False,
+        origins: Collection[str] = (),
     ) -> None:
         self._service = service
         self._unknown = unknown_fields.UnknownFields(are_refused=refuse_unknown_fields)
@@ -118,6 +122,7 @@ class OpenAIApi:
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
         self._comment_s = comment_s
+        self._origins = origins
         document = openapi.document(
             needs_key=api_keys.are_needed, refuses_unknown=refuse_unknown_fields
         )
@@ -249,6 +254,7 @@ class OpenAIApi:
     async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
         """Reads a body, which counts as an answer in flight from here on: who may have two answers
         has no more uploads. What it stands for takes a share of its own when it is opened."""
+        cross_origin.check_page(request.headers, self._origins)
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
             check_structure(data, self._bodies.refusals)
