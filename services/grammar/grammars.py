@@ -34,14 +34,14 @@ share its lexer, which grows by about 750 bytes for each state, to 15 MB."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
-    step_max_items=50_000,
+    step_max_items=5_000,
     max_lexer_states=20_000,
     max_grammar_size=10_000,
     verbose_errors=False,
 )
-"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. Above a
-size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
-
+"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. The
+items of an ambiguous grammar grow with each step, and 50,000 take a second; others need hundreds.
+Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
 
 MAX_RULES = 1000
 """Rules of a grammar, counted as its lines with a colon: each rule has one. A chain of more takes

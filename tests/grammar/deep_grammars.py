@@ -67,8 +67,8 @@ def grammars() -> Iterator[tuple[str, str]]:
     ):
         yield f"{n} references", "start: %json " + references(n, opening=opening, closing=closing)
     yield "nested schema", '{"grammars":[{"json_schema":' + '{"items":' * 6000 + "}" * 6000 + "}]}"
-    translated = output_format.MAX_GBNF_LENGTH // 14
-    yield "GBNF", output_format.grammar(chain(translated, mark=" ::= ").replace("start", "root"))
+    n_translated = output_format.MAX_GBNF_RULES - 2
+    yield "GBNF", output_format.grammar(chain(n_translated, mark=" ::= ").replace("start", "root"))
 
 
 def follow(matcher: LLMatcher) -> None:
