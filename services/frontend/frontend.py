@@ -148,6 +148,7 @@ class Frontend:
             reason_against_serving=self._serving.reason_against,
             comment_s=settings.comment_s,
             refuse_unknown_fields=settings.refuse_unknown_fields,
+            origins=settings.cors_origins,
         )
         app: ASGIApp = create_app(api)
         app = with_cors(app, settings.cors_origins)

@@ -8,10 +8,15 @@ alone, so a request that is recomputed, anywhere, stands where it stood.
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
 read, and other requests of the batch wait for nothing.
 
-Compiling and every step afterwards are limited in work, which llguidance counts itself.
+Compiling and every step afterwards are limited in work, which llguidance counts itself. It does not
+count how deeply it calls itself while it compiles, once for each rule of a chain and for each
+bracket, and a stack that is used up ends the process. So rules are counted before, and a grammar is
+compiled in a thread with a stack of its own that the deepest one fits into. Steps are shallow.
 """
 
 import logging
+import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,18 +34,31 @@ share its lexer, which grows by about 750 bytes for each state, to 15 MB."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
-    step_max_items=50_000,
+    step_max_items=5_000,
     max_lexer_states=20_000,
     max_grammar_size=10_000,
     verbose_errors=False,
 )
-"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. Above a
-size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
+"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. The
+items of an ambiguous grammar grow with each step, and 50,000 take a second; others need hundreds.
+Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
 
+MAX_RULES = 1000
+"""Rules of a grammar, counted as its lines with a colon: each rule has one. A chain of more takes
+seconds to compile."""
+
+STACK_BYTES = 128 * 2**20
+"""Stack of the thread that compiles, of which the deepest grammars use less than the half. It is
+reserved only, and given back afterwards."""
 
 COMPILE_LIMIT_S = 30.0
 """Seconds after which a rank gives up waiting for a grammar, and ends; it and each one before it
 take a fifth of a second at most."""
+
+_LINE_END = re.compile(r"\n|\\n|\\u000a", re.IGNORECASE)
+"""The end of a line of Lark, as it is, and as it is written where the grammar is in JSON."""
+
+_stack_size = threading.Lock()
 
 
 class InvalidGrammar(ValueError):
@@ -95,6 +113,18 @@ class Grammars:
         )
 
     def _compile(self, grammar: str) -> LLMatcher:
+        if sum(":" in line for line in _LINE_END.split(grammar)) > MAX_RULES:
+            raise InvalidGrammar(f"it has more than {MAX_RULES} rules (lines with a colon)")
+        with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
+            with _stack_size:
+                usual = threading.stack_size(STACK_BYTES)
+                try:
+                    compiling = deep.submit(self._compile_deeply, grammar)
+                finally:
+                    threading.stack_size(usual)
+            return compiling.result()
+
+    def _compile_deeply(self, grammar: str) -> LLMatcher:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         mask = compiled.compute_bitmask()
         first = compiled.deep_copy()  # the first steps may be too much, too

@@ -218,8 +218,7 @@ class Generation:
             self.request_id, model=self._pipeline_model, n_prompt_tokens=self.usage.prompt_tokens
         )
         if self._resumption is not None:
-            for index, so_far in enumerate(self._resumption.answers):
-                await self._resume(index, so_far)
+            await self._resume_all(self._resumption)
         if self._inbox.error is not None:
             raise self._inbox.error
         for index in range(self.n_answers):
@@ -328,6 +327,17 @@ class Generation:
             self._scheduler.cancel(request_id)
         self._at_scheduler.clear()
         self._place.in_flight.close()
+
+    async def _resume_all(self, resumption: Resumption) -> None:
+        """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
+        for others that do so, takes longer than the call may."""
+        deadline = None if self._expiry is None else self._expiry.when()
+        try:
+            async with asyncio.timeout_at(deadline):
+                for index, so_far in enumerate(resumption.answers):
+                    await self._resume(index, so_far)
+        except TimeoutError:
+            raise TimedOut(TIMED_OUT, may_retry=False) from None
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
         """Makes an answer, as far as the client has it."""

@@ -176,10 +176,12 @@ class GenerationService:
 
         Raises:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
-            can't be written out, or an option is wrong.
+            can't be written out, or an option or the call's time is wrong.
             UnknownModel: another model is meant.
             PoolFull: there is too much at once.
+            TimedOut: the call's time is over.
         """
+        deadline = self._deadline()
         options = options or GenerationOptions()
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
@@ -188,9 +190,10 @@ class GenerationService:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
-            return await self._prompt_encoder.to_tokens(
-                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
-            )
+            async with _until(deadline):
+                return await self._prompt_encoder.to_tokens(
+                    prompt, limits, place.share, add_special_tokens=options.add_special_tokens
+                )
 
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
@@ -198,15 +201,19 @@ class GenerationService:
         """Returns the text of tokens, with special ones. The call counts as one with one answer.
 
         Raises:
-            InvalidRequest: there are more than the model can read, or one is not in the vocabulary.
+            InvalidRequest: there are more than the model can read, one is not in the vocabulary, or
+            the call's time is wrong.
             UnknownModel: another model is meant.
             PoolFull: there is too much at once.
+            TimedOut: the call's time is over.
         """
+        deadline = self._deadline()
         limits = self._model_limits(self.describe())
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
         with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            return await self._prompt_encoder.to_text(token_ids, place.share)
+            async with _until(deadline):
+                return await self._prompt_encoder.to_text(token_ids, place.share)
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
@@ -243,13 +250,8 @@ class GenerationService:
             deadline = self._deadline()
             span.checked(request)
             with self._admitted(request, account or self._anybody) as place:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        generation = await self._generation(request, until, place, span, call)
-                except TimeoutError:
-                    raise errors.TimedOut(
-                        "the request waited longer than it may take", may_retry=False
-                    ) from None
+                async with _until(deadline):
+                    generation = await self._generation(request, until, place, span, call)
                 try:
                     if deadline is not None:
                         generation.end_at(deadline)
@@ -407,6 +409,19 @@ def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: Generatio
         return 0
     n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated
     return LOGPROB_BYTES * n_numbers * sum(len(prompt.token_ids) for prompt in prompts)
+
+
+@asynccontextmanager
+async def _until(deadline: float | None) -> AsyncIterator[None]:
+    """Raises TimedOut if the block takes longer, or there is no time for it."""
+    late = errors.TimedOut("the request waited longer than it may take", may_retry=False)
+    if deadline is not None and _now() >= deadline:
+        raise late
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise late from None
 
 
 def _now() -> float:

@@ -253,7 +253,7 @@ def _grammar_of(message: inference_pb2.OutputFormat) -> str:
         case "json_schema":
             return output_format.json_schema(message.json_schema, field="format")
         case "regex":
-            return output_format.regex(message.regex)
+            return output_format.regex(message.regex, field="format")
         case "choice":
             return output_format.choice(message.choice.texts, field="format")
         case "grammar":

@@ -3,11 +3,11 @@
 Protocols of agents have tools besides that their own servers run. Nobody runs these here.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
+import pydantic_core
 from pydantic import BaseModel, Field
 
 from services.frontend.http.object_kinds import EXACT
@@ -55,4 +55,4 @@ def told_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
 
 def json_text(value: Mapping[str, Any] | None) -> str:
     """Returns an object as JSON text, or nothing."""
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else pydantic_core.to_json(value).decode()

@@ -55,6 +55,8 @@ def add_ranges(schemas: Schemas) -> None:
     schemas.pop("StopTexts", None)  # `stop` has branches of its own
     schemas["CompletionBody"]["properties"]["prompt"] = _prompt()
     schemas["TokenIds"]["items"]["minimum"] = 0
+    schemas["Choices"] |= {"minItems": 1, "maxItems": MAX_CHOICES}
+    schemas["Choices"]["items"]["minLength"] = 1
     schemas["ResumptionBody"]["properties"]["seed"] |= _bounds(OPTIONS["seed"])
 
 
@@ -88,9 +90,6 @@ def _add_formats(properties: Properties) -> None:
         (name, branch) for name, schema in properties.items() for branch in schema.get("anyOf", ())
     ):
         match name.removeprefix("guided_"), branch.get("type"):
-            case "choice", "array":
-                branch |= {"minItems": 1, "maxItems": MAX_CHOICES}
-                branch["items"] |= {"minLength": 1}
             case "json" | "json_schema", "string":
                 branch |= {"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"}
             case "grammar" | "ebnf", "string":

@@ -189,7 +189,8 @@ class MessagesBody(CountBody, GeneratingBody):
     def grammar(self) -> str:
         if self.output_config is None or self.output_config.format is None:
             return ""
-        return output_format.json_schema(self.output_config.format.schema_)
+        schema = self.output_config.format.schema_
+        return output_format.json_schema(schema, field="output_config.format")
 
     def reply(self, generation: Generation) -> MessagesReply:
         return MessagesReply(generation)

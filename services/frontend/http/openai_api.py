@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -18,6 +18,7 @@ from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http import (
     anthropic_errors,
     credentials,
+    cross_origin,
     docs_page,
     event_id,
     media_types,
@@ -99,6 +100,7 @@ class OpenAIApi:
         reason_against_serving: Callable[[], str],
         comment_s: float,
         refuse_unknown_fields: bool = False,
+        origins: Collection[str] = (),
     ) -> None:
         """`reason_against_serving` says why requests that come now would get no tokens, or nothing.
         Streams have a comment after `comment_s` seconds without an event."""
@@ -108,6 +110,7 @@ class OpenAIApi:
         self._api_keys = api_keys
         self._reason_against_serving = reason_against_serving
         self._comment_s = comment_s
+        self._origins = origins
         document = openapi.document(
             needs_key=api_keys.are_needed, refuses_unknown=refuse_unknown_fields
         )
@@ -239,6 +242,7 @@ class OpenAIApi:
     async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
         """Reads a body, which counts as an answer in flight from here on: who may have two answers
         has no more uploads. What it stands for takes a share of its own when it is opened."""
+        cross_origin.check_page(request.headers, self._origins)
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
             check_structure(data, self._bodies.refusals)

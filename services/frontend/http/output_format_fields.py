@@ -9,10 +9,12 @@ A request has one of them.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Tag
 from pydantic import Field as BodyField
+from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.accepted_values import only
@@ -20,6 +22,9 @@ from services.frontend.request import output_format
 
 Schema = dict[str, Any] | str
 """A JSON schema, or its text."""
+
+
+Choices = TypeAliasType("Choices", Annotated[list[str], FailFast()])
 
 
 class JsonSchema(BaseModel):
@@ -78,7 +83,7 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     structural_tag: Annotated[str | None, only()] = None
     whitespace_pattern: Annotated[str | None, only()] = None
@@ -93,7 +98,7 @@ class OutputFormatFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None
@@ -105,19 +110,19 @@ class OutputFormatFields(BaseModel):
         Raises:
             InvalidRequest: two formats are asked for, or one that cannot be.
         """
-        given = list(self._grammars())
+        given = list(self._formats())
         if len(given) > 1:
             (first, _), (second, _), *_ = given
             raise errors.InvalidRequest(second, f"not together with {first}")
-        return given[0] if given else None
+        return next(((field, to_grammar()) for field, to_grammar in given), None)
 
-    def _grammars(self) -> Iterator[tuple[str, str]]:
-        """Yields the name of each field that asks for a format, and the format's grammar."""
-        if (grammar := _grammar_of(self.response_format)) is not None:
-            yield "response_format", grammar
+    def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Yields the name of each field that asks for a format, and what makes its grammar."""
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            yield "response_format", partial(_grammar_of, self.response_format)
         group = self.structured_outputs or StructuredOutputs()
         if group.json_object:
-            yield "structured_outputs.json_object", output_format.json_object()
+            yield "structured_outputs.json_object", output_format.json_object
         asked: tuple[tuple[str, Any, Callable[[str, Any], str]], ...] = (
             ("structured_outputs.json", group.json_, _of_schema),
             ("structured_outputs.regex", group.regex, _of_regex),
@@ -133,15 +138,15 @@ class OutputFormatFields(BaseModel):
         )
         for name, value, to_grammar in asked:
             if value is not None:
-                yield name, to_grammar(name, value)
+                yield name, partial(to_grammar, name, value)
 
 
 def _of_schema(name: str, schema: Schema) -> str:
     return output_format.json_schema(schema, field=name)
 
 
-def _of_regex(_: str, pattern: str) -> str:
-    return output_format.regex(pattern)
+def _of_regex(name: str, pattern: str) -> str:
+    return output_format.regex(pattern, field=name)
 
 
 def _of_choice(name: str, texts: list[str]) -> str:
@@ -152,11 +157,9 @@ def _of_grammar(name: str, text: str) -> str:
     return output_format.grammar(text, field=name)
 
 
-def _grammar_of(response_format: ResponseFormat | None) -> str | None:
-    match response_format:
-        case JsonObjectFormat():
-            return output_format.json_object()
-        case JsonSchemaFormat(json_schema=named):
-            schema = {"type": "object"} if named.schema_ is None else named.schema_
-            return output_format.json_schema(schema)
-    return None
+def _grammar_of(response_format: JsonObjectFormat | JsonSchemaFormat) -> str:
+    if isinstance(response_format, JsonObjectFormat):
+        return output_format.json_object()
+    schema = response_format.json_schema.schema_
+    schema = {"type": "object"} if schema is None else schema
+    return output_format.json_schema(schema, field="response_format")

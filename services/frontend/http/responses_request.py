@@ -160,6 +160,9 @@ class ReasoningOptions(BaseModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
+Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
+
+
 def _check_include(names: list[str] | None) -> list[str] | None:
     if names is not None and LOGPROBS in names:
         raise ValueError(f"{LOGPROBS!r} is not supported")
@@ -182,7 +185,7 @@ class ResponsesBody(GeneratingBody):
     metadata: Metadata = None
 
     store: bool | None = None
-    include: Annotated[list[str] | None, AfterValidator(_check_include)] = None
+    include: Annotated[Included | None, AfterValidator(_check_include)] = None
     background: Annotated[bool | None, only(False)] = None
     previous_response_id: Annotated[str | None, only()] = None
     conversation: Annotated[Any, only()] = None
@@ -211,7 +214,7 @@ class ResponsesBody(GeneratingBody):
             case ResponsesJsonFormat():
                 return output_format.json_object()
             case ResponsesSchemaFormat(schema_=schema):
-                return output_format.json_schema(schema)
+                return output_format.json_schema(schema, field="text.format")
         return ""
 
     def reply(self, generation: Generation) -> ResponsesReply:

@@ -25,8 +25,9 @@ SHORT_GRAMMAR = 4096
 CHARACTER_WORK = SHORT_CHARACTERS // SHORT_GRAMMAR
 """Characters of a text of which tokens are made in the time that one of a grammar takes."""
 
-CHARACTER_BYTES = 700
-"""Bytes of memory that it takes to compile each character of a grammar: 100 to 700."""
+CHARACTER_BYTES = 1400
+"""Bytes of memory that it takes to compile each character of a grammar: 100 to 700, or twice as
+many if it is nested."""
 
 _NONE_CAN = (
     "the model that is served can follow no format: it has no token to end an output with, or no "

@@ -276,8 +276,9 @@ def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
     """Returns the schema of a tool's arguments.
 
     Raises:
-        InvalidRequest: it is not that of an object.
+        InvalidRequest: it is not that of an object, or too long.
     """
+    output_format.check_length(_field(number), len(tool.parameters))
     try:
         schema = pydantic_core.from_json(tool.parameters.encode() or b"{}")
     except ValueError as error:

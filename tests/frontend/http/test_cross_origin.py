@@ -1,5 +1,6 @@
 """Pages of other origins: who is let in, and what their scripts may see."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,38 @@ async def test_all_origins_get_in_where_all_may_and_none_unless_told(tmp_path: P
         answer = await site.http.options("/v1/completions", headers=QUESTION)
         assert answer.status_code == 204
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+TEXT, JSON = "text/plain;charset=UTF-8", "application/json; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("origins", "sent", "status"),
+    [
+        ("", {"origin": PAGE, "content-type": TEXT}, 400),
+        ("", {"origin": PAGE}, 400),
+        ("", {"origin": "null", "content-type": "application/x-www-form-urlencoded"}, 400),
+        ("https://other.example", {"origin": PAGE, "content-type": TEXT}, 400),
+        ("", {"origin": PAGE, "content-type": JSON}, 200),
+        ("", {"content-type": TEXT}, 200),
+        (PAGE, {"origin": PAGE, "content-type": TEXT}, 200),
+        ("*", {"origin": PAGE, "content-type": TEXT}, 200),
+    ],
+    ids=["text", "no type", "form", "another", "asked", "no page", "let in", "all"],
+)
+async def test_pages_that_are_not_let_in_must_ask_first(
+    tmp_path: Path, origins: str, sent: dict[str, str], status: int
+) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        "/tokenize": {"prompt": "x"},
+    }
+    async with running(tmp_path, cors_origins=origins) as site:
+        for path, body in bodies.items():
+            answer = await site.http.post(path, headers=sent, content=json.dumps(body))
+            assert answer.status_code == status, answer.text
+            assert (status == 200) is ("content-type" not in answer.text)
 
 
 NEEDED = ["--model", "models/x", "--scheduler", "host:1"]

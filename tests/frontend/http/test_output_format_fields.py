@@ -40,6 +40,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "json_object"}, "response_format"),
     ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+    ({"regex": "a", "ebnf": "root ::= ("}, "ebnf"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"enum": [1] * 70_000}},
+            }
+        },
+        "response_format",
+    ),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"json_schema": "[]"}, "json_schema"),

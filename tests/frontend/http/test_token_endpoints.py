@@ -84,6 +84,21 @@ async def test_wrong_tokens_and_texts_are_refused_by_name(site: Site) -> None:
     assert not site.scheduler.requests
 
 
+async def test_the_time_that_a_call_may_take_holds_there_too(site: Site) -> None:
+    timeout = "x-request-timeout"
+    for path, body in (
+        ("/tokenize", {"prompt": "x" * 40}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/messages/count_tokens", {"messages": HELLO}),
+    ):
+        answers = {
+            value: await site.http.post(path, json=body, headers={timeout: value})
+            for value in ("nonsense", "0.000001", "60")
+        }
+        assert [answer.status_code for answer in answers.values()] == [400, 408, 200]
+        assert timeout in answers["nonsense"].text
+
+
 async def test_ignored_fields_are_named_there_too(site: Site) -> None:
     for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
         response = await site.http.post(path, json=body | {"odd": 1})

@@ -2,8 +2,11 @@
 
 import json
 import re
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -95,13 +98,47 @@ def test_grammars_are_lark_or_gbnf(text: str, grammars: Grammars, tokenizer: Tok
         "root ::= [a",
         "root ::= other",
         'root ::= "a"\n' * 2000,
+        "\n".join(f"r{i} ::= r{i + 1}" for i in range(300)),
     ],
-    ids=["depth", "syntax", "rule", "length"],
+    ids=["depth", "syntax", "rule", "length", "rules"],
 )
 def test_wrong_gbnf_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         output_format.grammar(text)
     assert caught.value.field == "grammar"
+
+
+class Unreadable(list[Any]):
+    """A list that cannot be made into JSON."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("it was read")
+
+
+def test_empty_lines_cost_nothing() -> None:
+    began_at = time.process_time()
+    assert "start" in output_format.grammar('root ::= "a"' + "\n" * 16_000)
+    assert time.process_time() - began_at < 0.5  # which was seconds
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: output_format.json_schema('{"a":[' + "[]," * 22_000 + "1]}", field="asked"),
+        lambda: output_format.json_schema("[" * 70_000, field="asked"),  # which is no JSON
+        lambda: output_format.json_schema({"enum": Unreadable([1] * 70_000)}, field="asked"),
+        lambda: output_format.json_schema({"enum": ["x" * 70_000]}, field="asked"),
+        lambda: output_format.json_schema(dict.fromkeys(map(str, range(30_000))), field="asked"),
+        lambda: output_format.choice(["x" * 70_000], field="asked"),
+        lambda: output_format.regex("x" * 70_000, field="asked"),
+        lambda: output_format.grammar("x" * 70_000, field="asked"),
+    ],
+    ids=["text", "broken", "list", "string", "names", "choice", "regex", "grammar"],
+)
+def test_what_is_too_long_is_refused_before_it_is_read(ask: Callable[[], str]) -> None:
+    with pytest.raises(InvalidRequest, match="65536") as caught:
+        ask()
+    assert caught.value.field == "asked"
 
 
 @pytest.mark.parametrize("texts", [[], ["a", ""], ["a"] * 1025], ids=["none", "empty", "many"])

@@ -1,0 +1,107 @@
+"""Follows the deepest grammars that their length allows; a process of its own, since a stack that
+is used up ends the process.
+
+Each grammar is compiled, and followed in a thread with a small stack. The name of each and how it
+went are printed.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from string import ascii_lowercase
+
+from llguidance import LLMatcher
+
+from services.common.errors import InvalidRequest
+from services.common.sampling import MAX_GRAMMAR_LENGTH
+from services.frontend.request import output_format
+from services.grammar.grammars import MAX_RULES, Grammars, InvalidGrammar
+
+VOCAB_SIZE, EOS = 4096, 1
+STEP_STACK_BYTES = 256 * 2**10
+N_STEPS = 20
+
+
+def name(number: int) -> str:
+    """Returns one of many short names."""
+    first, second, third = number % 26, number // 26 % 26, number // 676
+    return ascii_lowercase[first] + ascii_lowercase[second] + ascii_lowercase[third]
+
+
+def chain(n: int, *, opening: str = "", closing: str = "", mark: str = ":") -> str:
+    """Returns rules of which each leads to the next, within brackets."""
+    rules = (f"{name(i)}{mark}{opening}{name(i + 1)}{closing}" for i in range(n))
+    return "\n".join([f"start{mark}{name(0)}", *rules, f'{name(n)}{mark}"b"'])
+
+
+def references(n: int, *, opening: str, closing: str) -> str:
+    """Returns a schema of definitions of which each refers to the next, within other schemas."""
+    definitions = ",".join(
+        f'"{name(i)}":{opening}{{"$ref":"#/$defs/{name(i + 1)}"}}{closing}' for i in range(n)
+    )
+    return f'{{"$ref":"#/$defs/{name(0)}","$defs":{{{definitions},"{name(n)}":{{}}}}}}'
+
+
+def grammars() -> Iterator[tuple[str, str]]:
+    """Yields names and grammars, each about as long as a grammar may be, or as deep as its reader
+    takes it."""
+    n_brackets = (MAX_GRAMMAR_LENGTH // (MAX_RULES - 2) - 9) // 2
+    yield "chain", chain(MAX_GRAMMAR_LENGTH // 8 - 4)
+    yield "most rules", chain(MAX_RULES - 2)
+    for depth in (n_brackets, 24, 8):
+        deep = chain(MAX_RULES - 2, opening="(" * depth, closing=")" * depth)
+        yield f"{depth} brackets", deep
+        yield f"{depth} brackets of terminals", deep.upper().replace("START", "start")
+    yield "nested", "start: " + "(" * 32_000 + '"a"' + ")" * 32_000
+    yield "expression", output_format.regex("(" * 32_000 + "a" + ")" * 32_000)
+    escaped = json.dumps("\n".join(["start:aaa", chain(6900)]))
+    yield "chain in JSON", f'{{"grammars":[{{"lark_grammar":{escaped}}}]}}'
+    for n, opening, closing in (
+        (1400, "", ""),
+        (1000, '{"anyOf":[' * 3, "]}" * 3),
+        (240, '{"anyOf":[' * 20, "]}" * 20),
+        (1000, '{"items":' * 3, "}" * 3),
+        (280, '{"items":' * 20, "}" * 20),
+    ):
+        yield f"{n} references", "start: %json " + references(n, opening=opening, closing=closing)
+    yield "nested schema", '{"grammars":[{"json_schema":' + '{"items":' * 6000 + "}" * 6000 + "}]}"
+    n_translated = output_format.MAX_GBNF_RULES - 2
+    yield "GBNF", output_format.grammar(chain(n_translated, mark=" ::= ").replace("start", "root"))
+
+
+def follow(matcher: LLMatcher) -> None:
+    """Takes the first token that may come, again and again."""
+    copy = matcher.deep_copy()
+    for _ in range(N_STEPS):
+        if copy.is_stopped():
+            return
+        mask = int.from_bytes(copy.compute_bitmask(), "little")
+        if not mask:
+            return
+        copy.consume_token((mask & -mask).bit_length() - 1)
+
+
+def main(tokenizer_file: str) -> None:
+    """Compiles all, as a frontend does, and follows them."""
+    compiler = Grammars(Path(tokenizer_file), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    for title, grammar in grammars():
+        if len(grammar) > MAX_GRAMMAR_LENGTH:
+            raise AssertionError(f"{title} is longer than a grammar may be")
+        try:
+            matcher = compiler._compile(grammar)
+        except (InvalidGrammar, InvalidRequest) as error:
+            print(f"{title}: refused: {str(error)[:60]!r}", flush=True)  # noqa: T201
+            continue
+        threading.stack_size(STEP_STACK_BYTES)
+        thread = threading.Thread(target=follow, args=(matcher,))
+        thread.start()
+        threading.stack_size(0)
+        thread.join()
+        print(f"{title}: followed", flush=True)  # noqa: T201
+    print("alive", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
