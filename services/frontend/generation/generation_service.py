@@ -115,7 +115,7 @@ class GenerationService:
             threads=threads,
             refusals=self._refusals,
         )
-        self._grammar_check = GrammarCheck(tokenizer_file, threads)
+        self._grammar_check = GrammarCheck(tokenizer_file, self._refusals)
         self._message_format = MessageFormat(
             tokenizer,
             "" if chat_template is None else chat_template.source,
