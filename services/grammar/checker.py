@@ -30,7 +30,7 @@ COMPILE_BYTES = 48 * 2**20
 is among `GRAMMARS_BYTES` of a frontend's settings."""
 
 STACK_BYTES = 4 * 2**20
-"""Stack for compiling a grammar; ranks have twice as much."""
+"""Stack for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
 
 MAX_REASON_LENGTH = 500
 """Characters of the reason why a grammar cannot be followed."""

@@ -8,10 +8,11 @@ alone, so a request that is recomputed, anywhere, stands where it stood.
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
 read, and other requests of the batch wait for nothing.
 
-Compiling and every step afterwards are limited in work, which llguidance counts itself.
+Every step is limited in work, which llguidance counts itself.
 """
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,11 +21,9 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-log = logging.getLogger(__name__)
+from services.common.sampling import MAX_COMPILED_GRAMMARS
 
-MAX_CACHED = 4
-"""Compiled grammars that are kept besides those of running requests. Requests with the same one
-share its lexer, which grows by about 750 bytes for each state, to 15 MB."""
+log = logging.getLogger(__name__)
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
@@ -34,13 +33,17 @@ LIMITS = LLParserLimits(
     max_grammar_size=10_000,
     verbose_errors=False,
 )
-"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. Above a
-size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
+"""The work that compiling and a step may take: most steps take less than a millisecond, the worst
+tens of them. llguidance does not count all of the work of compiling (`checker` limits that). Above
+a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
 
+COMPILE_LIMIT_S = 5.0
+"""Seconds after which a rank gives up waiting for a grammar, and ends: sooner than others take it
+for one that hangs. A grammar takes a tenth of a second of a processor at most (`checker`), and
+schedulers let one new one into an iteration (`grammar_turns`)."""
 
-COMPILE_LIMIT_S = 30.0
-"""Seconds after which a rank gives up waiting for a grammar, and ends; it and each one before it
-take a fifth of a second at most."""
+STACK_BYTES = 16 * 2**20
+"""Stack of the thread in which a rank compiles: four times that in which frontends check."""
 
 
 class InvalidGrammar(ValueError):
@@ -67,7 +70,7 @@ class Grammars:
         self._n_mask_bytes = -(-vocab_size // 32) * 4
         self._eos_mask = _mask_of(eos_token_ids, self._n_mask_bytes)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiler = _thread_with_stack(STACK_BYTES)
 
     def check(self, grammar: str) -> None:
         """Compiles a grammar, and keeps nothing of it; other threads run meanwhile.
@@ -84,7 +87,7 @@ class Grammars:
         if compiling is None:
             compiling = self._compiler.submit(self._compile, grammar)
             self._compiled[grammar] = compiling
-            if len(self._compiled) > MAX_CACHED:
+            if len(self._compiled) > MAX_COMPILED_GRAMMARS:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
@@ -175,6 +178,17 @@ class Matcher:
         if matcher.is_error():
             log.warning("an output ends early: %s", matcher.get_error())
             self._on_error()
+
+
+def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
+    """Returns an executor of one thread, which has been started with such a stack."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+    others = threading.stack_size(n_bytes)
+    try:
+        executor.submit(threading.get_ident).result()
+    finally:
+        threading.stack_size(others)
+    return executor
 
 
 def _lowest_bit(byte: int) -> int:

@@ -62,6 +62,8 @@ class Request:
     max_new_tokens: int
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
+    grammar_digest: bytes | None = None
+    """Tells the grammar that its output follows from others; None where it follows none."""
     n_logprobs: int | None = None
     """Alternatives that it wants with the log-probability of each new token; None wants none."""
     n_prompt_logprobs: int | None = None

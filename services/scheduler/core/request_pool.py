@@ -20,6 +20,7 @@ from heapq import merge
 from itertools import chain
 
 from services.common.errors import PoolFull
+from services.scheduler.core.grammar_turns import GrammarTurns
 from services.scheduler.core.request import Request, RequestState
 
 SMALL_OPTIONS_BYTES = 4096
@@ -55,6 +56,9 @@ class RequestPool:
         self._ready: list[Request] = []  # of these, those that can run; in arrival order
         self._suspects: dict[Request, None] = {}  # those that wait
         self._on_probation: Request | None = None  # the last suspect that was admitted
+        self._n_with_grammar = 0
+        self.grammar_turns = GrammarTurns()
+        """The turns of those whose grammars are not compiled."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._admitted)
@@ -123,6 +127,11 @@ class RequestPool:
             return chain(ready, self._waiting)
         return merge(ready, self._waiting, key=_arrival)
 
+    def candidates(self) -> Iterator[Request]:
+        """Yields the requests of `selectable` that need not wait for the grammars of others."""
+        requests = self.selectable()
+        return self.grammar_turns.turns(requests) if self._n_with_grammar else requests
+
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
     ) -> None:
@@ -179,6 +188,7 @@ class RequestPool:
 
     def _count(self, request: Request, sign: int) -> None:
         self.n_tokens += sign * _n_tokens(request)
+        self._n_with_grammar += sign * (request.grammar_digest is not None)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
 

@@ -68,6 +68,7 @@ class Scheduler:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
         self.pool = pool
+        self.pool.grammar_turns.forget()
         self.kv_manager = kv_manager
         self.pipeline_depth = pipeline_depth
         self._policy = policy
@@ -192,6 +193,8 @@ class Scheduler:
         start = request.n_scheduled
         is_sampled = n_tokens == request.n_unscheduled
         is_admission = request.reservation is None
+        if is_admission and request.grammar_digest is not None:
+            self.pool.grammar_turns.admit(request.grammar_digest)
         # A token that has not come back is the last of the sequence, so it is a span by itself.
         is_known = start < request.n_tokens
         request.reservation = reservation

@@ -14,7 +14,8 @@ from llguidance import LLMatcher
 from orcinus.v1 import sampling_pb2
 
 from kernels.upload import Uploads
-from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar, Matcher
+from services.common.sampling import MAX_COMPILED_GRAMMARS
+from services.grammar.grammars import Grammars, InvalidGrammar, Matcher
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
@@ -238,7 +239,7 @@ def test_nobody_waits_for_a_grammar_before_its_first_mask(
 def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
     for number in range(100):
         grammars.matcher(f'start: "{number}"')
-    assert len(grammars._compiled) == MAX_CACHED
+    assert len(grammars._compiled) == MAX_COMPILED_GRAMMARS
 
 
 class Late:
