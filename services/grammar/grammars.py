@@ -167,8 +167,8 @@ class Matcher:
 
     def __init__(self, shared: _Shared, vocabulary: "_Vocabulary") -> None:
         self.is_cut = False
-        """Whether the output ends because a step takes too much work, and not where its grammar
-        ends."""
+        """Whether the output ends because a step takes too much work, or nothing can follow, and
+        not where its grammar ends."""
         self._shared = shared
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
@@ -208,6 +208,7 @@ class Matcher:
                     break
         except InvalidGrammar as error:
             log.error("an output ends at once, since nothing can follow its grammar: %s", error)
+            self.is_cut = True
             return None
         if matcher.is_error():
             log.warning("an output is cut: %s", matcher.get_error())

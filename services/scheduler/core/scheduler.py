@@ -168,14 +168,21 @@ class Scheduler:
         iteration: int,
         token_ids: Sequence[int],
         logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+        *,
+        cut: Sequence[int] = (),
     ) -> list[Update]:
         """Takes the tokens that a batch produced, one per sampled span, in order, and returns the
-        updates. `logprobs` are by the place of their span in the batch; they are passed on.
+        updates. `logprobs` are by the place of their span in the batch; they are passed on. `cut`
+        has the places of tokens that end an output before its grammar ends.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
         """
         batch = self._return(iteration, len(token_ids))
+        if cut:
+            sampled = [span.request for span in batch.spans if span.is_sampled]
+            for place in cut:
+                sampled[place].is_cut = True
         tokens = iter(token_ids)
         updates = [
             self._apply_span(span, next(tokens) if span.is_sampled else None)

@@ -130,6 +130,12 @@ class Constraints:
             rows=uploads.add(constrained.places), masks=uploads.add(np.stack(masks))
         )
 
+    def cut(self, constrained: ConstrainedRows) -> list[int]:
+        """Returns the places of tokens that end an output because a step in its grammar takes too
+        much work."""
+        places = zip(constrained.places.tolist(), constrained.held, strict=True)
+        return [place for place, one in places if one.matcher.is_cut]
+
     def sampled(self, constrained: ConstrainedRows, tokens: Ints | Tensor) -> None:
         """Takes what was sampled for a batch, [n_sampled], now or when it has arrived."""
         if isinstance(tokens, Tensor):

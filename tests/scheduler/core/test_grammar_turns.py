@@ -8,7 +8,7 @@ from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.workload import build
 
@@ -72,3 +72,16 @@ def test_another_epoch_may_have_other_ranks() -> None:
         pipeline_depth=1,
     )
     assert len(admitted(again)) == 1
+
+
+def test_an_output_that_ends_before_its_grammar_ends_for_its_length() -> None:
+    scheduler = build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=1)
+    for name in ("ended", "cut"):
+        scheduler.submit(Request(RequestId(name), [1], 9, stop_token_ids=frozenset([0])))
+    batch = scheduler.select()
+    assert batch is not None
+    updates = scheduler.apply(batch.iteration, [0, 0], cut=[1])
+    assert [(update.request.request_id, update.finish_reason) for update in updates] == [
+        ("ended", FinishReason.STOP),
+        ("cut", FinishReason.LENGTH),
+    ]

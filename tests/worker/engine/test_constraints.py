@@ -221,6 +221,16 @@ def test_an_output_that_is_too_much_alone_is_cut(grammars: Grammars) -> None:
     assert matcher.mask() == only_eos
 
 
+def test_outputs_that_end_before_their_grammars_are_told(grammars: Grammars) -> None:
+    constraints = Constraints(grammars)
+    for row, grammar in enumerate(('start: "a"', "start: nothing", "start: ")):
+        constraints.admit(row, grammar, n_prompt_tokens=1)
+    rows = constraints.rows_of(np.array([3, 0, 1, 2]), np.array([9, 1, 1, 1]))
+    assert rows is not None
+    constraints.masks(rows, Uploads())
+    assert constraints.cut(rows) == [2]
+
+
 def test_few_grammars_are_compiled_anew_for_an_iteration(grammars: Grammars) -> None:
     shared = _Shared(partial(grammars._compile_beside, 'start: "a"'), grammars._renewals)
     grammars.begin_iteration()
