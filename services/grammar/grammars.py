@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -271,11 +272,15 @@ def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[in
     Raises:
         ValueError: the file is broken, or there is none of them.
     """
-    own_size = LLTokenizer(str(tokenizer_file)).vocab_size
-    known = [token_id for token_id in eos_token_ids if token_id < min(vocab_size, own_size)]
+    file, known = str(tokenizer_file), [one for one in eos_token_ids if one < vocab_size]
+    if known:
+        with suppress(ValueError):  # one of them is beyond the tokenizer's, or the file is broken
+            return LLTokenizer(file, eos_token=known)
+        own_size = LLTokenizer(file).vocab_size
+        known = [one for one in known if one < own_size]
     if not known:
         raise ValueError("grammars need a model that has a token to end an output with")
-    return LLTokenizer(str(tokenizer_file), eos_token=known)
+    return LLTokenizer(file, eos_token=known)
 
 
 def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:

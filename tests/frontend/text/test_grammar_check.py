@@ -118,10 +118,13 @@ async def test_callers_that_leave_do_not_pile_up_work() -> None:
 
 async def test_too_many_at_once_are_refused() -> None:
     check = Checks()
-    grammars = [f'start: "{number}"' for number in range(MAX_WAITING + 20)]
-    outcomes = await soon(asyncio.gather(*map(check, grammars), return_exceptions=True))
-    refused = [outcome for outcome in outcomes if isinstance(outcome, errors.PoolFull)]
-    assert 0 < len(refused) < len(grammars) - MAX_WAITING // 2
+    calls = [asyncio.ensure_future(check(f'start: "{n}"')) for n in range(MAX_WAITING + 20)]
+    refused, waiting = await soon(asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION))
+    assert all(isinstance(call.exception(), errors.PoolFull) for call in refused)
+    assert 0 < len(refused) <= 20
+    for call in waiting:
+        call.cancel()
+    await soon(asyncio.gather(*waiting, return_exceptions=True))
 
 
 @pytest.mark.parametrize(
