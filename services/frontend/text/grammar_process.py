@@ -66,8 +66,8 @@ class _Started:
         with others_end:
             process = subprocess.Popen(
                 [sys.executable, "-m", "services.grammar.checker"],
-                stdin=others_end,
-                stdout=others_end,
+                stdin=others_end.fileno(),
+                stdout=others_end.fileno(),
             )
         self.close = weakref.finalize(self, _end, process, self._connection)
         reason = self.ask(model.to_json(), limit_s=START_LIMIT_S)
