@@ -61,6 +61,9 @@ class NullRunner:
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.full((sum(batch.sample),), 7)
 
+    def cut(self, batch: IterationPlan) -> list[int]:
+        return []
+
     def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
         return None
 

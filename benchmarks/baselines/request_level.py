@@ -108,9 +108,11 @@ class RequestLevelScheduler(Scheduler):
         iteration: int,
         token_ids: Sequence[int],
         logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+        *,
+        cut: Sequence[int] = (),
     ) -> list[Update]:
         """Applies tokens like `Scheduler.apply`; all updates of a batch are returned at its end."""
-        return self._withhold(super().apply(iteration, token_ids, logprobs))
+        return self._withhold(super().apply(iteration, token_ids, logprobs, cut=cut))
 
     def cancel(self, request: Request) -> list[Update]:
         """Cancels like `Scheduler.cancel`; a batch may be done by it."""

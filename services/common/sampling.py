@@ -35,6 +35,11 @@ MAX_PROMPT_LOGPROBS = 2**18
 MAX_GRAMMAR_LENGTH = 2**16
 """Characters of a grammar at most."""
 
+MAX_COMPILED_GRAMMARS = 8
+"""Compiled grammars that a rank keeps, those that were used last, besides those of running
+requests. Requests with the same one share its lexer, which grows by about 750 bytes for each state,
+to 15 MB."""
+
 MAX_BIASES = 1024
 """Tokens with a bias at most."""
 

@@ -8,28 +8,23 @@ alone, so a request that is recomputed, anywhere, stands where it stood.
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
 read, and other requests of the batch wait for nothing.
 
-Compiling and every step afterwards are limited in work, which llguidance counts itself. It does not
-count how deeply it calls itself while it compiles, once for each rule of a chain and for each
-bracket, and a stack that is used up ends the process. So rules are counted before, and a grammar is
-compiled in a thread with a stack of its own that the deepest one fits into. Steps are shallow.
+Every step is limited in work, which llguidance counts itself.
 """
 
 import logging
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-log = logging.getLogger(__name__)
+from services.common.sampling import MAX_COMPILED_GRAMMARS
 
-MAX_CACHED = 4
-"""Compiled grammars that are kept besides those of running requests. Requests with the same one
-share its lexer, which grows by about 750 bytes for each state, to 15 MB."""
+log = logging.getLogger(__name__)
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
@@ -39,26 +34,21 @@ LIMITS = LLParserLimits(
     max_grammar_size=10_000,
     verbose_errors=False,
 )
-"""The work that compiling and a step may take: 0.2 s at most, and tens of milliseconds. The
-items of an ambiguous grammar grow with each step, and 50,000 take a second; others need hundreds.
-Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds to compile."""
+"""The work that compiling and a step may take: most steps take less than a millisecond, the worst
+tens of them. llguidance does not count all of the work of compiling (`checker` limits that). Above
+a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
 
-MAX_RULES = 1000
-"""Rules of a grammar, counted as its lines with a colon: each rule has one. A chain of more takes
-seconds to compile."""
+COMPILE_LIMIT_S = 5.0
+"""Seconds after which a rank gives up waiting for a grammar, and ends: sooner than others take it
+for one that hangs. A grammar takes a tenth of a second of a processor at most (`checker`), and
+schedulers let one new one into an iteration (`grammar_turns`)."""
 
-STACK_BYTES = 128 * 2**20
-"""Stack of the thread that compiles, of which the deepest grammars use less than the half. It is
-reserved only, and given back afterwards."""
+MAX_RENEWALS = 2
+"""Grammars that are compiled anew for an iteration at most, when lexers are full. Outputs that need
+more are cut: that takes others whose every text needs as many states."""
 
-COMPILE_LIMIT_S = 30.0
-"""Seconds after which a rank gives up waiting for a grammar, and ends; it and each one before it
-take a fifth of a second at most."""
-
-_LINE_END = re.compile(r"\n|\\n|\\u000a", re.IGNORECASE)
-"""The end of a line of Lark, as it is, and as it is written where the grammar is in JSON."""
-
-_stack_size = threading.Lock()
+STACK_BYTES = 16 * 2**20
+"""Stack of the thread in which a rank compiles: four times that in which frontends check."""
 
 
 class InvalidGrammar(ValueError):
@@ -71,21 +61,21 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`vocab_size` is the model's: it may have more tokens than `tokenizer.json`, and those are
-        never allowed.
+        """`vocab_size` is the model's. Only tokens that both it and `tokenizer.json` have are ever
+        allowed; one of them may have more.
 
         Raises:
-            ValueError: the file is broken, or the model has no token that ends an output.
+            ValueError: the file is broken, or has no token that ends an output.
         """
-        if not eos_token_ids:
-            raise ValueError("grammars need a model that has a token to end an output with")
-        self._tokenizer = LLTokenizer(
-            str(tokenizer_file), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        self._tokenizer = _tokenizer(tokenizer_file, vocab_size, eos_token_ids)
+        self._vocabulary = _Vocabulary(
+            vocab_size=vocab_size,
+            n_known=self._tokenizer.vocab_size,
+            eos_token_ids=self._tokenizer.eos_tokens,
         )
-        self._n_mask_bytes = -(-vocab_size // 32) * 4
-        self._eos_mask = _mask_of(eos_token_ids, self._n_mask_bytes)
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiled: OrderedDict[str, _Shared] = OrderedDict()
+        self._renewals = _Renewals()
+        self._compiler = _thread_with_stack(STACK_BYTES)
 
     def check(self, grammar: str) -> None:
         """Compiles a grammar, and keeps nothing of it; other threads run meanwhile.
@@ -95,36 +85,27 @@ class Grammars:
         """
         self._compile(grammar)
 
+    def begin_iteration(self) -> None:
+        """Begins the masks of another iteration, whose work is counted anew."""
+        self._renewals.n_left = MAX_RENEWALS
+
     def matcher(self, grammar: str) -> "Matcher":
         """Returns a matcher at the beginning of an output, before the grammar is compiled. If
         nothing can follow it, the output ends at once."""
-        compiling = self._compiled.get(grammar)
-        if compiling is None:
-            compiling = self._compiler.submit(self._compile, grammar)
-            self._compiled[grammar] = compiling
-            if len(self._compiled) > MAX_CACHED:
+        shared = self._compiled.get(grammar)
+        if shared is None:
+            shared = _Shared(partial(self._compile_beside, grammar), self._renewals)
+            self._compiled[grammar] = shared
+            if len(self._compiled) > MAX_COMPILED_GRAMMARS:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
-        return Matcher(
-            compiling,
-            eos_mask=self._eos_mask,
-            on_error=partial(self._forget, grammar, compiling),
-        )
+        return Matcher(shared, self._vocabulary)
+
+    def _compile_beside(self, grammar: str) -> Future[LLMatcher]:
+        return self._compiler.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        if sum(":" in line for line in _LINE_END.split(grammar)) > MAX_RULES:
-            raise InvalidGrammar(f"it has more than {MAX_RULES} rules (lines with a colon)")
-        with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
-            with _stack_size:
-                usual = threading.stack_size(STACK_BYTES)
-                try:
-                    compiling = deep.submit(self._compile_deeply, grammar)
-                finally:
-                    threading.stack_size(usual)
-            return compiling.result()
-
-    def _compile_deeply(self, grammar: str) -> LLMatcher:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         mask = compiled.compute_bitmask()
         first = compiled.deep_copy()  # the first steps may be too much, too
@@ -137,38 +118,71 @@ class Grammars:
                 raise InvalidGrammar(matcher.get_error())
         return compiled
 
-    def _forget(self, grammar: str, compiling: Future[LLMatcher]) -> None:
-        """Compiles a grammar anew next time: where one output has brought the lexer to its limit,
-        all that share it end."""
-        if self._compiled.get(grammar) is compiling:
-            del self._compiled[grammar]
+
+class _Shared:
+    """A compiled grammar, which all outputs that follow it share, with its lexer.
+
+    The lexer keeps every state that one of them has met, up to a limit. At the limit it is compiled
+    anew, and outputs go on in the new one, each with the states that its own tokens need.
+    """
+
+    def __init__(
+        self, compile_beside: Callable[[], Future[LLMatcher]], renewals: "_Renewals"
+    ) -> None:
+        self._compile_beside = compile_beside
+        self._renewals = renewals
+        self._compiling = compile_beside()
+
+    def newest(self) -> LLMatcher:
+        """Returns it at the beginning of an output, to be copied; waits until it is compiled.
+
+        Raises:
+            InvalidGrammar: nothing can follow it.
+            TimeoutError: it is not compiled within COMPILE_LIMIT_S.
+        """
+        return self._compiling.result(COMPILE_LIMIT_S)
+
+    def renewed(self) -> LLMatcher | None:
+        """Returns it compiled anew, with a lexer that has met nothing; None if too much has been
+        compiled anew for this iteration. Raises as `newest` does."""
+        if not self._renewals.n_left:
+            return None
+        self._renewals.n_left -= 1
+        self._compiling = self._compile_beside()
+        return self.newest()
+
+
+class _Renewals:
+    """The number of grammars that may still be compiled anew for an iteration."""
+
+    def __init__(self) -> None:
+        self.n_left = MAX_RENEWALS
 
 
 class Matcher:
-    """The place of one output in its grammar. Tokens that come before its first mask is wanted are
-    kept until then."""
+    """The place of one output in its grammar.
 
-    def __init__(
-        self,
-        compiling: Future[LLMatcher],
-        *,
-        eos_mask: bytes,
-        on_error: Callable[[], None],
-    ) -> None:
-        self._compiling: Future[LLMatcher] | None = compiling
+    It is a function of the output's tokens alone: they are kept, and where the lexer is full that
+    it shares with other outputs, it goes on in one without what those have left there.
+    """
+
+    def __init__(self, shared: _Shared, vocabulary: "_Vocabulary") -> None:
+        self.is_cut = False
+        """Whether the output ends because a step takes too much work, or nothing can follow, and
+        not where its grammar ends."""
+        self._shared = shared
+        self._vocabulary = vocabulary
+        self._tokens: list[int] = []
+        self._has_ended = False
+        self._start: LLMatcher | None = None  # that of which `_matcher` is a copy
         self._matcher: LLMatcher | None = None
-        """None before the first mask, and where nothing can follow the grammar."""
-        self._ahead: list[int] = []
-        self._eos_mask = eos_mask
-        self._on_error = on_error
+        """None before the first mask is wanted, and after the end."""
 
     def take(self, token_id: int) -> None:
         """Moves on by the token that came; after the output's end nothing moves any more."""
-        if self._compiling is not None:
-            self._ahead.append(token_id)
-        elif self._matcher is not None and not self._matcher.is_stopped():
+        self._tokens.append(token_id)
+        if self._matcher is not None:
             self._matcher.consume_token(token_id)
-            self._note_error(self._matcher)
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next, [vocab_size / 32, rounded up] 32-bit words with
@@ -180,38 +194,116 @@ class Matcher:
         Raises:
             TimeoutError: it is not compiled within COMPILE_LIMIT_S.
         """
-        if self._compiling is not None:
-            self._begin(self._compiling)
-        if self._matcher is None or self._matcher.is_stopped():
-            return self._eos_mask
-        mask = self._matcher.compute_bitmask()[: len(self._eos_mask)]
-        if not self._matcher.is_stopped():
-            return mask
-        self._note_error(self._matcher)
-        return self._eos_mask
+        mask = None if self._has_ended else self._next_mask()
+        if mask is None:
+            self._end()
+            return self._vocabulary.eos_mask
+        return mask
 
-    def _begin(self, compiling: Future[LLMatcher]) -> None:
-        """Waits for the grammar, and takes the tokens that have come."""
+    def _next_mask(self) -> bytes | None:
+        """Returns the tokens that may come next; None if there are none."""
         try:
-            self._matcher = compiling.result(COMPILE_LIMIT_S).deep_copy()
+            for matcher in self._attempts():
+                mask = self._mask_of(matcher)
+                if not _is_full(matcher):
+                    break
         except InvalidGrammar as error:
             log.error("an output ends at once, since nothing can follow its grammar: %s", error)
-        self._compiling = None
-        for token_id in self._ahead:
-            self.take(token_id)
-        self._ahead.clear()
-
-    def _note_error(self, matcher: LLMatcher) -> None:
+            self.is_cut = True
+            return None
         if matcher.is_error():
-            log.warning("an output ends early: %s", matcher.get_error())
-            self._on_error()
+            log.warning("an output is cut: %s", matcher.get_error())
+            self.is_cut = True
+        return mask
+
+    def _attempts(self) -> Iterator[LLMatcher]:
+        """Yields the matcher; when its lexer is full, one with the newest lexer, and one with a new
+        one. The last has met nothing but this output's tokens."""
+        if self._matcher is not None:
+            yield self._matcher
+        newest = self._shared.newest()
+        if newest is not self._start:
+            yield self._go_on_in(newest)
+        renewed = self._shared.renewed()
+        if renewed is not None:
+            yield self._go_on_in(renewed)
+
+    def _go_on_in(self, start: LLMatcher) -> LLMatcher:
+        """Returns a copy of a grammar's beginning that has taken the output's tokens."""
+        self._start = start
+        self._matcher = start.deep_copy()
+        for token_id in self._tokens:
+            if not self._matcher.consume_token(token_id):
+                break
+        return self._matcher
+
+    def _mask_of(self, matcher: LLMatcher) -> bytes | None:
+        if matcher.is_stopped():
+            return None
+        mask = matcher.compute_bitmask()
+        return None if matcher.is_stopped() else self._vocabulary.cut(mask)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._start = self._matcher = None
+
+
+class _Vocabulary:
+    """The tokens that a model and its tokenizer both have, as bits of a mask."""
+
+    def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:
+        self._n_bytes = -(-vocab_size // 32) * 4
+        self.eos_mask = _mask_of(eos_token_ids, self._n_bytes)
+        """The tokens that end an output."""
+        self._common = int.from_bytes(_mask_of(range(vocab_size), self._n_bytes), "little")
+        self._is_cut = n_known > vocab_size
+
+    def cut(self, mask: bytes) -> bytes | None:
+        """Returns a mask of the tokenizer's as one of the model's; None if it has no token."""
+        if not self._is_cut:
+            return mask[: self._n_bytes].ljust(self._n_bytes, b"\0")
+        tokens = int.from_bytes(mask, "little") & self._common
+        return tokens.to_bytes(self._n_bytes, "little") if tokens else None
+
+
+def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """Returns the tokenizer with those of the tokens at an output's end that it and the model have.
+
+    Raises:
+        ValueError: the file is broken, or there is none of them.
+    """
+    file, known = str(tokenizer_file), [one for one in eos_token_ids if one < vocab_size]
+    if known:
+        with suppress(ValueError):  # one of them is beyond the tokenizer's, or the file is broken
+            return LLTokenizer(file, eos_token=known)
+        own_size = LLTokenizer(file).vocab_size
+        known = [one for one in known if one < own_size]
+    if not known:
+        raise ValueError("grammars need a model that has a token to end an output with")
+    return LLTokenizer(file, eos_token=known)
+
+
+def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
+    """Returns an executor of one thread, which has been started with such a stack."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+    others = threading.stack_size(n_bytes)
+    try:
+        executor.submit(threading.get_ident).result()
+    finally:
+        threading.stack_size(others)
+    return executor
+
+
+def _is_full(matcher: LLMatcher) -> bool:
+    """Returns whether its lexer has met as many states as it may; llguidance says so in words."""
+    return matcher.is_error() and "too many states" in matcher.get_error()
 
 
 def _lowest_bit(byte: int) -> int:
     return (byte & -byte).bit_length() - 1
 
 
-def _mask_of(token_ids: Sequence[int], n_bytes: int) -> bytes:
+def _mask_of(token_ids: Iterable[int], n_bytes: int) -> bytes:
     mask = bytearray(n_bytes)
     for token_id in token_ids:
         mask[token_id // 8] |= 1 << token_id % 8

@@ -9,6 +9,7 @@ submits them again. Knows neither batches nor stages.
 """
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
@@ -432,6 +433,7 @@ class SchedulerService:
             prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
             max_new_tokens=submission.max_new_tokens,
             sampling=submission.sampling.SerializeToString(),
+            grammar_digest=_digest(sampling.grammar) if sampling.grammar else None,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
@@ -570,6 +572,10 @@ def check_sampling(
     if min(sampling.stop_token_ids, default=0) < 0:
         raise InvalidRequest("stop_token_ids", "tokens must not be negative")
     sampling.check_vocabulary(pipeline.vocab_size, own_stop_token_ids=own)
+
+
+def _digest(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
 
 
 def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:

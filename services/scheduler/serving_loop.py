@@ -93,7 +93,9 @@ class ServingLoop:
             self._has_news.clear()
             for result in self._engine.take_results():
                 logprobs = _logprobs_of(result) if result.logprobs else NO_LOGPROBS
-                updates = self._scheduler.apply(result.iteration, result.token_ids, logprobs)
+                updates = self._scheduler.apply(
+                    result.iteration, result.token_ids, logprobs, cut=result.cut
+                )
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)
                 # Before the next result is applied: of two batches that have both returned, the

@@ -38,6 +38,11 @@ TOKENS = st.integers(0, VOCAB_SIZE - 1)
 class AnyText:
     """The grammar, and the place in it, of outputs that may be anything."""
 
+    is_cut = False
+
+    def begin_iteration(self) -> None:
+        pass
+
     def matcher(self, grammar: str) -> "AnyText":
         return self
 

@@ -1,8 +1,8 @@
 """Follows the deepest grammars that their length allows; a process of its own, since a stack that
 is used up ends the process.
 
-Each grammar is compiled, and followed in a thread with a small stack. The name of each and how it
-went are printed.
+Each grammar is checked as frontends do, and those that pass are followed as ranks do, with a small
+stack. The name of each and how it went are printed.
 """
 
 import json
@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
 
-from llguidance import LLMatcher
-
-from services.common.errors import InvalidRequest
 from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.request import output_format
-from services.grammar.grammars import MAX_RULES, Grammars, InvalidGrammar
+from services.grammar.checker import reason_against
+from services.grammar.grammars import Grammars, Matcher
 
 VOCAB_SIZE, EOS = 4096, 1
 STEP_STACK_BYTES = 256 * 2**10
 N_STEPS = 20
+N_RULES = 1000
 
 
 def name(number: int) -> str:
@@ -47,11 +46,11 @@ def references(n: int, *, opening: str, closing: str) -> str:
 def grammars() -> Iterator[tuple[str, str]]:
     """Yields names and grammars, each about as long as a grammar may be, or as deep as its reader
     takes it."""
-    n_brackets = (MAX_GRAMMAR_LENGTH // (MAX_RULES - 2) - 9) // 2
+    n_brackets = (MAX_GRAMMAR_LENGTH // N_RULES - 9) // 2
     yield "chain", chain(MAX_GRAMMAR_LENGTH // 8 - 4)
-    yield "most rules", chain(MAX_RULES - 2)
+    yield f"{N_RULES} rules", chain(N_RULES)
     for depth in (n_brackets, 24, 8):
-        deep = chain(MAX_RULES - 2, opening="(" * depth, closing=")" * depth)
+        deep = chain(N_RULES, opening="(" * depth, closing=")" * depth)
         yield f"{depth} brackets", deep
         yield f"{depth} brackets of terminals", deep.upper().replace("START", "start")
     yield "nested", "start: " + "(" * 32_000 + '"a"' + ")" * 32_000
@@ -71,31 +70,31 @@ def grammars() -> Iterator[tuple[str, str]]:
     yield "GBNF", output_format.grammar(chain(n_translated, mark=" ::= ").replace("start", "root"))
 
 
-def follow(matcher: LLMatcher) -> None:
+def follow(matcher: Matcher) -> None:
     """Takes the first token that may come, again and again."""
-    copy = matcher.deep_copy()
     for _ in range(N_STEPS):
-        if copy.is_stopped():
+        mask = int.from_bytes(matcher.mask(), "little")
+        token_id = (mask & -mask).bit_length() - 1
+        if token_id == EOS:
             return
-        mask = int.from_bytes(copy.compute_bitmask(), "little")
-        if not mask:
-            return
-        copy.consume_token((mask & -mask).bit_length() - 1)
+        matcher.take(token_id)
 
 
 def main(tokenizer_file: str) -> None:
-    """Compiles all, as a frontend does, and follows them."""
-    compiler = Grammars(Path(tokenizer_file), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    """Checks all, and follows those that pass."""
+    grammars_of_model = Grammars(Path(tokenizer_file), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    passed: list[tuple[str, str]] = []
     for title, grammar in grammars():
         if len(grammar) > MAX_GRAMMAR_LENGTH:
             raise AssertionError(f"{title} is longer than a grammar may be")
-        try:
-            matcher = compiler._compile(grammar)
-        except (InvalidGrammar, InvalidRequest) as error:
-            print(f"{title}: refused: {str(error)[:60]!r}", flush=True)  # noqa: T201
-            continue
+        reason = reason_against(grammars_of_model, grammar)
+        if reason is None:
+            passed.append((title, grammar))
+        else:
+            print(f"{title}: refused: {reason[:60]!r}", flush=True)  # noqa: T201
+    for title, grammar in passed:  # there are threads from here on, and no child can be forked
         threading.stack_size(STEP_STACK_BYTES)
-        thread = threading.Thread(target=follow, args=(matcher,))
+        thread = threading.Thread(target=follow, args=(grammars_of_model.matcher(grammar),))
         thread.start()
         threading.stack_size(0)
         thread.join()

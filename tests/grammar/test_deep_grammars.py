@@ -22,7 +22,5 @@ def test_the_deepest_grammars_are_followed_or_refused() -> None:
     outcomes = done.stdout.splitlines()
     assert done.returncode == 0, (outcomes, done.stderr)
     assert outcomes[-1] == "alive"
-    assert "most rules: followed" in outcomes
-    assert "24 brackets: followed" in outcomes
-    assert "1400 references: followed" in outcomes
+    assert {"1000 rules: followed", "GBNF: followed"} <= set(outcomes)
     assert any(line.startswith("chain: refused: ") and "rules" in line for line in outcomes)

@@ -100,7 +100,7 @@ class GenerationService:
         )
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
-            grammar_check=GrammarCheck(model.tokenizer_file, threads),
+            grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
             message_format=MessageFormat(
                 tokenizer,
                 "" if model.chat_template is None else model.chat_template.source,

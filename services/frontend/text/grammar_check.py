@@ -1,10 +1,11 @@
 """Checks whether a grammar can be followed, by compiling it as the ranks will.
 
-That takes up to 0.2 s, in the threads that make tokens of texts. The verdict is kept, the compiled
-grammar is not.
+Another process compiles (`grammar_process`), for one grammar at a time; what waits for it has a
+limit. The verdict is kept, the compiled grammar is not.
 """
 
 import hashlib
+import logging
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -13,21 +14,26 @@ from services.common import errors
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
 from services.frontend.request.pipeline import Pipeline
-from services.frontend.text.text_threads import SHORT_CHARACTERS, TextThreads
-from services.grammar.grammars import Grammars, InvalidGrammar
+from services.frontend.request.refusals import Refusals
+from services.frontend.text.grammar_process import CannotFollow, GrammarProcess, NoAnswer
+from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, Lane
+from services.grammar.checker import CheckedModel
+
+log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 1024
 """Grammars whose verdicts are kept."""
 
-SHORT_GRAMMAR = 4096
-"""Characters of the longest grammar that is quickly compiled, in about 20 ms."""
+MAX_WAITING = 64
+"""Grammars that wait for the process at most. Each takes a tenth of a second of a processor at most
+(`checker.COMPILE_S`), and most take 5 ms."""
 
-CHARACTER_WORK = SHORT_CHARACTERS // SHORT_GRAMMAR
-"""Characters of a text of which tokens are made in the time that one of a grammar takes."""
+COPIES = 4
+"""Bytes of memory for each character of a grammar while it is checked; compiling it has room of its
+own."""
 
-CHARACTER_BYTES = 1400
-"""Bytes of memory that it takes to compile each character of a grammar: 100 to 700, or twice as
-many if it is nested."""
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client may try again whose grammar could not be checked."""
 
 _NONE_CAN = (
     "the model that is served can follow no format: it has no token to end an output with, or no "
@@ -38,12 +44,12 @@ _NONE_CAN = (
 class GrammarCheck:
     """The verdicts about grammars for the model that is served."""
 
-    def __init__(self, tokenizer_file: Path | None, threads: TextThreads) -> None:
+    def __init__(self, tokenizer_file: Path | None, refusals: Refusals) -> None:
         """Without `tokenizer_file`, the model's `tokenizer.json`, no grammar can be followed."""
         self._tokenizer_file = tokenizer_file
-        self._threads = threads
+        self._lane = Lane("grammars", refusals)
         self._model: Pipeline | None = None
-        self._grammars: tuple[Pipeline, Grammars] | None = None
+        self._process: GrammarProcess | None = None
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # why not, or nothing
 
     async def check(self, field: str, grammar: str, pipeline: Pipeline, share: Share) -> None:
@@ -52,7 +58,7 @@ class GrammarCheck:
 
         Raises:
             InvalidRequest: it cannot; the message says where.
-            PoolFull: there are too many texts and grammars at once.
+            PoolFull: there are too many grammars at once, or this one could not be checked.
         """
         if not pipeline.can_follow_grammars or self._tokenizer_file is None:
             raise errors.InvalidRequest(field, _NONE_CAN)
@@ -62,12 +68,11 @@ class GrammarCheck:
         digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         verdict = self._verdicts.get(digest)
         if verdict is None:
-            verdict = await self._threads.run(
+            verdict = await self._lane.run(
                 partial(self._verdict, grammar, pipeline, self._tokenizer_file),
                 share,
-                n_characters=SHORT_CHARACTERS + CHARACTER_WORK * len(grammar),
-                n_bytes=CHARACTER_BYTES * len(grammar),
-                is_short=len(grammar) <= SHORT_GRAMMAR,
+                n_characters=MAX_WAITING_CHARACTERS // MAX_WAITING,
+                n_bytes=COPIES * len(grammar),
             )
             if pipeline == self._model:
                 self._keep(digest, verdict)
@@ -80,20 +85,29 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     def _verdict(self, grammar: str, pipeline: Pipeline, tokenizer_file: Path) -> str:
+        """Returns why a grammar cannot be followed, or nothing; in the lane's thread."""
+        process = self._of(pipeline, tokenizer_file)
         try:
-            self._of(pipeline, tokenizer_file).check(grammar)
-        except InvalidGrammar as error:
-            return f"cannot be followed: {error}"[:MAX_MESSAGE_LENGTH]
-        except ValueError:
+            reason = process.reason_against(grammar)
+        except CannotFollow as error:
+            log.warning("outputs can follow no formats: %s: %s", tokenizer_file, error)
             return _NONE_CAN
-        return ""
+        except NoAnswer as error:
+            log.warning("a grammar could not be checked: %s", error)
+            raise errors.PoolFull(
+                "the format could not be checked; try again", retry_after_s=RETRY_AFTER_S
+            ) from error
+        return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
-    def _of(self, pipeline: Pipeline, tokenizer_file: Path) -> Grammars:
-        """Returns the grammars of the model, made when the first is asked for."""
-        if self._grammars is not None and self._grammars[0] == pipeline:
-            return self._grammars[1]
-        grammars = Grammars(
-            tokenizer_file, vocab_size=pipeline.vocab_size, eos_token_ids=pipeline.eos_token_ids
+    def _of(self, pipeline: Pipeline, tokenizer_file: Path) -> GrammarProcess:
+        """Returns the process for a model; that for another one ends."""
+        model = CheckedModel(
+            tokenizer_file=str(tokenizer_file.absolute()),
+            vocab_size=pipeline.vocab_size,
+            eos_token_ids=pipeline.eos_token_ids,
         )
-        self._grammars = pipeline, grammars
-        return grammars
+        if self._process is None or self._process.model != model:
+            if self._process is not None:
+                self._process.close()
+            self._process = GrammarProcess(model)
+        return self._process

@@ -53,8 +53,8 @@ class TextThreads:
     """Both lanes."""
 
     def __init__(self, refusals: Refusals) -> None:
-        self._short = _Lane("short-texts", refusals)
-        self._long = _Lane("long-texts", refusals)
+        self._short = Lane("short-texts", refusals)
+        self._long = Lane("long-texts", refusals)
 
     async def run(
         self,
@@ -75,7 +75,7 @@ class TextThreads:
         return await lane.run(work, share, n_characters=n_characters, n_bytes=n_bytes)
 
 
-class _Lane:
+class Lane:
     """One thread, and the work that waits for it."""
 
     def __init__(self, name: str, refusals: Refusals) -> None:
@@ -87,6 +87,7 @@ class _Lane:
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
     ) -> Result:
+        """Does work in the thread when its turn comes, see `TextThreads.run`."""
         n_bytes = min(n_bytes, share.max_bytes // LANE_PART)
         await self._wait_turn(n_characters)
         try:

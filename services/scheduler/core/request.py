@@ -65,6 +65,8 @@ class Request:
     max_new_tokens: int
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
+    grammar_digest: bytes | None = None
+    """Tells the grammar that its output follows from others; None where it follows none."""
     n_logprobs: int | None = None
     """Alternatives that it wants with the log-probability of each new token; None wants none."""
     n_prompt_logprobs: int | None = None
@@ -106,6 +108,8 @@ class Request:
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether it was cancelled while running; it ends when a batch with it returns."""
+    is_cut: bool = False
+    """Whether its output ends before its grammar does, since a rank cannot follow further."""
 
     @property
     def n_prompt_tokens(self) -> int:
@@ -204,7 +208,7 @@ class Request:
         if self.n_losses and self.n_new_tokens >= N_PROVING_TOKENS:
             self.n_losses = 0
         if token_id in self.stop_token_ids:
-            return FinishReason.STOP
+            return FinishReason.LENGTH if self.is_cut else FinishReason.STOP
         if len(self.generated_token_ids) == self.max_new_tokens:
             return FinishReason.LENGTH
         return None

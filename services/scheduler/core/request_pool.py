@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
+from services.scheduler.core.grammar_turns import GrammarTurns
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.request import Request, RequestState
 
@@ -64,6 +65,9 @@ class RequestPool:
         self._ready: list[Request] = []  # of these, those that can run; by their places
         self._suspects: dict[Request, None] = {}  # those that wait
         self._on_probation: Request | None = None  # the last suspect that was admitted
+        self._n_with_grammar = 0
+        self.grammar_turns = GrammarTurns()
+        """The turns of those whose grammars are not compiled."""
 
     def __len__(self) -> int:
         return len(self.order) + len(self._admitted)
@@ -158,6 +162,11 @@ class RequestPool:
             return iter(self._ready)
         return self.order.line_up(self._ready, (max(self._suspects, key=_suspicion),))
 
+    def candidates(self) -> Iterator[Request]:
+        """Yields the requests of `selectable` that need not wait for the grammars of others."""
+        requests = self.selectable()
+        return self.grammar_turns.turns(requests) if self._n_with_grammar else requests
+
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
     ) -> None:
@@ -249,6 +258,7 @@ class RequestPool:
 
     def _count(self, request: Request, sign: int) -> None:
         self.n_tokens += sign * _n_tokens(request)
+        self._n_with_grammar += sign * (request.grammar_digest is not None)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
 

@@ -70,6 +70,7 @@ class Scheduler:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
         self.pool = pool
+        self.pool.grammar_turns.forget()
         self.kv_manager = kv_manager
         self.pipeline_depth = pipeline_depth
         self._policy = policy
@@ -192,14 +193,21 @@ class Scheduler:
         iteration: int,
         token_ids: Sequence[int],
         logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+        *,
+        cut: Sequence[int] = (),
     ) -> list[Update]:
         """Takes the tokens that a batch produced, one per sampled span, in order, and returns the
-        updates. `logprobs` are by the place of their span in the batch; they are passed on.
+        updates. `logprobs` are by the place of their span in the batch; they are passed on. `cut`
+        has the places of tokens that end an output before its grammar ends.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
         """
         batch = self._return(iteration, len(token_ids))
+        if cut:
+            sampled = [span.request for span in batch.spans if span.is_sampled]
+            for place in cut:
+                sampled[place].is_cut = True
         tokens = iter(token_ids)
         updates = [
             self._apply_span(span, next(tokens) if span.is_sampled else None)
@@ -217,6 +225,8 @@ class Scheduler:
         start = request.n_scheduled
         is_sampled = n_tokens == request.n_unscheduled
         is_admission = request.reservation is None
+        if is_admission and request.grammar_digest is not None:
+            self.pool.grammar_turns.admit(request.grammar_digest)
         # A token that has not come back is the last of the sequence, so it is a span by itself.
         is_known = start < request.n_tokens
         request.n_scheduled = end = start + n_tokens

@@ -27,12 +27,19 @@ class Matcher(Protocol):
     def take(self, token_id: int) -> None:
         """Moves on by a token."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output ends because a step takes too much work."""
+
     def mask(self) -> bytes:
         """Returns the tokens that may come next, as bits of 32-bit words."""
 
 
 class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
+
+    def begin_iteration(self) -> None:
+        """Begins the masks of another iteration, whose work is counted anew."""
 
     def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher at the beginning of an output, which ends at once if nothing can follow
@@ -116,10 +123,18 @@ class Constraints:
         for rows, arrival in self._arriving:
             self._take_sampled(rows, arrival.wait())
         self._arriving.clear()
+        if self._grammars is not None:
+            self._grammars.begin_iteration()
         masks = [np.frombuffer(one.matcher.mask(), np.int32) for one in constrained.held]
         return AllowedTokens(
             rows=uploads.add(constrained.places), masks=uploads.add(np.stack(masks))
         )
+
+    def cut(self, constrained: ConstrainedRows) -> list[int]:
+        """Returns the places of tokens that end an output because a step in its grammar takes too
+        much work."""
+        places = zip(constrained.places.tolist(), constrained.held, strict=True)
+        return [place for place, one in places if one.matcher.is_cut]
 
     def sampled(self, constrained: ConstrainedRows, tokens: Ints | Tensor) -> None:
         """Takes what was sampled for a batch, [n_sampled], now or when it has arrived."""

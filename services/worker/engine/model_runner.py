@@ -185,6 +185,13 @@ class ModelRunner:
             self._table.constraints.sampled(batch.constrained, tokens)
         return tokens
 
+    def cut(self, batch: InputBatch) -> list[int]:
+        """Returns the places of sampled tokens that end an output before its grammar ends; called
+        after `sample`."""
+        if batch.constrained is None:
+            return []
+        return self._table.constraints.cut(batch.constrained)
+
     def logprobs(self, batch: InputBatch, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests of the batch want, given its `logits` and
         what was sampled from them; None if no request wants any. Called before the next batch is

@@ -49,6 +49,9 @@ class Runner(Protocol):
     def sample(self, batch: Any, logits: Logits) -> Numbers:
         """Samples tokens, on the last stage only."""
 
+    def cut(self, batch: Any) -> list[int]:
+        """Returns the places of sampled tokens that end an output before its grammar ends."""
+
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
         """Returns the log-probabilities that requests want, on the last stage only."""
 
@@ -62,6 +65,7 @@ class Finished:
 
     timing: worker_pb2.IterationTiming
     token_ids: list[int] | None  # of the last stage
+    cut: list[int]  # places of tokens that end an output before its grammar ends
     logprobs: BatchLogprobs | None  # of the last stage, if requests want any
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
 
@@ -148,9 +152,11 @@ class EpochMember:
         result: torch.Tensor | None = None
         token_ids: torch.Tensor | list[int] | None = None
         logprobs: BatchLogprobs | None = None
+        cut: list[int] = []
         if self._is_last:
             logits = self._runner.logits(batch, hidden)
             tokens = self._runner.sample(batch, logits)
+            cut = self._runner.cut(batch)
             logprobs = self._runner.logprobs(batch, logits, tokens)
             logprobs = None if logprobs is None else logprobs.to_host()
             if isinstance(tokens, torch.Tensor):
@@ -170,6 +176,7 @@ class EpochMember:
                 message,
                 work,
                 token_ids,
+                cut,
                 logprobs,
                 marks=(began, received, computed),
                 prepare_ns=0 if is_hidden else prepared_ns - started_ns,
@@ -219,7 +226,7 @@ class EpochMember:
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
-        return Finished(timing, token_ids, started.logprobs, trace)
+        return Finished(timing, token_ids, started.cut, started.logprobs, trace)
 
 
 class _Announced:
@@ -251,7 +258,8 @@ class _Started:
     message: worker_pb2.RunIterationsRequest
     work: Work
     token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
-    logprobs: BatchLogprobs | None  # likewise
+    cut: list[int]
+    logprobs: BatchLogprobs | None  # as `token_ids`
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int

@@ -164,7 +164,11 @@ class Rank:
             self._timings.append(finished.timing)
         else:
             for report in wire.results_of(
-                place, finished.timing, finished.token_ids, logprobs=finished.logprobs
+                place,
+                finished.timing,
+                finished.token_ids,
+                cut=finished.cut,
+                logprobs=finished.logprobs,
             ):
                 self._send_report(report)
         if finished.trace is not None:

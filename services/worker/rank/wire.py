@@ -42,6 +42,7 @@ def results_of(
     timing: worker_pb2.IterationTiming,
     token_ids: Sequence[int],
     *,
+    cut: Sequence[int] = (),
     logprobs: BatchLogprobs | None = None,
 ) -> Iterator[worker_pb2.WatchStageResponse]:
     """Yields the reports of an iteration by the last stage: one, unless its log-probabilities find
@@ -62,7 +63,11 @@ def results_of(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
         result=worker_pb2.IterationResult(
-            iteration=timing.iteration, token_ids=token_ids, timing=timing, logprobs=pieces
+            iteration=timing.iteration,
+            token_ids=token_ids,
+            timing=timing,
+            logprobs=pieces,
+            cut=cut,
         ),
     )
 

@@ -1,18 +1,21 @@
 """Grammars are compiled beside the event loop before their requests are sent on."""
 
 import asyncio
+import gc
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.common import errors
 from services.frontend.request import output_format
-from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusals
-from services.frontend.text.grammar_check import MAX_VERDICTS, GrammarCheck
-from services.frontend.text.text_threads import TextThreads
+from services.frontend.text.grammar_check import MAX_VERDICTS, MAX_WAITING, GrammarCheck
+from services.grammar import checker
 from tests.frontend.conftest import soon
 
 TOKENIZER = Path("models/demo/tokenizer.json")
@@ -22,27 +25,39 @@ DEMO = Pipeline(
 
 
 class Checks:
-    """A check, the memory that it may take, and how often it has compiled."""
+    """A check, and the memory that it may take."""
 
     def __init__(self, tokenizer_file: Path | None = TOKENIZER) -> None:
         self.refusals = Refusals()
         self.budget = MemoryBudget(2**20, refusals=self.refusals)
-        self.threads = CountingThreads(self.refusals)
-        self.check = GrammarCheck(tokenizer_file, self.threads)
+        self.check = GrammarCheck(tokenizer_file, self.refusals)
 
     async def __call__(self, grammar: str, pipeline: Pipeline = DEMO) -> None:
         with self.budget.share() as share:
             await soon(self.check.check("regex", grammar, pipeline, share))
 
+    @property
+    def verdicts(self) -> list[str]:
+        return list(self.check._verdicts.values())
 
-class CountingThreads(TextThreads):
-    """Threads that count what they are given."""
 
-    n_runs = 0
+def checkers() -> list[psutil.Process]:
+    """Returns the processes that check grammars, the newest last."""
+    children = psutil.Process().children()
+    found = [child for child in children if "services.grammar.checker" in child.cmdline()]
+    return sorted(found, key=psutil.Process.create_time)
 
-    async def run(self, work, share: Share, **cost):  # type: ignore[no-untyped-def]
-        self.n_runs += 1
-        return await super().run(work, share, **cost)
+
+def intersection(n: int) -> str:
+    """Returns the grammar of texts that match so many patterns, in the work of 2^n states."""
+    schema = {"type": "string", "allOf": [{"pattern": f".*[a-z]{i}.*"} for i in range(n)]}
+    return output_format.json_schema(schema)
+
+
+def chain(n: int) -> str:
+    """Returns the grammar of a text behind a chain of so many rules."""
+    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(n))
+    return f'start: r0\n{rules}\nr{n}: "a"'
 
 
 async def test_a_verdict_is_kept() -> None:
@@ -54,7 +69,8 @@ async def test_a_verdict_is_kept() -> None:
             await check(wrong)
         assert caught.value.field == "regex"
         assert len(str(caught.value)) < 520
-    assert check.threads.n_runs == 2
+    assert check.verdicts[0] == ""
+    assert len(check.verdicts) == 2
     assert check.budget.n_bytes == 0
 
 
@@ -62,7 +78,7 @@ async def test_verdicts_are_those_of_one_model_and_bounded() -> None:
     check = Checks()
     await check("start: /a/")
     await check("start: /a/", replace(DEMO, eos_token_ids=(0, 1)))
-    assert check.threads.n_runs == 2
+    assert len(check.verdicts) == 1
     for number in range(MAX_VERDICTS):
         check.check._keep(number.to_bytes(4), "")
     assert len(check.check._verdicts) == MAX_VERDICTS
@@ -102,6 +118,55 @@ async def test_callers_that_leave_do_not_pile_up_work() -> None:
 
 async def test_too_many_at_once_are_refused() -> None:
     check = Checks()
-    grammars = ["x: " + f'"{number}"' * 10_000 for number in range(20)]
-    outcomes = await soon(asyncio.gather(*map(check, grammars), return_exceptions=True))
-    assert any(isinstance(outcome, errors.PoolFull) for outcome in outcomes)
+    calls = [asyncio.ensure_future(check(f'start: "{n}"')) for n in range(MAX_WAITING + 20)]
+    refused, waiting = await soon(asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION))
+    assert all(isinstance(call.exception(), errors.PoolFull) for call in refused)
+    assert 0 < len(refused) <= 20
+    for call in waiting:
+        call.cancel()
+    await soon(asyncio.gather(*waiting, return_exceptions=True))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (intersection(20), checker.TOO_SLOW),
+        ("start: " + " ".join(['"a"?'] * 4900), checker.TOO_SLOW),
+        (chain(4000), checker.TOO_DEEP),
+        ('start: "\ud800"', "not JSON serializable"),
+    ],
+    ids=["an intersection", "options", "a chain of rules", "no Unicode"],
+)
+async def test_what_a_grammar_does_it_does_to_a_process_of_its_own(
+    grammar: str, reason: str
+) -> None:
+    check = Checks()
+    await check("start: /a/")
+    process = checkers()[-1]
+    with pytest.raises(errors.InvalidRequest, match=re.escape(reason)):
+        await check(grammar)
+    await check("start: /ab/")
+    assert process.is_running()
+    assert not process.children()
+
+
+async def test_a_process_that_is_gone_is_replaced_and_leaves_no_verdict() -> None:
+    check = Checks()
+    await check("start: /a/")
+    process = checkers()[-1]
+    process.kill()
+    process.wait(timeout=5)
+    with pytest.raises(errors.PoolFull):
+        await check("start: /ab/")
+    assert check.verdicts == [""]
+    await check("start: /ab/")
+    assert check.budget.n_bytes == 0
+
+
+async def test_the_process_ends_with_its_check() -> None:
+    check = Checks()
+    await check("start: /a/")
+    process = checkers()[-1]
+    del check
+    gc.collect()
+    assert not process.is_running()

@@ -4,6 +4,7 @@ from tests.hostile.attack import Attack
 from tests.hostile.attacks import (
     bodies,
     connections,
+    grammars,
     heads,
     http2,
     http_rules,
@@ -17,6 +18,7 @@ MODULES = (
     texts,
     heads,
     connections,
+    grammars,
     readers,
     bodies,
     monopoly,

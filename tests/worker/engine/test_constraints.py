@@ -3,6 +3,7 @@
 import json
 import threading
 from array import array
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from orcinus.v1 import sampling_pb2
 
 from kernels.upload import Uploads
-from services.grammar.grammars import MAX_CACHED, Grammars, InvalidGrammar, Matcher
+from services.common.sampling import MAX_COMPILED_GRAMMARS
+from services.grammar.grammars import Grammars, InvalidGrammar, _Shared
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
@@ -180,24 +182,87 @@ def test_a_rank_that_can_follow_no_grammar_refuses_the_plan() -> None:
         Constraints(None).admit(0, GRAMMAR, n_prompt_tokens=1)
 
 
-def has_failed(matcher: Matcher) -> bool:
-    return matcher._matcher is not None and matcher._matcher.is_error()
+LONG_TEXT = LLMatcher.grammar_from_json_schema(
+    {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9000}}}
+)
 
 
-def test_a_lexer_at_its_limit_is_not_used_again(grammars: Grammars) -> None:
+def test_outputs_that_fill_the_lexer_they_share_change_nothing_for_others(
+    tokenizer_file: Path,
+) -> None:
+    """Each mask is the one that a lexer without limits gives."""
+    grammars = Grammars(tokenizer_file, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    unlimited = LLMatcher(LLTokenizer(str(tokenizer_file), eos_token=EOS), LONG_TEXT, log_level=0)
+    first, second = grammars.matcher(LONG_TEXT), grammars.matcher(LONG_TEXT)
+    first_start = None
+    for number, letter in enumerate('{"a":"' + "go" * 3600):
+        grammars.begin_iteration()
+        expected = unlimited.compute_bitmask().ljust(len(first.mask()), b"\0")
+        assert (first.mask(), second.mask()) == (expected, expected), number
+        assert not first.is_cut
+        first_start = first_start or first._start
+        for matcher in (first, second):
+            matcher.take(ord(letter) - 32)
+        unlimited.consume_token(ord(letter) - 32)
+    assert first._start is not first_start, "the lexer has not been full"
+
+
+def test_an_output_that_is_too_much_alone_is_cut(grammars: Grammars) -> None:
     grammar = LLMatcher.grammar_from_regex("([a-z]{1,400}[0-9]{1,400}|.{9,3000}x)*")
-    first, chance = grammars.matcher(grammar), Random(1)
+    matcher, chance = grammars.matcher(grammar), Random(1)
     for _ in range(30_000):
-        bits = int.from_bytes(first.mask(), "little")
-        if has_failed(first):
+        grammars.begin_iteration()
+        bits = int.from_bytes(matcher.mask(), "little")
+        if matcher.is_cut:
             break
-        first.take(chance.choice([i for i in range(EOS) if bits >> i & 1]))
-    assert has_failed(first)
-    assert first.mask() == (1 << EOS).to_bytes(len(first.mask()), "little")
-    second = grammars.matcher(grammar)
-    for token_id in [ord("a") - 32] * 20:
-        assert int.from_bytes(second.mask(), "little") >> token_id & 1
-        second.take(token_id)
+        matcher.take(chance.choice([i for i in range(EOS) if bits >> i & 1]))
+    only_eos = (1 << EOS).to_bytes(len(matcher.mask()), "little")
+    assert matcher.is_cut
+    assert matcher.mask() == only_eos
+
+
+def test_outputs_that_end_before_their_grammars_are_told(grammars: Grammars) -> None:
+    constraints = Constraints(grammars)
+    for row, grammar in enumerate(('start: "a"', "start: nothing", "start: ")):
+        constraints.admit(row, grammar, n_prompt_tokens=1)
+    rows = constraints.rows_of(np.array([3, 0, 1, 2]), np.array([9, 1, 1, 1]))
+    assert rows is not None
+    constraints.masks(rows, Uploads())
+    assert constraints.cut(rows) == [2]
+
+
+def test_few_grammars_are_compiled_anew_for_an_iteration(grammars: Grammars) -> None:
+    shared = _Shared(partial(grammars._compile_beside, 'start: "a"'), grammars._renewals)
+    grammars.begin_iteration()
+    assert [shared.renewed() is not None for _ in range(4)] == [True, True, False, False]
+    grammars.begin_iteration()
+    assert shared.renewed() is shared.newest()
+
+
+@pytest.mark.parametrize("vocab_size", [EOS - 7, EOS + 1, EOS + 40])
+def test_only_tokens_of_both_the_model_and_its_tokenizer_are_allowed(
+    tokenizer_file: Path, vocab_size: int
+) -> None:
+    eos = ord("b") - 32
+    grammars = Grammars(tokenizer_file, vocab_size=vocab_size, eos_token_ids=[eos, 9000])
+    known = set(range(min(vocab_size, EOS + 1)))
+    for grammar, allowed in (("start: <[^5]>", known - {5}), ("start: <[93]>", {93} & known)):
+        matcher = grammars.matcher(grammar)
+        assert len(matcher.mask()) == -(-vocab_size // 32) * 4
+        assert tokens_of(matcher.mask()) == (allowed or {eos})
+
+
+@pytest.mark.parametrize("eos_token_ids", [[], [EOS + 1]])
+def test_a_model_without_an_end_can_follow_no_grammar(
+    tokenizer_file: Path, eos_token_ids: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="to end an output"):
+        Grammars(tokenizer_file, vocab_size=EOS + 9, eos_token_ids=eos_token_ids)
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return {token_id for token_id in range(8 * len(mask)) if bits >> token_id & 1}
 
 
 def test_a_grammar_whose_second_step_is_too_much_is_refused(grammars: Grammars) -> None:
@@ -238,7 +303,7 @@ def test_nobody_waits_for_a_grammar_before_its_first_mask(
 def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
     for number in range(100):
         grammars.matcher(f'start: "{number}"')
-    assert len(grammars._compiled) == MAX_CACHED
+    assert len(grammars._compiled) == MAX_COMPILED_GRAMMARS
 
 
 class Late:

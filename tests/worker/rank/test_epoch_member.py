@@ -65,6 +65,9 @@ class Runner:
         self.done.append(f"sample {batch}")
         return torch.tensor([self.token])
 
+    def cut(self, batch: int) -> list[int]:
+        return [0] if batch == 2 else []
+
     def logprobs(self, batch: int, logits: Logits, tokens: Numbers) -> None:
         return None
 
@@ -192,6 +195,7 @@ def test_a_rank_without_a_device_has_finished_what_it_has_started() -> None:
         member.start_next()
         [finished] = member.take_finished()
         assert (finished.timing.iteration, finished.token_ids) == (iteration, [7])
+        assert finished.cut == ([0] if iteration == 2 else [])
         assert finished.timing.compute_ns > 0
         assert finished.trace is None
 

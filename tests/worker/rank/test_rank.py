@@ -55,6 +55,9 @@ class Runner:
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
         return torch.tensor(self.tokens[: sum(batch.sample)])
 
+    def cut(self, batch: IterationPlan) -> list[int]:
+        return []
+
     def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
         return None
 

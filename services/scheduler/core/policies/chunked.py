@@ -41,7 +41,7 @@ class ChunkedPolicy:
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
-        for request in pool.selectable():
+        for request in pool.candidates():
             if len(selections) == self.max_batch_size or not n_free:
                 break
             if request.is_decoding:

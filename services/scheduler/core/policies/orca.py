@@ -23,7 +23,7 @@ class OrcaPolicy:
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns the next batch: lines 17 to 28 of Algorithm 1."""
         selections: list[Selection] = []
-        for request in pool.selectable():
+        for request in pool.candidates():
             if len(selections) == self.max_batch_size:
                 break
             reservation = request.reservation or kv_manager.reserve(request)

@@ -1,0 +1,101 @@
+"""The process beside a frontend that compiles clients' grammars to check them.
+
+It is `services.grammar.checker`, started with the first grammar and anew when it has died or does
+not answer. It has the model's vocabulary in memory; the frontend has not.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import weakref
+
+from services.grammar.checker import CheckedModel
+
+START_LIMIT_S = 30.0
+"""Seconds in which the process must have read the tokenizer: 0.3 s where nothing else runs."""
+
+CHECK_LIMIT_S = 10.0
+"""Seconds in which it must answer about a grammar; the processor time that this takes has a limit
+of its own, far below."""
+
+
+class NoAnswer(Exception):
+    """The process has ended, or does not answer in time; the next call starts another one."""
+
+
+class CannotFollow(Exception):
+    """The model's tokenizer cannot be read, or it has no token that ends an output."""
+
+
+class GrammarProcess:
+    """One process for one model; called by one thread at a time."""
+
+    def __init__(self, model: CheckedModel) -> None:
+        self.model = model
+        self._process: _Started | None = None
+
+    def reason_against(self, grammar: str) -> str | None:
+        """Returns why a grammar cannot be followed, None if it can.
+
+        Raises:
+            CannotFollow: the model can follow none.
+            NoAnswer: it could not be found out.
+        """
+        if self._process is None:
+            self._process = _Started(self.model)
+        try:
+            return self._process.ask(json.dumps(grammar), limit_s=CHECK_LIMIT_S)
+        except NoAnswer:
+            self._process = None
+            raise
+
+    def close(self) -> None:
+        """Ends the process, if it runs."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+class _Started:
+    """A process that has been started, and the connection to it."""
+
+    def __init__(self, model: CheckedModel) -> None:
+        self._connection, others_end = socket.socketpair()
+        with others_end:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.grammar.checker"],
+                stdin=others_end.fileno(),
+                stdout=others_end.fileno(),
+            )
+        self.close = weakref.finalize(self, _end, process, self._connection)
+        reason = self.ask(model.to_json(), limit_s=START_LIMIT_S)
+        if reason is not None:
+            self.close()
+            raise CannotFollow(reason)
+
+    def ask(self, line: str, *, limit_s: float) -> str | None:
+        """Sends a line and returns the answer to it; raises NoAnswer, and is closed then."""
+        ends_at = time.monotonic() + limit_s
+        answer = b""
+        try:
+            self._connection.settimeout(limit_s)
+            self._connection.sendall(line.encode() + b"\n")
+            while not answer.endswith(b"\n"):
+                self._connection.settimeout(max(0.001, ends_at - time.monotonic()))
+                received = self._connection.recv(2**16)
+                if not received:
+                    raise NoAnswer("the process that checks grammars has ended")
+                answer += received
+        except (NoAnswer, OSError) as error:
+            self.close()
+            raise NoAnswer(str(error)) from error
+        reason: str | None = json.loads(answer)
+        return reason
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    connection.close()
+    process.kill()
+    process.wait()

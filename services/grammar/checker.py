@@ -1,0 +1,146 @@
+"""A process that finds out whether grammars can be followed: `python -m services.grammar.checker`.
+
+llguidance counts its own work, but not all of it: intersections of regular expressions take
+processor time and memory without a bound, and long chains of rules overflow the stack. So each
+grammar is compiled in a child that is forked for it, whose processor time, memory and stack the
+kernel limits. Whatever a grammar does, it does to that child.
+
+The first line of the input is JSON that names the model; each other line is a grammar as JSON. For
+each line there is one line of output, JSON too: null, or why not. The process ends with its input.
+It has one thread, or it could not fork.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.grammar.grammars import Grammars, InvalidGrammar
+
+COMPILE_S = 0.1
+"""Processor time that compiling a grammar may take, with its first two masks. The schemas of 60
+tools, 60,000 characters, take a quarter of that; a rank may wait for so long, and with it all
+requests of a batch."""
+
+COMPILE_BYTES = 48 * 2**20
+"""Memory that compiling a grammar may take, besides the vocabulary; most take less than 16 MiB. It
+is among `GRAMMARS_BYTES` of a frontend's settings."""
+
+STACK_BYTES = 4 * 2**20
+"""Stack for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
+
+MAX_REASON_LENGTH = 500
+"""Characters of the reason why a grammar cannot be followed."""
+
+TOO_SLOW = f"takes more than {COMPILE_S:g} s to compile"
+TOO_LARGE = "takes too much memory to compile"
+TOO_DEEP = "is nested too deeply, or a chain of too many rules"
+
+TOO_STRANGE = "cannot be compiled"
+
+_PANIC = 1
+_REASONS = {
+    _PANIC: TOO_STRANGE,
+    -signal.SIGPROF: TOO_SLOW,
+    -signal.SIGABRT: TOO_LARGE,  # as Rust ends where there is no memory
+    -signal.SIGSEGV: TOO_DEEP,
+    -signal.SIGBUS: TOO_DEEP,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """The model whose grammars are checked."""
+
+    tokenizer_file: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def to_json(self) -> str:
+        """Returns the first line for the process."""
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    """Reads the model and its grammars, and answers until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is meant for the frontend
+    model = CheckedModel(**json.loads(sys.stdin.readline()))
+    try:
+        grammars = Grammars(
+            Path(model.tokenizer_file),
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+        )
+    except ValueError as error:
+        _answer(str(error)[:MAX_REASON_LENGTH])
+        return
+    _answer(None)
+    for line in sys.stdin:
+        _answer(reason_against(grammars, json.loads(line)))
+
+
+def reason_against(grammars: Grammars, grammar: str) -> str | None:
+    """Returns why a grammar cannot be followed, None if it can; a child of this process finds out.
+
+    Raises:
+        ChildProcessError: something else ended the child.
+    """
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if not child:
+        _check(grammars, grammar, sending)
+    os.close(sending)
+    with open(receiving, encoding="utf-8") as verdict:
+        reason = verdict.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code and code not in _REASONS:
+        raise ChildProcessError(f"the child that compiles a grammar ended with {code}")
+    return _REASONS.get(code) or reason or None
+
+
+def _check(grammars: Grammars, grammar: str, sending: int) -> None:
+    """Compiles a grammar within the limits, writes why it cannot be followed, and ends."""
+    code = _PANIC  # as an error of Rust's that is none of a grammar's
+    try:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
+        )  # for what Rust's runtime says
+        _limit(resource.RLIMIT_AS, _address_space() + COMPILE_BYTES)
+        _limit(resource.RLIMIT_STACK, STACK_BYTES)
+        _limit(resource.RLIMIT_CORE, 0)
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
+        reason = ""
+        try:
+            grammars.check(grammar)
+        except MemoryError:
+            reason = TOO_LARGE
+        except (InvalidGrammar, ValueError) as error:  # the latter of what is not Unicode
+            reason = str(error)[:MAX_REASON_LENGTH] or "it is wrong"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        os.write(sending, reason.encode(errors="replace"))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Lowers a limit, if it is not lower already."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _answer(reason: str | None) -> None:
+    sys.stdout.write(json.dumps(reason) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
