@@ -44,15 +44,15 @@ def test_a_scheduler_that_could_need_more_than_it_may_does_not_start(cgroups: Pa
         SchedulerSettings.load(
             "scheduler", ["--n-stages=1", "--max-pool-tokens=134217728"], cgroups=cgroups
         )
-    with pytest.raises(SystemExit, match=r"lower max_requests \(1953 MiB\)"):
+    with pytest.raises(SystemExit, match=r"lower max_requests \(640 MiB\)"):
         SchedulerSettings.load(
-            "scheduler", ["--n-stages=1", "--max-requests=100000"], cgroups=cgroups
+            "scheduler", ["--n-stages=1", "--max-requests=32768"], cgroups=cgroups
         )
 
 
 def test_a_frontend_that_could_need_more_than_it_may_does_not_start(cgroups: Path) -> None:
     needed = ["--model=models/x", "--scheduler=host:1"]
-    (cgroups / "memory.max").write_text(str(896 * MIB))
+    (cgroups / "memory.max").write_text(str(960 * MIB))
     FrontendSettings.load("frontend", needed, cgroups=cgroups)
     with pytest.raises(SystemExit, match=r"^error: .* lower max_in_flight_bytes \(1088 MiB\)"):
         FrontendSettings.load(

@@ -39,8 +39,7 @@ def steps(grammars: Grammars, grammar: str) -> int:
     for number in range(N_STEPS):
         mask = int.from_bytes(matcher.mask(), "little") & ~EOS_ONLY
         if not mask:
-            assert matcher._matcher is not None
-            assert not matcher._matcher.is_error() or grammar not in REAL.values()
+            assert not matcher.is_cut or grammar not in REAL.values()
             return number
         matcher.take(mask.bit_length() - 1)
     return N_STEPS

@@ -62,8 +62,12 @@ def frontend(stack: Stack, model: Path) -> Iterator[tuple[subprocess.Popen[bytes
 
 
 def answers(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
-    """The pieces of each answer, in order, and the usage at -1."""
-    found: dict[int, list[Any]] = {-1: [chunk["usage"] for chunk in chunks if chunk.get("usage")]}
+    """The pieces of each answer, in order, and the usage at -1. What was cached depends on what was
+    asked before."""
+    usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    for usage in usages:
+        del usage["prompt_tokens_details"]
+    found: dict[int, list[Any]] = {-1: usages}
     for chunk in chunks:
         for choice in chunk["choices"]:
             found.setdefault(choice["index"], []).append(choice)
