@@ -2,6 +2,7 @@
 down without end, and memory is never short."""
 
 from dataclasses import dataclass
+from itertools import product
 from math import log2
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
@@ -140,6 +142,32 @@ def test_a_request_that_yields_may_end_or_be_cancelled_first() -> None:
         assert scheduler.kv_manager.n_reserved_blocks == 0
 
 
+@pytest.mark.parametrize("n_blocks", [6, 7, 8])
+@pytest.mark.parametrize("n_prompts", list(product(range(1, 6), repeat=2)), ids=str)
+def test_the_least_important_is_put_down_though_it_came_first(
+    n_blocks: int, n_prompts: tuple[int, int]
+) -> None:
+    use = ExpectedUse()
+    use.share = 0.0
+    scheduler = build(
+        max_batch_size=4,
+        n_blocks=n_blocks,
+        block_size=BLOCK_SIZE,
+        pipeline_depth=1,
+        order=Fair(ageing_s=1e9, now=lambda: 0.0),
+        expected_use=use,
+    )
+    small, important = (request_of(index, n, 6) for index, n in enumerate(n_prompts))
+    small.priority, important.priority = 1, -1
+    scheduler.submit(small)
+    step(scheduler)
+    scheduler.submit(important)
+    while len(scheduler.pool):
+        step(scheduler)
+    assert important.n_put_downs == 0
+    assert len(small.generated_token_ids) == len(important.generated_token_ids) == 6
+
+
 # Whatever comes
 
 
@@ -152,6 +180,7 @@ class Coming:
     max_new_tokens: int
     n_generated: int
     is_cancelled: bool
+    priority: int
 
 
 COMING = st.lists(
@@ -162,6 +191,7 @@ COMING = st.lists(
         max_new_tokens=st.integers(1, 16),
         n_generated=st.integers(0, 16),
         is_cancelled=st.sampled_from([False, False, False, True]),
+        priority=st.sampled_from([-1, 0, 0, 1]),
     ),
     min_size=1,
     max_size=14,
@@ -177,16 +207,20 @@ class Watch:
         self.first_admissions: list[int] = []
         self.beside: dict[Request, set[Request]] = {}
 
-    def selected(self, batch: Batch | None, running_before: list[Request]) -> None:
-        put_down = self.scheduler.take_put_down()
-        running = {*running_before, *self.scheduler.pool.running}
+    def select(self) -> Batch | None:
+        """Selects a batch, and looks who was put down for it."""
+        pool = self.scheduler.pool
+        before = list(pool.running)
+        first = min(before, key=pool.order.rank, default=None)
+        batch = self.scheduler.select()
+        running = {*before, *pool.running}
         for request in running:
             self.beside.setdefault(request, set()).update(running)
-        for request in put_down:
-            assert request is not min(running, key=_arrival), "the first is never put down"
+        assert first not in self.scheduler.take_put_down(), "the first is never put down"
         for span in batch.spans if batch is not None else ():
             if span.is_admission and not span.request.n_put_downs:
                 self.first_admissions.append(span.request.arrival)
+        return batch
 
     def check(self, in_flight: list[Batch]) -> None:
         manager = self.scheduler.kv_manager
@@ -202,15 +236,16 @@ class Watch:
         assert manager.n_allocated_slots == len(in_use) * BLOCK_SIZE
 
     def check_bounds(self, requests: list[Request]) -> None:
-        assert self.first_admissions == sorted(self.first_admissions), "first come, first served"
+        is_fair = isinstance(self.scheduler.pool.order, Fair)
+        if not is_fair:
+            assert self.first_admissions == sorted(self.first_admissions), (
+                "first come, first served"
+            )
         for request in requests:
             assert _n_failures(request) <= log2(self.n_blocks) + 2
-            older = [one for one in self.beside.get(request, ()) if one.arrival < request.arrival]
-            assert request.n_put_downs <= 1 + sum(map(_n_failures, older))
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival
+            others = self.beside.get(request, set()) - {request}
+            before = [one for one in others if is_fair or one.arrival < request.arrival]
+            assert request.n_put_downs <= 1 + sum(map(_n_failures, before))
 
 
 def _n_failures(request: Request) -> int:
@@ -228,6 +263,7 @@ def _arrive(
     for one in coming:
         n_generated = min(one.n_generated, one.max_new_tokens)
         requests.append(request_of(len(requests), one.n_prompt, one.max_new_tokens, n_generated))
+        requests[-1].priority = one.priority
         scheduler.submit(requests[-1])
         if one.is_cancelled and len(requests) > 1:
             _note_ends(scheduler.cancel(requests[-2]), ended)
@@ -247,6 +283,7 @@ def _note_ends(updates: list[Update], ended: dict[Request, FinishReason]) -> Non
     is_chunked=st.booleans(),
     token_hand_off=st.booleans(),
     has_prefix_cache=st.booleans(),
+    is_fair=st.booleans(),
     pipeline_depth=st.integers(1, 4),
     n_blocks=st.integers(12, 30),
 )
@@ -257,11 +294,13 @@ def test_everybody_ends_with_his_tokens_and_is_put_down_a_bounded_number_of_time
     is_chunked: bool,
     token_hand_off: bool,
     has_prefix_cache: bool,
+    is_fair: bool,
     pipeline_depth: int,
     n_blocks: int,
 ) -> None:
     use = ExpectedUse()
     use.share = share
+    turn = 0
     scheduler = build(
         max_batch_size=5,
         n_blocks=n_blocks,
@@ -273,6 +312,7 @@ def test_everybody_ends_with_his_tokens_and_is_put_down_a_bounded_number_of_time
             if is_chunked
             else OrcaPolicy(max_batch_size=5)
         ),
+        order=Fair(ageing_s=3.0, now=lambda: float(turn)) if is_fair else None,
         has_prefix_cache=has_prefix_cache,
         expected_use=use,
     )
@@ -283,9 +323,7 @@ def test_everybody_ends_with_his_tokens_and_is_put_down_a_bounded_number_of_time
     ended: dict[Request, FinishReason] = {}
     for turn in range(1000):
         _arrive(scheduler, [one for one in coming if one.turn == turn], requests, ended)
-        running = list(scheduler.pool.running)
-        batch = scheduler.select()
-        watch.selected(batch, running)
+        batch = watch.select()
         if batch is not None:
             memory.run(batch)
             in_flight.append(batch)
