@@ -2,7 +2,6 @@
 down without end, and memory is never short."""
 
 from dataclasses import dataclass
-from itertools import product
 from math import log2
 
 import pytest
@@ -142,8 +141,9 @@ def test_a_request_that_yields_may_end_or_be_cancelled_first() -> None:
         assert scheduler.kv_manager.n_reserved_blocks == 0
 
 
-@pytest.mark.parametrize("n_blocks", [6, 7, 8])
-@pytest.mark.parametrize("n_prompts", list(product(range(1, 6), repeat=2)), ids=str)
+@pytest.mark.parametrize(
+    ("n_blocks", "n_prompts"), [(4, (1, 2)), (5, (1, 4)), (5, (2, 1)), (5, (3, 2)), (8, (5, 5))]
+)
 def test_the_least_important_is_put_down_though_it_came_first(
     n_blocks: int, n_prompts: tuple[int, int]
 ) -> None:
