@@ -325,7 +325,7 @@ def test_compute_and_waits_make_up_the_iteration(tmp_path: Path) -> None:
         traced = Traced(stack, receiver)
         run(traced, [Ask((5,) * 20, 3, new_trace())])
         receiver.clear()
-        ask = Ask((5,) * 800, 4, new_trace())
+        ask = Ask((6,) * 800, 4, new_trace())  # of which nothing is cached
         collected = run(traced, [ask])
     check_tree(collected)
     check_request(collected, ask)
