@@ -75,7 +75,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What clients got in one run."""
+    """The answers that clients got in one run."""
 
     order: str
     is_alone: bool

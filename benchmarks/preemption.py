@@ -39,7 +39,7 @@ PREEMPTIONS = re.compile(r"^orcinus_preemptions_total (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one system made of all requests."""
+    """The answers of one system to all requests."""
 
     is_optimistic: bool
     answers: tuple[tuple[int, ...], ...]

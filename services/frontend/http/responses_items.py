@@ -30,7 +30,7 @@ class ResponsesPart(BaseModel):
 
 
 class RefusalPart(BaseModel):
-    """What the assistant said instead of a text, sent back as it came."""
+    """A refusal by the assistant in the place of a text, sent back as it came."""
 
     model_config = EXACT
 
