@@ -6,7 +6,7 @@ mask what does not follow it. Where an output stands in its grammar is a functio
 alone, so a request that is recomputed, anywhere, stands where it stood.
 
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
-read, and other requests of the batch wait for nothing.
+read. If it is not compiled by then, the batch waits for it.
 
 Every step is limited in work, which llguidance counts itself.
 """

@@ -1,8 +1,8 @@
 """Policies: choose the requests of the next iteration, and the number of tokens of each.
 
 A policy is a class in a file of its own with the one method below. It looks at requests in the
-order in which they arrived and reserves K/V for those it admits; what the prefix cache has of their
-tokens counts as scheduled from then on. It changes no other state of theirs.
+order of the pool and reserves K/V for those it admits; what the prefix cache has of their tokens
+counts as scheduled from then on. It changes no other state of theirs.
 """
 
 from typing import NamedTuple, Protocol
