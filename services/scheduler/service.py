@@ -35,6 +35,7 @@ from services.scheduler.core.accounts import (
     KeyRate,
 )
 from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.drafts import Speculation
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -435,6 +436,7 @@ class SchedulerService:
             sampling=submission.sampling.SerializeToString(),
             grammar_digest=_digest(sampling.grammar) if sampling.grammar else None,
             stop_token_ids=frozenset(sampling.stop_token_ids),
+            speculation=_speculation_of(submission, sampling),
             generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
             n_losses=submission.n_losses,
             account=account,
@@ -513,6 +515,17 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
     if not submission.HasField("time_left"):
         return None
     return now + submission.time_left.ToNanoseconds() / 1e9
+
+
+def _speculation_of(
+    submission: scheduler_pb2.Submission, sampling: SamplingParams
+) -> Speculation | None:
+    """Returns the beginning of speculation, where each of a request's tokens is chosen by its
+    logits and position alone; None elsewhere: penalties and grammars look at all tokens before, and
+    log-probabilities of drafts are of no use."""
+    if sampling.has_penalty or sampling.grammar or submission.HasField("n_logprobs"):
+        return None
+    return Speculation()
 
 
 def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:

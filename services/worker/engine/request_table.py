@@ -41,7 +41,8 @@ class _Held:
 
     n_tokens: int = 0
     n_blocks: int = 0
-    has_last_token: bool = False  # its last span was sampled
+    has_last_token: bool = False  # its last span was sampled, and had no drafts
+    n_drafts: int = 0  # of these tokens, drafts at the end of the last span
 
 
 class RequestTable:
@@ -231,13 +232,14 @@ class RequestTable:
         # One by one: after weights have gone through the caches, a loop over a few spans costs less
         # than a few calls for all.
         n_taken = 0
-        for row, start, n_tokens, n_new, is_sampled, is_left_out in zip(
+        for row, start, n_tokens, n_new, is_sampled, is_left_out, n_drafts in zip(
             plan.rows,
             plan.start_positions,
             plan.n_tokens,
             plan.n_new_blocks,
             plan.sample,
             plan.token_on_rank,
+            plan.n_drafts or [0] * len(plan.rows),
             strict=True,
         ):
             held, end = self._held.get(row), start + n_tokens
@@ -245,7 +247,10 @@ class RequestTable:
                 raise PlanError(f"row {row} is unknown")
             if n_tokens < 1:
                 raise PlanError(f"row {row} has a span without tokens")
-            if start != held.n_tokens:
+            if (
+                start != held.n_tokens
+                and not held.n_tokens - held.n_drafts <= start < held.n_tokens
+            ):
                 raise PlanError(
                     f"row {row} has a span that does not continue what is stored: starts {start}, "
                     f"stored {held.n_tokens}"
@@ -261,7 +266,17 @@ class RequestTable:
                 n_taken += n_new
             if end > held.n_blocks * self._block_size:
                 raise PlanError(f"row {row} has too few blocks for its span")
-            held.n_tokens, held.has_last_token = end, is_sampled
+            if n_drafts:
+                self._refuse_drafts(row, n_tokens, n_drafts, is_sampled=is_sampled)
+            held.n_tokens, held.n_drafts = end, n_drafts
+            held.has_last_token = is_sampled and not n_drafts
+
+    def _refuse_drafts(self, row: int, n_tokens: int, n_drafts: int, *, is_sampled: bool) -> None:
+        if n_drafts >= n_tokens or not is_sampled:
+            raise PlanError(f"row {row} has {n_drafts} drafts, and nothing to verify them")
+        is_counted = self._count_rows[row] != NOT_COUNTED
+        if is_counted or row in self.constraints or self.logprobs.are_of_sampled(row):
+            raise PlanError(f"row {row} has drafts, and options that do not allow them")
 
     def _take_sent(self, plan: IterationPlan) -> None:
         end = 0
