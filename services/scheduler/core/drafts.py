@@ -17,7 +17,7 @@ Knows tokens and counts, neither requests nor batches.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NGRAM = 3
@@ -71,38 +71,6 @@ class Speculation:
         self.acceptance, self.length = FIRST_ACCEPTANCE, FIRST_LENGTH
 
 
-@dataclass(slots=True)
-class Drafter:
-    """Decides which requests get drafts, and how long these are."""
-
-    max_drafts: int
-    """Drafts of one request at most."""
-    max_batch_tokens: int
-    """Tokens of a batch with drafts at most."""
-    n_drafted: int = 0
-    """Drafted tokens that were verified."""
-    n_accepted: int = 0
-    """Those that were right."""
-
-    def pays(self, speculation: Speculation, n_tokens: int, n_batch_tokens: int) -> bool:
-        """Returns whether to draft for a request with `n_tokens` tokens in a batch of so many
-        tokens; stops it for a while if its drafts are wrong too often."""
-        if n_tokens < speculation.resumes_at:
-            return False
-        if speculation.acceptance * self.max_batch_tokens > n_batch_tokens:
-            return True
-        if FIRST_ACCEPTANCE * self.max_batch_tokens > n_batch_tokens:
-            speculation.stop(n_tokens)
-        return False
-
-    def learn(self, speculation: Speculation, n_drafted: int, n_right: int) -> None:
-        """Takes in how many tokens of a request's draft were right."""
-        self.n_drafted += n_drafted
-        self.n_accepted += n_right
-        speculation.learn(n_drafted, n_right)
-        speculation.length = min(speculation.length, self.max_drafts)
-
-
 def n_leading_equal(draft: Sequence[int], sampled: Sequence[int]) -> int:
     """Returns how many tokens of a draft were sampled before the first that was not."""
     for place, (token_id, right) in enumerate(zip(draft, sampled, strict=False)):
@@ -134,3 +102,41 @@ def _repeated(packed: bytes, length: int) -> list[int]:
     followers = array("I", packed[: length * _TOKEN_BYTES])
     n_times = -(-length // len(followers))
     return (followers * n_times)[:length].tolist()
+
+
+Propose = Callable[[bytes, int], list[int]]
+"""A function that drafts at most so many tokens of a sequence, which is packed in 4 bytes each."""
+
+
+@dataclass(slots=True)
+class Drafter:
+    """Decides which requests get drafts, and how long these are."""
+
+    max_drafts: int
+    """Drafts of one request at most."""
+    max_batch_tokens: int
+    """Tokens of a batch with drafts at most."""
+    propose: Propose = look_up
+    """Finds the draft of a sequence."""
+    n_drafted: int = 0
+    """Drafted tokens that were verified."""
+    n_accepted: int = 0
+    """Those that were right."""
+
+    def pays(self, speculation: Speculation, n_tokens: int, n_batch_tokens: int) -> bool:
+        """Returns whether to draft for a request with `n_tokens` tokens in a batch of so many
+        tokens; stops it for a while if its drafts are wrong too often."""
+        if n_tokens < speculation.resumes_at:
+            return False
+        if speculation.acceptance * self.max_batch_tokens > n_batch_tokens:
+            return True
+        if FIRST_ACCEPTANCE * self.max_batch_tokens > n_batch_tokens:
+            speculation.stop(n_tokens)
+        return False
+
+    def learn(self, speculation: Speculation, n_drafted: int, n_right: int) -> None:
+        """Takes in how many tokens of a request's draft were right."""
+        self.n_drafted += n_drafted
+        self.n_accepted += n_right
+        speculation.learn(n_drafted, n_right)
+        speculation.length = min(speculation.length, self.max_drafts)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
-from services.scheduler.core.drafts import Drafter, look_up, n_leading_equal
+from services.scheduler.core.drafts import Drafter, n_leading_equal
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy, Selection
@@ -39,7 +39,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
-_NO_DRAFTS: Mapping[Request, list[int]] = MappingProxyType({})
+_NO_DRAFTS: Mapping[Request, Sequence[int]] = MappingProxyType({})
 
 
 class Update(NamedTuple):
@@ -246,13 +246,13 @@ class Scheduler:
 
     def _draft(
         self, drafter: Drafter, selections: Sequence[Selection]
-    ) -> Mapping[Request, list[int]]:
+    ) -> Mapping[Request, Sequence[int]]:
         """Returns the drafts of a batch, as long as it has room for them."""
         n_tokens = sum([chosen.n_tokens for chosen in selections])
         n_free = drafter.max_batch_tokens - n_tokens
         if n_free <= 0:
             return _NO_DRAFTS
-        drafts: dict[Request, list[int]] = {}
+        drafts: dict[Request, Sequence[int]] = {}
         for n_before, (request, _, reservation) in enumerate(selections):
             if request.n_awaited or request.n_unscheduled != 1 or not request.generated_token_ids:
                 continue
@@ -275,7 +275,7 @@ class Scheduler:
         length = min(speculation.length, n_left, n_room)
         if length < 1 or not drafter.pays(speculation, request.n_tokens, n_batch_tokens):
             return ()
-        return look_up(request.packed_span(0, request.n_tokens), length)
+        return drafter.propose(request.packed_span(0, request.n_tokens), length)
 
     def _awaits(self, batch: Batch) -> bool:
         """Returns whether the next batch is to wait for those in flight, so that requests of one

@@ -44,6 +44,10 @@ class _Held:
     has_last_token: bool = False  # its last span was sampled, and had no drafts
     n_drafts: int = 0  # of these tokens, drafts at the end of the last span
 
+    def may_begin_at(self, start: int) -> bool:
+        """Returns whether the next span may: it follows what is stored, or replaces drafts."""
+        return self.n_tokens - self.n_drafts <= start <= self.n_tokens
+
 
 class RequestTable:
     """The requests that a rank knows, one row each; plans and sampled tokens change them.
@@ -96,6 +100,8 @@ class RequestTable:
         spans = Spans.of(plan)
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
+        if spans.n_drafts is not None:
+            self._note_drafts(spans, spans.n_drafts)
         if self._counts_tokens:
             self.logprobs.check(spans)
         if self.constraints:
@@ -232,14 +238,13 @@ class RequestTable:
         # One by one: after weights have gone through the caches, a loop over a few spans costs less
         # than a few calls for all.
         n_taken = 0
-        for row, start, n_tokens, n_new, is_sampled, is_left_out, n_drafts in zip(
+        for row, start, n_tokens, n_new, is_sampled, is_left_out in zip(
             plan.rows,
             plan.start_positions,
             plan.n_tokens,
             plan.n_new_blocks,
             plan.sample,
             plan.token_on_rank,
-            plan.n_drafts or [0] * len(plan.rows),
             strict=True,
         ):
             held, end = self._held.get(row), start + n_tokens
@@ -247,10 +252,7 @@ class RequestTable:
                 raise PlanError(f"row {row} is unknown")
             if n_tokens < 1:
                 raise PlanError(f"row {row} has a span without tokens")
-            if (
-                start != held.n_tokens
-                and not held.n_tokens - held.n_drafts <= start < held.n_tokens
-            ):
+            if not held.may_begin_at(start):
                 raise PlanError(
                     f"row {row} has a span that does not continue what is stored: starts {start}, "
                     f"stored {held.n_tokens}"
@@ -266,17 +268,18 @@ class RequestTable:
                 n_taken += n_new
             if end > held.n_blocks * self._block_size:
                 raise PlanError(f"row {row} has too few blocks for its span")
-            if n_drafts:
-                self._refuse_drafts(row, n_tokens, n_drafts, is_sampled=is_sampled)
-            held.n_tokens, held.n_drafts = end, n_drafts
-            held.has_last_token = is_sampled and not n_drafts
+            held.n_tokens, held.n_drafts, held.has_last_token = end, 0, is_sampled
 
-    def _refuse_drafts(self, row: int, n_tokens: int, n_drafts: int, *, is_sampled: bool) -> None:
-        if n_drafts >= n_tokens or not is_sampled:
-            raise PlanError(f"row {row} has {n_drafts} drafts, and nothing to verify them")
-        is_counted = self._count_rows[row] != NOT_COUNTED
-        if is_counted or row in self.constraints or self.logprobs.are_of_sampled(row):
-            raise PlanError(f"row {row} has drafts, and options that do not allow them")
+    def _note_drafts(self, spans: Spans, n_drafts: Ints) -> None:
+        for place in np.flatnonzero(n_drafts).tolist():
+            row, n = int(spans.rows[place]), int(n_drafts[place])
+            if n >= spans.n_tokens[place] or not spans.sample[place]:
+                raise PlanError(f"row {row} has {n} drafts, and nothing to verify them")
+            is_counted = self._count_rows[row] != NOT_COUNTED
+            if is_counted or row in self.constraints or self.logprobs.are_of_sampled(row):
+                raise PlanError(f"row {row} has drafts, and options that do not allow them")
+            held = self._held[row]
+            held.n_drafts, held.has_last_token = n, False
 
     def _take_sent(self, plan: IterationPlan) -> None:
         end = 0
