@@ -1,22 +1,24 @@
-"""Prompts for `benchmarks.speculation`: two kinds whose answers repeat them, and one whose do not."""
+"""Prompts for `benchmarks.speculation`: two kinds whose answers repeat them, one whose do not."""
 
 _TEXTS = (
-    "The harbour of Lindholm was built in 1743 on the ruins of an older fishing village. For two "
-    "hundred years its shipyards made wooden boats for the whole coast. In 1921 a fire destroyed "
-    "the largest of them, and most of the carpenters moved away. Today the harbour is known for its "
-    "small museum, which keeps nine restored boats and the tools with which they were made. About "
-    "forty thousand people visit it every summer, and the town uses the money from the tickets to "
-    "repair the old sea wall.",
+    "The harbour of Lindholm was built in 1743 on the ruins of an older fishing village. For "
+    "two hundred years its shipyards made wooden boats for the whole coast. In 1921 a fire "
+    "destroyed the largest of them, and most of the carpenters moved away. Today the harbour is "
+    "known for its small museum, which keeps nine restored boats and the tools with which they "
+    "were made. About forty thousand people visit it every summer, and the town uses the money "
+    "from the tickets to repair the old sea wall.",
     "Researchers at the University of Veldern have measured how fast the glacier above the town "
-    "melts. Between 2005 and 2020 it lost a quarter of its ice. The water fills a lake behind a wall "
-    "of loose stones, and the researchers fear that the wall may break. They propose to dig a "
-    "channel of three hundred metres, which would lower the lake by eight metres. The town council "
-    "will decide about the channel in spring, after engineers have looked at the cost.",
-    "The new library of Port Amsel opened on Monday after six years of work. It has four floors, two "
-    "hundred thousand books and a reading room with a glass roof. The building was planned for "
-    "twelve million crowns and has cost nineteen. The mayor said that the library is worth its "
-    "price, because it gives students a quiet place to work. Some citizens disagree: they would "
-    "have liked the money to be spent on the schools, whose roofs leak when it rains.",
+    "melts. Between 2005 and 2020 it lost a quarter of its ice. The water fills a lake behind a "
+    "wall of loose stones, and the researchers fear that the wall may break. They propose to "
+    "dig a channel of three hundred metres, which would lower the lake by eight metres. The "
+    "town council will decide about the channel in spring, after engineers have looked at the "
+    "cost.",
+    "The new library of Port Amsel opened on Monday after six years of work. It has four "
+    "floors, two hundred thousand books and a reading room with a glass roof. The building was "
+    "planned for twelve million crowns and has cost nineteen. The mayor said that the library "
+    "is worth its price, because it gives students a quiet place to work. Some citizens "
+    "disagree: they would have liked the money to be spent on the schools, whose roofs leak "
+    "when it rains.",
 )
 
 _CODES = (
