@@ -20,8 +20,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-NGRAM = 3
-"""Tokens that must occur further up for a draft."""
+NGRAMS = (4, 3, 2)
+"""Tokens at the end of a sequence that are looked for further up: if not so many, fewer."""
 
 MAX_SEARCHES = 8
 """Places that are looked at for whole tokens: bytes may match between two of them."""
@@ -80,22 +80,33 @@ def n_leading_equal(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 
 def look_up(packed: bytes, length: int) -> list[int]:
-    """Returns the `length` tokens that followed where the last `NGRAM` tokens of a sequence
-    occurred before, or none. The sequence is `packed` in 4 bytes each.
+    """Returns the `length` tokens that followed where the last tokens of a sequence occurred
+    before, or none. The sequence is `packed` in 4 bytes each.
 
-    Of several places it is the last. If the end of the sequence comes first, the sequence repeats
-    itself, and goes on so in the draft.
+    As many tokens as can be must be the same, see `NGRAMS`; of several places it is the last. If
+    the end of the sequence comes first, the sequence repeats itself, and goes on so in the draft.
     """
-    suffix = packed[-NGRAM * _TOKEN_BYTES :]
+    place = _last_place(packed, NGRAMS[-1])
+    if place < 0:
+        return []
+    for n_tokens in NGRAMS[:-1]:
+        better = _last_place(packed, n_tokens)
+        if better >= 0:
+            return _repeated(packed[better:], length)
+    return _repeated(packed[place:], length)
+
+
+def _last_place(packed: bytes, n_tokens: int) -> int:
+    """Returns the byte after the last place where the last tokens occurred before; -1 if they did
+    not."""
+    suffix = packed[-n_tokens * _TOKEN_BYTES :]
     end = len(packed) - _TOKEN_BYTES
     for _ in range(MAX_SEARCHES):
         place = packed.rfind(suffix, 0, end)
-        if place < 0:
-            return []
-        if place % _TOKEN_BYTES == 0:
-            return _repeated(packed[place + len(suffix) :], length)
+        if place < 0 or place % _TOKEN_BYTES == 0:
+            return place if place < 0 else place + len(suffix)
         end = place + len(suffix) - 1
-    return []
+    return -1
 
 
 def _repeated(packed: bytes, length: int) -> list[int]:
