@@ -23,6 +23,9 @@ from dataclasses import dataclass
 NGRAMS = (4, 3, 2)
 """Tokens at the end of a sequence that are looked for further up: if not so many, fewer."""
 
+SEARCHED_TOKENS = 2**14
+"""Tokens of a sequence, the last ones, that are looked through at most: a millisecond."""
+
 MAX_SEARCHES = 8
 """Places that are looked at for whole tokens: bytes may match between two of them."""
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
-from services.scheduler.core.drafts import Drafter, n_leading_equal
+from services.scheduler.core.drafts import SEARCHED_TOKENS, Drafter, n_leading_equal
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy, Selection
@@ -275,7 +275,8 @@ class Scheduler:
         length = min(speculation.length, n_left, n_room)
         if length < 1 or not drafter.pays(speculation, request.n_tokens, n_batch_tokens):
             return ()
-        return drafter.propose(request.packed_span(0, request.n_tokens), length)
+        first = max(0, request.n_tokens - SEARCHED_TOKENS)
+        return drafter.propose(request.packed_span(first, request.n_tokens - first), length)
 
     def _awaits(self, batch: Batch) -> bool:
         """Returns whether the next batch is to wait for those in flight, so that requests of one
