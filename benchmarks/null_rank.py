@@ -59,7 +59,7 @@ class NullRunner:
         return Logits(self.forward(batch, hidden))
 
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
-        return torch.full((sum(batch.sample),), 7)
+        return torch.full((sum(batch.sample) + sum(batch.n_drafts),), 7)
 
     def cut(self, batch: IterationPlan) -> list[int]:
         return []

@@ -250,7 +250,7 @@ def build_scheduler(
         policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
         pipeline_depth=depth,
         token_hand_off=has_one_stage,
-        drafter=build_drafter(settings),
+        drafter=build_drafter(settings, pipeline),
     )
 
 
@@ -284,9 +284,12 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
     )
 
 
-def build_drafter(settings: SchedulerSettings) -> Drafter | None:
-    """Returns what drafts tokens; None where nobody is to. Algorithm 1 knows no drafts."""
+def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
+    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, and they
+    cannot pay where decodes are recorded and spans of several tokens are not."""
     if settings.policy == "orca" or not settings.speculative_tokens:
+        return None
+    if any(member.description.records_decodes for member in pipeline.members):
         return None
     return Drafter(
         max_drafts=settings.speculative_tokens,

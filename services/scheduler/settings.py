@@ -96,7 +96,7 @@ class SchedulerSettings(ServerSettings):
     speculative_tokens: int = Field(default=8, ge=0, le=64)
     """Tokens of a request in one iteration at most that are drafts: they followed where its last
     tokens occurred before, and are taken as far as the model says the same. Tokens are the same
-    without. 0 is off, and so is the policy `orca`."""
+    without. 0 is off; so are the policy `orca` and GPUs with graphs of decodes."""
 
     speculative_batch_tokens: int = Field(default=16, ge=1)
     """Tokens in a batch with drafts at most. With `n` of that in it, drafts must be right as often
