@@ -82,11 +82,6 @@ async def ask(client: httpx.AsyncClient, prompt: str, options: argparse.Namespac
     return Answer(text, n_tokens, times[-1] - times[0])
 
 
-async def alone(client: httpx.AsyncClient, prompt: str, options: argparse.Namespace) -> Answer:
-    """Returns the answer for a single user; what is cached of the prompt is so in both systems."""
-    return await ask(client, prompt, options)
-
-
 async def together(
     client: httpx.AsyncClient, prompts: Sequence[str], options: argparse.Namespace
 ) -> tuple[list[Answer], float]:
@@ -109,24 +104,23 @@ async def measure(
 ) -> list[Pair]:
     """Gives all tasks to both systems."""
     clients, pairs = (without, with_drafts), []
+    kinds = {kind: prompts for kind, prompts in KINDS.items() if kind in options.kinds}
     for client in clients:
         await ask(client, "Hello!", options)
     for round_number in range(options.rounds):
         in_order = clients if round_number % 2 == 0 else clients[::-1]
-        for kind, prompts in KINDS.items():
+        for kind, prompts in kinds.items():
             for prompt in prompts:
-                got = {client: await alone(client, prompt, options) for client in in_order}
+                got = {client: await ask(client, prompt, options) for client in in_order}
                 a, b = (got[client] for client in clients)
                 check_same([a], [b])
                 if a.n_tokens > 1:
                     rates = ((one.n_tokens - 1) / one.decode_s for one in (a, b))
                     pairs.append(Pair(kind, 1, *rates))
-        if not options.users:
-            continue
-        for kind, prompts in KINDS.items():
-            asked = [
-                f"{prompts[user % len(prompts)]}\n\nUser {user}." for user in range(options.users)
-            ]
+        for kind, prompts in kinds.items():
+            asked = [f"{prompts[user % len(prompts)]}\n\n{user}" for user in range(options.users)]
+            if not asked:
+                continue
             of = {client: await together(client, asked, options) for client in in_order}
             (first, first_s), (second, second_s) = (of[client] for client in clients)
             check_same(first, second)
@@ -171,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--users", type=int, default=64, help="users at once; 0 leaves them out")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--n-answer", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.0)
