@@ -31,6 +31,7 @@ SCHEMA: dict[str, Any] = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
 MAX_TOKENS = 400
 BATCH_SIZE = 16
+LONG_TIMEOUT_S = 3600
 
 
 def ask(stack: Stack, seed: int) -> str:
@@ -55,7 +56,10 @@ def ask(stack: Stack, seed: int) -> str:
 
 @pytest.mark.parametrize(
     ("n_alone", "n_together"),
-    [(4, 16), pytest.param(200, 200, marks=pytest.mark.thorough)],
+    [
+        (4, 16),
+        pytest.param(200, 200, marks=(pytest.mark.thorough, pytest.mark.timeout(LONG_TIMEOUT_S))),
+    ],
     ids=["20", "400"],
 )
 def test_every_sampled_answer_keeps_its_schema(stack: Stack, n_alone: int, n_together: int) -> None:
