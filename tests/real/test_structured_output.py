@@ -31,6 +31,7 @@ SCHEMA: dict[str, Any] = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
 MAX_TOKENS = 400
 BATCH_SIZE = 16
+ANSWER_TIMEOUT_S = 300
 LONG_TIMEOUT_S = 3600
 
 
@@ -45,6 +46,7 @@ def ask(stack: Stack, seed: int) -> str:
             "seed": seed,
             "max_tokens": MAX_TOKENS,
         },
+        timeout_s=ANSWER_TIMEOUT_S,
     )
     assert response.status_code == 200, response.text
     [choice] = response.json()["choices"]
