@@ -115,7 +115,12 @@ def test_drafts_bring_several_tokens_at_once_and_no_others(
     one_stage: Stack, two_stages: Stack, temperature: float
 ) -> None:
     prompt = [5, 6, 7, 8, 9, 10] * 8
-    asked = {"max_tokens": 300, "temperature": temperature, "seed": 3, "ignore_eos": True}
+    asked: dict[str, Any] = {
+        "max_tokens": 300,
+        "temperature": temperature,
+        "seed": 3,
+        "ignore_eos": True,
+    }
     # A bias towards few tokens: a model of random weights then repeats itself.
     asked["logit_bias"] = {str(token_id): 40 for token_id in (5, 6, 7)}
     expected = one_stage.complete(prompt, **asked)

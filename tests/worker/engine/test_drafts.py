@@ -1,6 +1,7 @@
 """Drafts change no token: what a span with drafts brings, one token at a time brings too."""
 
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def right_for(alone: list[list[int]], n_right: Callable[[], int]) -> Propose:
     """Returns a function whose drafts are right for so many tokens."""
 
     def propose(packed: bytes, length: int) -> list[int]:
-        right = prompted(memoryview(packed).cast(TOKEN_ID).tolist(), alone)[:length]
+        right = prompted(array(TOKEN_ID, packed).tolist(), alone)[:length]
         n = n_right()
         wrong = [(token_id + 1) % VOCAB_SIZE for token_id in right[n:]]
         return [*right[:n], *wrong]
