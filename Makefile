@@ -14,7 +14,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services kernels benchmarks clients examples models tests
+SOURCES := services simulator kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # ten seconds to begin.

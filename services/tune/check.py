@@ -1,0 +1,124 @@
+"""Runs a workload for real, for as long as there is time, and says how that compares with the
+prediction.
+
+Where all requests come at once, the run may be cut off: what counts then is how long the simulator
+takes for as many tokens. Otherwise as much of the workload is run as fits, and the part of it is
+compared with a simulation of the same part.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.tune.calibration import Iteration, iterations_of
+from services.tune.system import Prompt, Record, Reply, System
+from services.tune.workload import Workload
+from simulator.engine import Arrival, Simulation
+from simulator.outcome import Outcome, RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was measured."""
+
+    ratio: float
+    """What was reached, over what was predicted for the same part of the workload."""
+    is_whole: bool
+    """Whether all requests have ended."""
+    outcome: Outcome | None
+    """What clients saw, if all requests have ended."""
+    iterations: tuple[Iteration, ...]
+
+
+async def run_load(
+    system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
+) -> tuple[list[tuple[float, Reply]], float]:
+    """Sends requests when they are due, and gives up those that have not ended after `limit_s`.
+    Returns their replies with the times at which they were due, and the start.
+
+    Raises:
+        SystemFailed: one has failed.
+    """
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    replies = [(start_s + due_s, Reply(0.0)) for due_s, _ in prompts]
+
+    async def send(due_s: float, prompt: Prompt, reply: Reply) -> None:
+        await asyncio.sleep(due_s - loop.time())
+        await system.ask(prompt, reply)
+
+    tasks = [
+        asyncio.create_task(send(due_s, prompt, reply))
+        for (due_s, reply), (_, prompt) in zip(replies, prompts, strict=True)
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return replies, start_s
+
+
+async def check(
+    system: System,
+    workload: Workload,
+    simulation: Simulation,
+    arrivals: Sequence[tuple[Arrival, Sequence[int]]],
+    *,
+    limit_s: float,
+) -> Check:
+    """Runs requests, each with the tokens of its prompt; `simulation` is one of the same requests.
+
+    Raises:
+        SystemFailed: a request failed, or none got so far that it can be compared.
+    """
+    prompts = [(arrival.time_s, Prompt(tokens, arrival.n_output)) for arrival, tokens in arrivals]
+    async with system.recorded() as records:
+        replies, start_s = await run_load(system, prompts, limit_s=limit_s)
+    iterations = iterations_of(records)
+    is_whole = all(reply.is_complete for _, reply in replies)
+    outcome = outcome_of(replies, start_s) if is_whole else None
+    predicted = simulation.run()
+    if outcome is not None:
+        ratio = workload.value_of(outcome) / max(1e-9, workload.value_of(predicted))
+    else:
+        ratio = speed(simulation, records)
+    return Check(ratio, is_whole, outcome, tuple(iterations))
+
+
+def speed(simulation: Simulation, records: Sequence[Record]) -> float:
+    """Returns how long a simulation, which is over, took for as many tokens as a real run has
+    computed, over what that took."""
+    ordered = sorted(records, key=lambda record: record.iteration)
+    n_tokens = sum(span.n_tokens for record in ordered for span in record.spans)
+    if not n_tokens or not simulation.progress:
+        return 1.0
+    first, last = ordered[0], ordered[-1]
+    start_ns = first.start_time.ToNanoseconds()
+    end_ns = last.start_time.ToNanoseconds() + last.round_trip.ToNanoseconds()
+    place = bisect_left(simulation.progress, (n_tokens, 0.0))
+    _, simulated_s = simulation.progress[min(place, len(simulation.progress) - 1)]
+    return simulated_s / max(1e-9, (end_ns - start_ns) / 1e9)
+
+
+def outcome_of(replies: Sequence[tuple[float, Reply]], start_s: float) -> Outcome:
+    """Returns what clients saw of requests that have all ended."""
+    requests = [
+        RequestTimes(
+            arrival_s=due_s - start_s,
+            first_token_s=reply.token_times_s[0] - start_s,
+            end_s=reply.token_times_s[-1] - start_s,
+            n_output=len(reply.token_times_s),
+        )
+        for due_s, reply in replies
+    ]
+    requests.sort(key=lambda request: request.end_s)
+    return Outcome(
+        requests=tuple(requests),
+        n_output=sum(request.n_output for request in requests),
+        duration_s=requests[-1].end_s - min(request.arrival_s for request in requests),
+    )
