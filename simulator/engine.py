@@ -10,10 +10,11 @@ as its trace says.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, groupby
 
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
@@ -95,7 +96,8 @@ class Simulation:
             if isinstance(event, Batch):
                 self._return(event)
             else:
-                self._submit(event)
+                for arrival in event:
+                    self._submit(arrival)
             self._send_batches()
         duration_s = max(self.now_s - start_s, 1e-12)
         return Outcome(
@@ -108,14 +110,15 @@ class Simulation:
             busy=tuple(busy_s / duration_s for busy_s in self._busy_s),
         )
 
-    def _events(self) -> Iterator[tuple[float, Batch | Arrival]]:
-        """Yields what happens next, in the order of time; arrivals before results."""
-        arrivals = iter(self.arrivals)
-        arrival = next(arrivals, None)
-        while arrival is not None or self._results:
-            if arrival is not None and (not self._results or arrival.time_s <= self._results[0][0]):
-                yield arrival.time_s, arrival
-                arrival = next(arrivals, None)
+    def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
+        """Yields what happens next, in the order of time: all arrivals of a time, or a result."""
+        coming = deque(
+            (time_s, tuple(group))
+            for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)
+        )
+        while coming or self._results:
+            if coming and (not self._results or coming[0][0] <= self._results[0][0]):
+                yield coming.popleft()
             else:
                 event_s, _, batch = heappop(self._results)
                 yield event_s, batch

@@ -3,19 +3,22 @@
 First prompts of several lengths, one at a time; then groups of requests that decode together, up to
 as many as a batch may have; then prompts beside requests that decode. Those of a group begin with
 one of the prompts from before, so that the prefix cache has it: they decode with all contexts, and
-cost next to nothing to begin. All of it is done again, with other tokens, while there is time.
+cost next to nothing to begin. All of it is done again, with other tokens, up to three times.
 """
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.tune.system import Prompt, System
 
 PROMPT_LENGTHS = (24, 128, 320, 512, 8, 64)
 GROUP_SIZES = (16, 64, 1, 32, 128, 4, 8, 2)
+N_GROUPS_FIRST = 2
+"""Groups that come before prompts beside a group."""
 N_GROUP_OUTPUT = 8
+N_ROUNDS = 3
 BESIDE_LENGTHS = (96, 416, 240)
 N_BESIDE = 24
 """Requests that decode while these come."""
@@ -32,46 +35,47 @@ class Lone:
 
 
 class Probe:
-    """The load. Its times are by the event loop's clock."""
+    """A load on a system; `run` goes on where it stopped the last time."""
 
-    def __init__(self, system: System, *, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, system: System, *, vocab_size: int, max_model_len: int, max_group: int
+    ) -> None:
+        """Groups have `max_group` requests at most."""
         self.lone: list[Lone] = []
         """Requests that were alone, for the time that a request takes outside of iterations."""
         self._system = system
         self._vocab_size = vocab_size
         self._longest = max(1, max_model_len - ROOM)
         self._random = random.Random(0)
+        self._steps = self._all_steps([size for size in GROUP_SIZES if size <= max_group])
 
-    async def run(self, limit_s: float, *, max_group: int) -> None:
-        """Runs until everything was done twice, or `limit_s` has passed, but for what has been
-        begun.
+    async def run(self, limit_s: float) -> None:
+        """Runs until everything is done, or `limit_s` has passed, but for what has been begun.
 
         Raises:
             SystemFailed: a request failed.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + limit_s
-        await self._system.ask(Prompt(self._tokens(4), 2))  # the first one has things to set up
-        for _ in range(2):
-            prefixes = []
-            for length in self._lengths(PROMPT_LENGTHS):
-                if loop.time() >= end_s:
-                    return
-                prefixes.append(await self._ask_alone(length))
-            sizes = [size for size in GROUP_SIZES if size <= max_group]
-            for index, size in enumerate(sizes):
-                if index == 2:
-                    await self._run_beside(prefixes)
-                if loop.time() >= end_s:
-                    return
-                await self._run_group(prefixes, size)
+        while loop.time() < end_s and (step := next(self._steps, None)) is not None:
+            await step
 
-    async def _ask_alone(self, length: int) -> list[int]:
+    def _all_steps(self, sizes: Sequence[int]) -> Iterator[Coroutine[object, object, None]]:
+        yield self._ask_alone(4, [])  # the first one has things to set up
+        for _ in range(N_ROUNDS):
+            prefixes: list[list[int]] = []
+            for length in self._lengths(PROMPT_LENGTHS):
+                yield self._ask_alone(length, prefixes)
+            for index, size in enumerate(sizes):
+                if index == N_GROUPS_FIRST:
+                    yield self._run_beside(prefixes)
+                yield self._run_group(prefixes, size)
+
+    async def _ask_alone(self, length: int, prefixes: list[list[int]]) -> None:
         tokens = self._tokens(length)
         reply = await self._system.ask(Prompt(tokens, 2))
-        if reply.token_times_s:
-            self.lone.append(Lone(length, reply.token_times_s[0] - reply.sent_s))
-        return tokens
+        prefixes.append(tokens)
+        self.lone.append(Lone(length, reply.token_times_s[0] - reply.sent_s))
 
     async def _run_group(self, prefixes: Sequence[Sequence[int]], size: int) -> None:
         await self._together(

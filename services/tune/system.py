@@ -79,13 +79,17 @@ class System:
         try:
             async for piece in self._generate(message):
                 pieces.append((loop.time(), piece))
-            reply.is_complete = True
         except grpc.aio.AioRpcError as error:
             raise SystemFailed(f"a request failed: {error.details()}") from error
         finally:
             for time_s, piece in pieces:
                 choice = inference_pb2.GenerateStreamResponse.FromString(piece).choice
                 reply.token_times_s += [time_s] * len(choice.token_ids)
+        if len(reply.token_times_s) != prompt.n_output:
+            raise SystemFailed(
+                f"{len(reply.token_times_s)} tokens came instead of {prompt.n_output}"
+            )
+        reply.is_complete = True
         return reply
 
     @contextlib.asynccontextmanager

@@ -172,9 +172,10 @@ class Tuner:
                 system,
                 vocab_size=self._shape.vocab_size,
                 max_model_len=self._shape.max_model_len,
+                max_group=PROBE_BATCH_SIZE,
             )
             async with system.recorded() as records:
-                await probe.run(GLANCE_S, max_group=PROBE_BATCH_SIZE)
+                await probe.run(GLANCE_S)
             found = self._calibrated(layout, records, probe, kv_memory)
             if best is not None:
                 as_best = replace(best.candidate, layout=layout)
@@ -183,7 +184,7 @@ class Tuner:
             limit_s = min(PROBE_S - GLANCE_S, self._left_s - 2 * self._least_check_s)
             if not is_hopeless and limit_s > 0:
                 async with system.recorded() as more:
-                    await probe.run(limit_s, max_group=PROBE_BATCH_SIZE)
+                    await probe.run(limit_s)
                 found = self._calibrated(layout, [*records, *more], probe, kv_memory)
         # In a thread: it takes seconds, and this process has children to hear from.
         predicted = await asyncio.to_thread(
