@@ -1,9 +1,9 @@
 """Runs a workload for real, for as long as there is time, and says how that compares with the
 prediction.
 
-Where all requests come at once, the run may be cut off: what counts then is how long the simulator
-takes for as many tokens. Otherwise as much of the workload is run as fits, and the part of it is
-compared with a simulation of the same part.
+As much of the workload is run as fits into the time, and compared with a simulation of the same
+part. A run that takes longer than was predicted is cut off: what counts then is how long the
+simulator takes for as many tokens.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.tune.calibration import Iteration, iterations_of
+from services.tune.search import Prediction
 from services.tune.system import Prompt, Record, Reply, System
 from services.tune.workload import Workload
-from simulator.engine import Arrival, Simulation
+from simulator.engine import Simulation
 from simulator.outcome import Outcome, RequestTimes
 
 
@@ -22,12 +23,11 @@ from simulator.outcome import Outcome, RequestTimes
 class Check:
     """What was measured."""
 
-    ratio: float
-    """What was reached, over what was predicted for the same part of the workload."""
+    value: float
+    """What was reached, of that which is to be large; for the whole workload, if a part of it was
+    run, by the same ratio to what was predicted."""
     is_whole: bool
-    """Whether all requests have ended."""
-    outcome: Outcome | None
-    """What clients saw, if all requests have ended."""
+    """Whether the whole workload was run."""
     iterations: tuple[Iteration, ...]
 
 
@@ -66,28 +66,33 @@ async def run_load(
 async def check(
     system: System,
     workload: Workload,
+    prediction: Prediction,
     simulation: Simulation,
-    arrivals: Sequence[tuple[Arrival, Sequence[int]]],
+    prompts: Sequence[Sequence[int]],
     *,
     limit_s: float,
 ) -> Check:
-    """Runs requests, each with the tokens of its prompt; `simulation` is one of the same requests.
+    """Runs the requests of a simulation, which has not begun, with the tokens of their prompts;
+    `prediction` is for the whole workload.
 
     Raises:
-        SystemFailed: a request failed, or none got so far that it can be compared.
+        SystemFailed: a request failed.
     """
-    prompts = [(arrival.time_s, Prompt(tokens, arrival.n_output)) for arrival, tokens in arrivals]
+    load = [
+        (arrival.time_s, Prompt(tokens, arrival.n_output))
+        for arrival, tokens in zip(simulation.arrivals, prompts, strict=True)
+    ]
     async with system.recorded() as records:
-        replies, start_s = await run_load(system, prompts, limit_s=limit_s)
-    iterations = iterations_of(records)
-    is_whole = all(reply.is_complete for _, reply in replies)
-    outcome = outcome_of(replies, start_s) if is_whole else None
+        replies, start_s = await run_load(system, load, limit_s=limit_s)
+    iterations = tuple(iterations_of(records))
     predicted = simulation.run()
-    if outcome is not None:
-        ratio = workload.value_of(outcome) / max(1e-9, workload.value_of(predicted))
-    else:
-        ratio = speed(simulation, records)
-    return Check(ratio, is_whole, outcome, tuple(iterations))
+    if not all(reply.is_complete for _, reply in replies):
+        return Check(prediction.value * speed(simulation, records), False, iterations)
+    value = workload.value_of(outcome_of(replies, start_s))
+    if len(replies) == len(workload.lengths):
+        return Check(value, True, iterations)
+    ratio = value / max(1e-9, workload.value_of(predicted))
+    return Check(prediction.value * ratio, False, iterations)
 
 
 def speed(simulation: Simulation, records: Sequence[Record]) -> float:

@@ -14,8 +14,21 @@ from dataclasses import dataclass
 from services.tune.system import Prompt, System
 
 PROMPT_LENGTHS = (24, 128, 320, 512, 8, 64)
-GROUP_SIZES = (16, 64, 1, 32, 128, 4, 8, 2)
-N_GROUPS_FIRST = 2
+GROUPS = (
+    (16, True),
+    (64, True),
+    (64, False),
+    (1, True),
+    (32, False),
+    (128, True),
+    (4, False),
+    (16, False),
+    (8, True),
+    (2, False),
+)
+"""Numbers of requests, and whether they begin with the longer prompts or with the shorter ones:
+otherwise nobody could tell what a request costs from what its context does."""
+N_GROUPS_FIRST = 3
 """Groups that come before prompts beside a group."""
 N_GROUP_OUTPUT = 8
 N_ROUNDS = 3
@@ -47,7 +60,7 @@ class Probe:
         self._vocab_size = vocab_size
         self._longest = max(1, max_model_len - ROOM)
         self._random = random.Random(0)
-        self._steps = self._all_steps([size for size in GROUP_SIZES if size <= max_group])
+        self._steps: Iterator[Coroutine[object, object, None]] = self._all_steps(max_group)
 
     async def run(self, limit_s: float) -> None:
         """Runs until everything is done, or `limit_s` has passed, but for what has been begun.
@@ -60,16 +73,19 @@ class Probe:
         while loop.time() < end_s and (step := next(self._steps, None)) is not None:
             await step
 
-    def _all_steps(self, sizes: Sequence[int]) -> Iterator[Coroutine[object, object, None]]:
+    def _all_steps(self, max_group: int) -> Iterator[Coroutine[object, object, None]]:
         yield self._ask_alone(4, [])  # the first one has things to set up
         for _ in range(N_ROUNDS):
             prefixes: list[list[int]] = []
             for length in self._lengths(PROMPT_LENGTHS):
                 yield self._ask_alone(length, prefixes)
-            for index, size in enumerate(sizes):
+            prefixes.sort(key=len)
+            half = len(prefixes) // 2
+            for index, (size, is_long) in enumerate(GROUPS):
                 if index == N_GROUPS_FIRST:
                     yield self._run_beside(prefixes)
-                yield self._run_group(prefixes, size)
+                if size <= max_group:
+                    yield self._run_group(prefixes[half:] if is_long else prefixes[:half], size)
 
     async def _ask_alone(self, length: int, prefixes: list[list[int]]) -> None:
         tokens = self._tokens(length)
@@ -114,4 +130,4 @@ class Probe:
         return [self._random.randrange(self._vocab_size) for _ in range(length)]
 
     def _lengths(self, lengths: Sequence[int]) -> list[int]:
-        return [length for length in lengths if length <= self._longest] or [self._longest]
+        return [length for length in lengths if length <= self._longest] or [self._longest] * 2

@@ -25,7 +25,7 @@ def table(tuned: Tuned, unit: str) -> list[str]:
         prediction, check = predictions[candidate], tuned.checks.get(candidate)
         measured = ""
         if check is not None:
-            measured = f"{prediction.value * check.ratio:.4g}" + " (a part)" * (not check.is_whole)
+            measured = f"{check.value:.4g}" + " (a part)" * (not check.is_whole)
         rows.append(
             ("*" * (candidate == chosen), str(candidate), f"{prediction.value:.4g}", measured)
         )

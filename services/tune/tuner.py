@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ByteSize
@@ -11,11 +11,11 @@ from pydantic import ByteSize
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
 from services.tune import memory
-from services.tune.calibration import Calibration, calibrate, iterations_of
+from services.tune.calibration import Calibration, Iteration, calibrate, iterations_of
 from services.tune.check import Check, check
 from services.tune.layout import Layout, layouts
 from services.tune.model_shape import ModelShape
-from services.tune.probe import Probe
+from services.tune.probe import Lone, Probe
 from services.tune.search import (
     EQUAL,
     Candidate,
@@ -26,13 +26,14 @@ from services.tune.search import (
     search,
 )
 from services.tune.settings import TuneSettings
-from services.tune.system import Record, SystemFailed, running
+from services.tune.system import SystemFailed, running
 from services.tune.workload import Workload
+from simulator.engine import Arrival
 
-PROBE_S = 14.0
-"""Time for the load that calibrates a layout, at most."""
-GLANCE_S = 4.0
-"""Time after which it is known whether a layout can win at all."""
+PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
+"""Time for the load that calibrates a layout: a part of all time, and at most so much."""
+GLANCE_PART = 0.3
+"""Part of that after which it is known whether a layout can win at all."""
 HOPELESS = 0.75
 """A layout that promises less than this part of the best is not calibrated further."""
 CHECK_S = (6.0, 25.0)
@@ -51,8 +52,8 @@ HEAD_ROOM = 1.5
 SLACK_S = 60.0
 """Time over which anything that hangs is given up."""
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
-ARRIVALS_PART = 0.7
-"""Part of the time of a check in which requests arrive, where they have times."""
+PART_OF_LIMIT = 0.8
+"""Part of the time of a check that its requests are expected to take, or to arrive in."""
 
 Say = Callable[[str], None]
 
@@ -67,7 +68,8 @@ class Tried:
     best: Prediction
     kv_bytes_per_slot: float
     """Of each rank."""
-    max_slots: int
+    iterations: tuple[Iteration, ...] = ()
+    lone: tuple[Lone, ...] = ()
     is_hopeless: bool = False
 
 
@@ -104,6 +106,7 @@ class Tuner:
         self._n_cpus = usable_cpus()
         self._clock = asyncio.get_running_loop().time
         self._began_s = self._clock()
+        self._probe_s = min(MAX_PROBE_S, PROBE_PART * settings.budget_s)
         self._start_s = FIRST_START_S
         self._available = memory.available_bytes()
 
@@ -149,7 +152,7 @@ class Tuner:
 
     @property
     def _layout_s(self) -> float:
-        return self._start_s + PROBE_S + STOP_S
+        return self._start_s + self._probe_s + STOP_S
 
     @property
     def _least_check_s(self) -> float:
@@ -158,7 +161,6 @@ class Tuner:
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
         """Calibrates a layout, and finds the best that can be had with it. One that promises too
         much less than `best` gets less time."""
-        n_ranks = layout.stages * layout.tp
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self._local(
@@ -166,7 +168,7 @@ class Tuner:
         )
         self._say(f"{layout}: calibrating")
         is_hopeless = False
-        async with self._limited(PROBE_S), running(settings) as system:
+        async with self._limited(self._probe_s), running(settings) as system:
             self._start_s = self._clock() - began_s
             probe = Probe(
                 system,
@@ -175,79 +177,116 @@ class Tuner:
                 max_group=PROBE_BATCH_SIZE,
             )
             async with system.recorded() as records:
-                await probe.run(GLANCE_S)
-            found = self._calibrated(layout, records, probe, kv_memory)
+                await probe.run(GLANCE_PART * self._probe_s)
+            if not records:
+                raise SystemFailed("it reported no iterations")
+            bytes_per_slot = kv_memory / records[0].n_slots
             if best is not None:
+                glance = calibrate(iterations_of(records), probe.lone)
+                predict = self._predictor(layout, glance, bytes_per_slot)
                 as_best = replace(best.candidate, layout=layout)
-                glance = await asyncio.to_thread(found.predictor, as_best)
-                is_hopeless = glance.value < HOPELESS * best.value
-            limit_s = min(PROBE_S - GLANCE_S, self._left_s - 2 * self._least_check_s)
-            if not is_hopeless and limit_s > 0:
+                promised = await asyncio.to_thread(predict, as_best)
+                is_hopeless = promised.value < HOPELESS * best.value
+            left_s = (1 - GLANCE_PART) * self._probe_s
+            if not is_hopeless:
                 async with system.recorded() as more:
-                    await probe.run(limit_s)
-                found = self._calibrated(layout, [*records, *more], probe, kv_memory)
-        # In a thread: it takes seconds, and this process has children to hear from.
-        predicted = await asyncio.to_thread(
-            search, layout, found.predictor, n_requests=len(self._workload.lengths)
+                    await probe.run(left_s)
+                records += more
+        found = await self._searched(
+            layout, iterations_of(records), probe.lone, bytes_per_slot=bytes_per_slot
         )
+        calibration = found.calibration
         self._say(
-            f"{layout}: {found.calibration.n_iterations} iterations fitted within "
-            f"{found.calibration.error:.1%} ({n_ranks} rank{'s'[: n_ranks > 1]}); best predicted: "
-            f"{predicted.value:.4g} {self._workload.unit}"
+            f"{layout}: {calibration.n_iterations} iterations fitted within {calibration.error:.1%}"
+            f"; best predicted: {found.best.value:.4g} {self._workload.unit}"
         )
-        return Tried(
-            layout,
-            found.calibration,
-            found.predictor,
-            predicted,
-            found.kv_bytes_per_slot,
-            found.max_slots,
-            is_hopeless,
-        )
+        return replace(found, is_hopeless=is_hopeless)
 
-    def _calibrated(
-        self, layout: Layout, records: Sequence[Record], probe: Probe, kv_memory: int
-    ) -> "_Found":
-        if not records:
-            raise SystemFailed("it reported no iterations")
-        calibration = calibrate(iterations_of(records), probe.lone)
-        bytes_per_slot = kv_memory / records[0].n_slots
-        max_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
-        predictor = Predictor(calibration.costs, self._workload, Memory(max_slots))
-        return _Found(calibration, predictor, bytes_per_slot, max_slots)
-
-    async def _check(self, tried: Sequence[Tried]) -> dict[Candidate, Check]:
-        """Runs the candidates that promise most, and the defaults."""
+    async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
+        """Runs what promises most, and the defaults. What a run shows is fitted too, so that the
+        next one may be of other settings; `tried` has the new costs in the place of the old ones.
+        """
         checks: dict[Candidate, Check] = {}
-        wanted = self._to_check(tried)
-        for index, candidate in enumerate(wanted):
-            n_after = len(wanted) - index - 1
-            limit_s = (self._left_s - n_after * self._least_check_s) - self._start_s - STOP_S
-            if limit_s < CHECK_S[0]:
+        for n_after in reversed(range(N_CHECKS)):
+            candidate = self._to_check(tried, checks)
+            n_possible = int(self._left_s / self._least_check_s)
+            if candidate is None or not n_possible:
                 break
-            of_layout = next(each for each in tried if each.layout == candidate.layout)
+            n_after = min(n_after, n_possible - 1)
+            limit_s = self._left_s - n_after * self._least_check_s - self._start_s - STOP_S
+            place = next(i for i, each in enumerate(tried) if each.layout == candidate.layout)
             self._say(f"{candidate}: running it")
-            with contextlib.suppress(SystemFailed):  # what does not run is not chosen
-                checks[candidate] = await self._check_one(
-                    of_layout, candidate, limit_s=min(limit_s / (1 + n_after / 2), CHECK_S[1])
+            try:
+                check = await self._run(
+                    tried[place], candidate, limit_s=min(limit_s / (1 + n_after / 2), CHECK_S[1])
                 )
+            except SystemFailed as error:  # nobody should choose it
+                self._say(f"{candidate}: {error}")
+                check = Check(0.0, False, ())
+            checks[candidate] = check
+            tried[place] = await self._refitted(tried[place], check.iterations)
         return checks
 
-    def _to_check(self, tried: Sequence[Tried]) -> list[Candidate]:
-        ranked = sorted(tried, key=lambda each: -each.best.value)
-        first = ranked[0].best
-        wanted = [first.candidate]
+    def _to_check(
+        self, tried: Sequence[Tried], checks: Mapping[Candidate, Check]
+    ) -> Candidate | None:
+        """Returns what to run next; None if nothing else may be the best."""
+        best = best_of([each.best for each in tried])
         default = Candidate(Layout(1, 1, self._n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
-        if any(each.layout == default.layout for each in tried):
-            wanted.append(default)
-        wanted += [
-            each.best.candidate
-            for each in ranked[1:]
-            if each.best.value >= WORTH_CHECKING * first.value
+        ranked = sorted(tried, key=lambda each: -each.best.value)
+        wanted = [
+            best.candidate,
+            *(default for each in tried if each.layout == default.layout),
+            *(
+                each.best.candidate
+                for each in ranked
+                if each.best.value >= WORTH_CHECKING * best.value
+            ),
         ]
-        return list(dict.fromkeys(wanted))[:N_CHECKS]
+        return next((candidate for candidate in wanted if candidate not in checks), None)
 
-    async def _check_one(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
+    async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
+        """Returns a layout with costs that fit what was measured before and since."""
+        if not iterations:
+            return tried
+        return await self._searched(
+            tried.layout,
+            [*tried.iterations, *iterations],
+            tried.lone,
+            bytes_per_slot=tried.kv_bytes_per_slot,
+        )
+
+    async def _searched(
+        self,
+        layout: Layout,
+        iterations: Sequence[Iteration],
+        lone: Sequence[Lone],
+        *,
+        bytes_per_slot: float,
+    ) -> Tried:
+        """Fits costs to iterations, and finds the best settings by them."""
+        calibration = calibrate(iterations, lone)
+        predictor = self._predictor(layout, calibration, bytes_per_slot)
+        # In a thread: it takes seconds, and this process has children to hear from.
+        best = await asyncio.to_thread(
+            search, layout, predictor, n_requests=len(self._workload.lengths)
+        )
+        return Tried(
+            layout, calibration, predictor, best, bytes_per_slot, tuple(iterations), tuple(lone)
+        )
+
+    def _predictor(
+        self, layout: Layout, calibration: Calibration, bytes_per_slot: float
+    ) -> Predictor:
+        n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
+        return Predictor(calibration.costs, self._workload, Memory(n_slots))
+
+    async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
+        """Runs as much of the workload as fits into the time.
+
+        Raises:
+            SystemFailed: the system did not start, or a request failed.
+        """
         prediction = tried.predictor(candidate)
         kv_memory = self._kv_memory(tried, prediction)
         began_s = self._clock()
@@ -256,22 +295,19 @@ class Tuner:
             running(self._local(candidate, kv_memory=kv_memory)) as system,
         ):
             self._start_s = self._clock() - began_s
-            simulation = tried.predictor.simulation(candidate, rate=prediction.rate)
-            arrivals = list(simulation.arrivals)
-            if prediction.rate is not None:
-                arrivals = [each for each in arrivals if each.time_s <= ARRIVALS_PART * limit_s]
-                simulation = tried.predictor.simulation(candidate, arrivals=arrivals)
-            # Other prompts than those of the probe, whose blocks nobody has.
+            whole = tried.predictor.simulation(candidate, rate=prediction.rate)
+            part = part_of(whole.arrivals, prediction, limit_s=limit_s)
             of_prompts = random.Random(self._settings.seed + 1)
             prompts = [
                 [of_prompts.randrange(self._shape.vocab_size) for _ in range(each.n_prompt)]
-                for each in arrivals
+                for each in part
             ]
             return await check(
                 system,
                 self._workload,
-                simulation,
-                list(zip(arrivals, prompts, strict=True)),
+                prediction,
+                tried.predictor.simulation(candidate, arrivals=part),
+                prompts,
                 limit_s=limit_s,
             )
 
@@ -322,18 +358,20 @@ class Tuner:
             raise SystemFailed("it hangs") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A calibration, and the memory that goes with it."""
+def part_of(
+    arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
+) -> Sequence[Arrival]:
+    """Returns as many requests, from the first on, as can be run in the time."""
+    limit_s *= PART_OF_LIMIT
+    if prediction.rate is not None:
+        part = [each for each in arrivals if each.time_s <= limit_s]
+    else:
+        part = list(arrivals[: int(len(arrivals) * limit_s / prediction.outcome.duration_s)])
+    return part or arrivals[:1]
 
-    calibration: Calibration
-    predictor: Predictor
-    kv_bytes_per_slot: float
-    max_slots: int
 
-
-def choose(tried: Sequence[Tried], checks: dict[Candidate, Check]) -> Prediction:
-    """Returns the best of what was run, by what it then reached; without a run, the best that was
+def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
+    """Returns the best of what was run, by what it reached; without a run, the best that was
     predicted."""
     predictions = [
         each.predictor(candidate)
@@ -343,7 +381,6 @@ def choose(tried: Sequence[Tried], checks: dict[Candidate, Check]) -> Prediction
     ]
     if not predictions:
         return best_of([each.best for each in tried])
-    reached = {each.candidate: each.value * checks[each.candidate].ratio for each in predictions}
-    highest = max(reached.values())
-    equal = [each for each in predictions if reached[each.candidate] >= (1 - EQUAL) * highest]
+    highest = max(check.value for check in checks.values())
+    equal = [each for each in predictions if checks[each.candidate].value >= (1 - EQUAL) * highest]
     return min(equal, key=lambda each: each.latency_s)

@@ -37,7 +37,6 @@ def tried(layout: Layout, *, way_s: float = 0.001) -> Tried:
         predictor,
         search(layout, predictor, n_requests=24),
         kv_bytes_per_slot=10_000.0,
-        max_slots=10_000,
     )
 
 
@@ -48,8 +47,8 @@ def tuned() -> Tuned:
         chosen=whole.best,
         tried=[whole, cut],
         checks={
-            whole.best.candidate: Check(0.9, True, None, ()),
-            cut.best.candidate: Check(0.8, False, None, ()),
+            whole.best.candidate: Check(0.9 * whole.best.value, True, ()),
+            cut.best.candidate: Check(0.8 * cut.best.value, False, ()),
         },
         kv_memory=2**26,
         not_tried=["4 stages: there was no time to try it"],

@@ -83,8 +83,8 @@ def test_what_was_run_decides_over_what_was_predicted() -> None:
     whole, cut = tried(WHOLE), tried(CUT)
     better, worse = sorted((whole, cut), key=lambda each: -each.best.value)
     checks = {
-        better.best.candidate: Check(0.5, True, None, ()),
-        worse.best.candidate: Check(1.0, True, None, ()),
+        better.best.candidate: Check(0.5 * better.best.value, True, ()),
+        worse.best.candidate: Check(worse.best.value, True, ()),
     }
     assert choose([whole, cut], {}) in (whole.best, cut.best)
     assert choose([whole, cut], checks).candidate == worse.best.candidate
