@@ -17,6 +17,9 @@ KNOTS = (0, 1, 8, 32, 128, 512)
 
 N_FEATURES = len(KNOTS) + 4
 
+SLOPES = tuple(range(1, len(KNOTS) + 1))
+"""Places of the slopes between knots among the features."""
+
 
 class Work(NamedTuple):
     """The size of an iteration, in what its time depends on."""

@@ -13,7 +13,7 @@ from statistics import median
 from services.tune.probe import Lone
 from services.tune.system import Record
 from simulator import fit
-from simulator.costs import LinearCosts, Work, features
+from simulator.costs import SLOPES, LinearCosts, Work, features
 
 SLACK_S = 1e-4
 """An iteration that was sent that long before the last one returned has waited for it."""
@@ -70,7 +70,7 @@ def calibrate(iterations: Sequence[Iteration], lone: Sequence[Lone] = ()) -> Cal
     n_stages = len(iterations[0].stages_s) if iterations else 0
     for index in range(n_stages):
         times_s = [max(1e-6, each.stages_s[index]) for each in iterations]
-        coefficients.append(fit.fit(rows, times_s))
+        coefficients.append(fit.fit(rows, times_s, neighbours=list(pairwise(SLOPES))))
         errors.append(fit.median_error(coefficients[-1], rows, times_s))
     if not coefficients:
         raise ValueError("no iteration was run")

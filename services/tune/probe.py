@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from services.tune.system import Prompt, System
 
-PROMPT_LENGTHS = (24, 128, 320, 512, 8, 64)
+PROMPT_LENGTHS = (24, 128, 512, 8, 64, 320, 900)
 GROUPS = (
     (16, True),
     (64, True),

@@ -1,12 +1,13 @@
 """Features add up to the work, and fitting finds the costs that times were made of."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.costs import KNOTS, N_FEATURES, LinearCosts, Work, dot, features
+from simulator.costs import KNOTS, N_FEATURES, SLOPES, LinearCosts, Work, dot, features
 from simulator.fit import fit, median_error
 
 TRUE = (5e-3, 2e-4, 2e-4, 1e-4, 3e-4, 3e-4, 4e-4, 5e-5, 1e-7, 2e-8)
@@ -55,6 +56,14 @@ def test_iterations_that_were_held_up_do_not_count() -> None:
     found = fit(rows, times_s)
     true_s = [dot(TRUE, row) for row in rows]
     assert median_error(found, rows, true_s) < 0.03
+
+
+def test_a_slope_that_nothing_shows_is_its_neighbours() -> None:
+    made = [work for work in works(400) if work.n_tokens <= KNOTS[-1]]
+    rows = [features(work) for work in made]
+    found = fit(rows, [dot(TRUE, row) for row in rows], neighbours=list(pairwise(SLOPES)))
+    large = features(Work.of([(0, 2000, False)]))
+    assert dot(found, large) == pytest.approx(dot(TRUE, large), rel=0.25)
 
 
 @given(st.lists(st.floats(1e-4, 10.0), min_size=3, max_size=12))
