@@ -18,17 +18,24 @@ from services.tune.model_shape import ModelShape
 from services.tune.reasons import reasons
 from services.tune.report import command, table, write
 from services.tune.settings import TuneSettings
-from services.tune.system import SystemFailed
+from services.tune.system import SystemFailed, TuneLauncher
 from services.tune.tuner import Tuned, Tuner
 from services.tune.workload import Workload
 
 INTERRUPTED = 130
 
 
-async def tune(settings: TuneSettings, shape: ModelShape, workload: Workload) -> Tuned | None:
+async def tune(
+    settings: TuneSettings,
+    shape: ModelShape,
+    workload: Workload,
+    launcher_class: type[TuneLauncher],
+) -> Tuned | None:
     """Returns what was found; None if the process was told to stop before."""
     stopping = asyncio.create_task(process.stop_event().wait())
-    running = asyncio.create_task(Tuner(settings, shape, workload, say=progress).run())
+    running = asyncio.create_task(
+        Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()
+    )
     try:
         await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
         return running.result() if running.done() else None
@@ -57,7 +64,8 @@ def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def main() -> int:
+def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
+    """Finds, says and writes the settings; tests put other ranks in."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
     if trouble := trouble_with(LocalSettings(model=settings.model)):
@@ -66,7 +74,7 @@ def main() -> int:
         shape = ModelShape.read(settings.model)
         workload = Workload.of(settings, shape.max_model_len)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            tuned = runner.run(tune(settings, shape, workload))
+            tuned = runner.run(tune(settings, shape, workload, launcher_class))
         if tuned is None:
             return INTERRUPTED
         announce(settings, workload, tuned)

@@ -9,12 +9,20 @@ from services.tune.search import Candidate, Prediction
 from services.tune.tuner import Tried, Tuned
 from simulator.costs import Work
 
+NOISY = 0.15
+"""Median error of a calibration from which on its predictions are doubtful."""
 TYPICAL_CONTEXT = 256
 """Tokens of a context, where an iteration is given as an example."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:
-    """Yields a sentence for each setting."""
+    """Yields a sentence for each setting, after what speaks against all of them."""
+    error = max(each.calibration.error for each in tuned.tried)
+    if error > NOISY:
+        yield (
+            f"This machine did other things too: times of equal iterations differ by {error:.0%}. "
+            "Find settings again when it does not."
+        )
     tried, chosen = tuned.of_chosen, tuned.chosen
     candidate = chosen.candidate
     size, tokens = candidate.max_batch_size, candidate.max_batch_tokens

@@ -16,7 +16,7 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.tune.layout import Layout
 from services.tune.workload import Workload
-from simulator.costs import LinearCosts
+from simulator.costs import Costs
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome
 
@@ -73,7 +73,7 @@ Predict = Callable[[Candidate], Prediction]
 class Predictor:
     """Predictions for the settings of one layout, whose costs are known. Each is made once."""
 
-    def __init__(self, costs: LinearCosts, workload: Workload, memory: Memory) -> None:
+    def __init__(self, costs: Costs, workload: Workload, memory: Memory) -> None:
         self._costs = costs
         self._workload = workload
         self._memory = memory

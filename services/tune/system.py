@@ -113,24 +113,27 @@ class System:
             await asyncio.gather(collecting, return_exceptions=True)
 
 
-class _Launcher(Launcher):
-    """A launcher that says where the scheduler listens."""
+class TuneLauncher(Launcher):
+    """A launcher that says where the scheduler listens; tests have one with other ranks."""
 
     scheduler_address = ""
 
     def frontend_options(self, scheduler: str) -> dict[str, object]:
+        """Returns the frontend's settings, by option."""
         self.scheduler_address = scheduler
         return super().frontend_options(scheduler)
 
 
 @contextlib.asynccontextmanager
-async def running(settings: LocalSettings) -> AsyncIterator[System]:
+async def running(
+    settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
+) -> AsyncIterator[System]:
     """Starts a system, and ends it with all its processes.
 
     Raises:
         SystemFailed: it did not start, or died in the block.
     """
-    async with _Launcher(settings) as launcher:
+    async with launcher_class(settings) as launcher:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 endpoints = await _unless_dead(launcher, launcher.start(lambda *_: None))

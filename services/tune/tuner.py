@@ -26,7 +26,7 @@ from services.tune.search import (
     search,
 )
 from services.tune.settings import TuneSettings
-from services.tune.system import SystemFailed, running
+from services.tune.system import SystemFailed, TuneLauncher, running
 from services.tune.workload import Workload
 from simulator.engine import Arrival
 
@@ -96,13 +96,20 @@ class Tuner:
     """One run of the tuner."""
 
     def __init__(
-        self, settings: TuneSettings, shape: ModelShape, workload: Workload, *, say: Say
+        self,
+        settings: TuneSettings,
+        shape: ModelShape,
+        workload: Workload,
+        *,
+        say: Say,
+        launcher_class: type[TuneLauncher] = TuneLauncher,
     ) -> None:
         """`say` is told how far it is."""
         self._settings = settings
         self._shape = shape
         self._workload = workload
         self._say = say
+        self._launcher_class = launcher_class
         self._n_cpus = usable_cpus()
         self._clock = asyncio.get_running_loop().time
         self._began_s = self._clock()
@@ -168,7 +175,7 @@ class Tuner:
         )
         self._say(f"{layout}: calibrating")
         is_hopeless = False
-        async with self._limited(self._probe_s), running(settings) as system:
+        async with self._limited(self._probe_s), running(settings, self._launcher_class) as system:
             self._start_s = self._clock() - began_s
             probe = Probe(
                 system,
@@ -292,7 +299,7 @@ class Tuner:
         began_s = self._clock()
         async with (
             self._limited(limit_s),
-            running(self._local(candidate, kv_memory=kv_memory)) as system,
+            running(self._local(candidate, kv_memory=kv_memory), self._launcher_class) as system,
         ):
             self._start_s = self._clock() - began_s
             whole = tried.predictor.simulation(candidate, rate=prediction.rate)
