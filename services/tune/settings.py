@@ -36,7 +36,7 @@ class TuneSettings(ServiceSettings):
     model: Path
     """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
 
-    out: Path = Path("tuned")
+    out: Path = Path("build/tuned")
     """Directory for the files with the settings that were found; it is made if need be."""
 
     budget_s: float = Field(default=170.0, ge=20)
