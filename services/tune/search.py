@@ -28,10 +28,15 @@ COARSE = 2
 EQUAL = 0.005
 """Settings whose values differ by no more count as equal."""
 
-N_HALVINGS = 7
-MAX_HASTE = 2.0
-"""Times the rate at which all requests are served that come at once, at which the search for a rate
-begins."""
+MAX_HASTE, FIRST_HASTE = 8.0, 2.0
+"""Times the rate at which the first candidate serves requests that come at once, above which no
+rate is looked for: limits that are kept there are none. And above which none is at first."""
+LEAST_RATE = 1e-3
+"""Part of that below which no rate is looked for."""
+GROWTH = 1.1
+"""Times the highest rate so far, up to which a higher one is looked for at first."""
+PRECISION = 0.015
+"""Part of itself to which the highest rate is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class Predictor:
         self._workload = workload
         self._memory = memory
         self._known: dict[Candidate, Prediction] = {}
+        self._highest_rate = 0.0  # at which any candidate has kept the limits
+        self._rate_limit = 0.0
 
     def __call__(self, candidate: Candidate) -> Prediction:
         """Returns the prediction for a candidate of the layout."""
@@ -99,18 +106,10 @@ class Predictor:
 
     def _predict(self, candidate: Candidate) -> Prediction:
         workload = self._workload
-        outcome = self.simulation(candidate).run()
-        rate = workload.rate
         if workload.finds_rate:
-            low, high = 0.0, MAX_HASTE * outcome.requests_per_s
-            outcome, rate = self.simulation(candidate, rate=high / 1e3).run(), high / 1e3
-            for _ in range(N_HALVINGS):
-                middle = (low + high) / 2
-                tried = self.simulation(candidate, rate=middle).run()
-                if workload.is_kept_by(tried):
-                    low, outcome, rate = middle, tried, middle
-                else:
-                    high = middle
+            outcome, rate = self._at_highest_rate(candidate)
+        else:
+            outcome, rate = self.simulation(candidate).run(), workload.rate
         return Prediction(
             candidate,
             value=workload.value_of(outcome),
@@ -118,6 +117,35 @@ class Predictor:
             outcome=outcome,
             rate=rate,
         )
+
+    def _at_highest_rate(self, candidate: Candidate) -> tuple[Outcome, float]:
+        """Returns how it goes at the highest rate at which limits are kept, and that rate.
+
+        It is looked for above the highest that other candidates have reached. One that does not
+        keep limits there is worse, by as much as its goodput there is less.
+        """
+        low, high = self._highest_rate, GROWTH * self._highest_rate
+        if low:
+            found = self.simulation(candidate, rate=low).run()
+            if not self._workload.is_kept_by(found):
+                return found, low
+        else:
+            at_once = self.simulation(candidate).run().requests_per_s
+            self._rate_limit, high = MAX_HASTE * at_once, FIRST_HASTE * at_once
+            low = high * LEAST_RATE
+            found = self.simulation(candidate, rate=low).run()
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            tried = self.simulation(candidate, rate=middle).run()
+            if not self._workload.is_kept_by(tried):
+                high = middle
+                continue
+            if self._highest_rate:  # more than anybody so far, and so perhaps much more
+                high = min(max(high, GROWTH * middle), self._rate_limit)
+            low, found = middle, tried
+        if self._workload.is_kept_by(found):
+            self._highest_rate = low
+        return found, low
 
 
 def scheduler_of(candidate: Candidate, memory: Memory) -> Scheduler:

@@ -75,6 +75,18 @@ def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> Non
     assert not work.is_kept_by(predictor.simulation(of, rate=1.5 * found.rate).run())
 
 
+def test_limits_that_everything_keeps_end_the_search_for_a_rate() -> None:
+    predictor = Predictor(costs(), workload(Limits(ttft_s=1e6)), Memory(10_000))
+    found = search(WHOLE, predictor, n_requests=24)
+    assert found.outcome.kept(Limits(ttft_s=1e6)) == 1.0
+
+
+def test_a_candidate_that_cannot_keep_up_with_another_is_worse() -> None:
+    predictor = Predictor(costs(), workload(Limits(ttft_s=0.5, tpot_s=0.05)), Memory(10_000))
+    assert predictor(candidate(1, 64)).value < predictor(candidate(8, 128)).value
+    assert predictor(candidate(2, 64)).value < predictor(candidate(8, 128)).value
+
+
 def test_a_cut_model_with_long_ways_promises_less() -> None:
     assert tried(CUT, way_s=0.02).best.value < tried(WHOLE).best.value
 
