@@ -5,7 +5,7 @@ for an overlay of `k8s/`, with the same settings for scheduler and workers. Both
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from services.tune.reasons import reasons
@@ -96,13 +96,14 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
             ]
         )
     )
-    component_file.write_text("\n".join([*component(tuned, why), ""]))
+    component_file.write_text("\n".join([*component(settings, tuned, why), ""]))
     return [env_file, component_file]
 
 
-def component(tuned: Tuned, why: Sequence[str]) -> list[str]:
+def component(settings: TuneSettings, tuned: Tuned, why: Sequence[str]) -> list[str]:
     """Returns the lines of a kustomize component."""
     candidate, layout = tuned.chosen.candidate, tuned.chosen.candidate.layout
+    of_weights = {"DTYPE": settings.dtype, "QUANTIZATION": settings.quantization}
     return [
         "# Found by `python -m services.tune`. An overlay lists it, and then components/stages.",
         *why,
@@ -123,12 +124,13 @@ def component(tuned: Tuned, why: Sequence[str]) -> list[str]:
                 "TP_SIZE": layout.tp,
                 "N_THREADS": layout.threads,
                 "KV_MEMORY": tuned.kv_memory,
+                **of_weights,
             },
         ),
     ]
 
 
-def _merged(name: str, settings: dict[str, int]) -> list[str]:
+def _merged(name: str, settings: Mapping[str, object]) -> list[str]:
     return [
         f"  - name: {name}",
         "    behavior: merge",

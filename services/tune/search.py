@@ -106,6 +106,7 @@ class Predictor:
 
     def _predict(self, candidate: Candidate) -> Prediction:
         workload = self._workload
+        rate: float | None
         if workload.finds_rate:
             outcome, rate = self._at_highest_rate(candidate)
         else:

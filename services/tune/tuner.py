@@ -47,6 +47,8 @@ WORTH_CHECKING = 0.85
 PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
+BLOCK_SIZE = 16
+"""K/V slots of a block, of which the last of a request may be nearly empty."""
 HEAD_ROOM = 1.5
 """K/V slots over those that the workload has reserved at most."""
 SLACK_S = 60.0
@@ -241,9 +243,14 @@ class Tuner:
         best = best_of([each.best for each in tried])
         default = Candidate(Layout(1, 1, self._n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
         ranked = sorted(tried, key=lambda each: -each.best.value)
+        of_default = [each.predictor(default) for each in tried if each.layout == default.layout]
         wanted = [
+            *(
+                each.candidate
+                for each in of_default
+                if checks and each.value >= WORTH_CHECKING * best.value
+            ),
             best.candidate,
-            *(default for each in tried if each.layout == default.layout),
             *(
                 each.best.candidate
                 for each in ranked
@@ -286,6 +293,11 @@ class Tuner:
         self, layout: Layout, calibration: Calibration, bytes_per_slot: float
     ) -> Predictor:
         n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
+        needed = self._workload.max_request_len
+        if n_slots < needed + BLOCK_SIZE:
+            raise SystemFailed(
+                f"max_kv_memory: there is room for {n_slots} tokens, and a request has {needed}"
+            )
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
@@ -382,9 +394,9 @@ def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Predict
     predicted."""
     predictions = [
         each.predictor(candidate)
-        for candidate in checks
+        for candidate, check in checks.items()
         for each in tried
-        if each.layout == candidate.layout
+        if each.layout == candidate.layout and check.value > 0
     ]
     if not predictions:
         return best_of([each.best for each in tried])
