@@ -62,6 +62,18 @@ class Probe:
         self._random = random.Random(0)
         self._steps: Iterator[Coroutine[object, object, None]] = self._all_steps(max_group)
 
+    async def begin(self) -> None:
+        """Sends a first short request, for which the system has things to set up.
+
+        Raises:
+            SystemFailed: it failed.
+        """
+        await self._system.ask(Prompt(self._tokens(4), 2))
+
+    def note_slots(self, n_slots: int) -> None:
+        """Sends no request from now on that does not fit into so many K/V slots."""
+        self._longest = max(1, min(self._longest, n_slots - ROOM))
+
     async def run(self, limit_s: float) -> None:
         """Runs until everything is done, or `limit_s` has passed, but for what has been begun.
 
@@ -74,7 +86,6 @@ class Probe:
             await step
 
     def _all_steps(self, max_group: int) -> Iterator[Coroutine[object, object, None]]:
-        yield self._ask_alone(4, [])  # the first one has things to set up
         for _ in range(N_ROUNDS):
             prefixes: list[list[int]] = []
             for length in self._lengths(PROMPT_LENGTHS):

@@ -26,7 +26,7 @@ from services.tune.search import (
     search,
 )
 from services.tune.settings import TuneSettings
-from services.tune.system import SystemFailed, TuneLauncher, running
+from services.tune.system import START_TIMEOUT_S, SystemFailed, TuneLauncher, running
 from services.tune.workload import Workload
 from simulator.engine import Arrival
 
@@ -185,11 +185,15 @@ class Tuner:
                 max_model_len=self._shape.max_model_len,
                 max_group=PROBE_BATCH_SIZE,
             )
+            async with system.recorded() as first:
+                await probe.begin()
+            if not first:
+                raise SystemFailed("it reported no iterations")
+            bytes_per_slot = kv_memory / first[0].n_slots
+            self._check_memory(layout, bytes_per_slot)
+            probe.note_slots(first[0].n_slots)
             async with system.recorded() as records:
                 await probe.run(GLANCE_PART * self._probe_s)
-            if not records:
-                raise SystemFailed("it reported no iterations")
-            bytes_per_slot = kv_memory / records[0].n_slots
             if best is not None:
                 glance = calibrate(iterations_of(records), probe.lone)
                 predict = self._predictor(layout, glance, bytes_per_slot)
@@ -289,15 +293,23 @@ class Tuner:
             layout, calibration, predictor, best, bytes_per_slot, tuple(iterations), tuple(lone)
         )
 
-    def _predictor(
-        self, layout: Layout, calibration: Calibration, bytes_per_slot: float
-    ) -> Predictor:
+    def _check_memory(self, layout: Layout, bytes_per_slot: float) -> None:
+        """Checks that every request of the workload could run.
+
+        Raises:
+            SystemFailed: the largest could not.
+        """
         n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
         needed = self._workload.max_request_len
         if n_slots < needed + BLOCK_SIZE:
             raise SystemFailed(
                 f"max_kv_memory: there is room for {n_slots} tokens, and a request has {needed}"
             )
+
+    def _predictor(
+        self, layout: Layout, calibration: Calibration, bytes_per_slot: float
+    ) -> Predictor:
+        n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
@@ -369,12 +381,13 @@ class Tuner:
 
     @contextlib.asynccontextmanager
     async def _limited(self, limit_s: float) -> AsyncIterator[None]:
-        """Gives up what takes far longer than it may."""
+        """Gives up what takes far longer than it may: a start, and then a load of `limit_s`."""
+        limit_s += START_TIMEOUT_S + SLACK_S
         try:
-            async with asyncio.timeout(limit_s + self._start_s + SLACK_S):
+            async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError:
-            raise SystemFailed("it hangs") from None
+            raise SystemFailed(f"a short load has not ended after {limit_s:.0f} s") from None
 
 
 def part_of(
