@@ -14,7 +14,7 @@ PROTOS := $(wildcard protos/orcinus/v1/*.proto)
 # The public contract, with all that it imports, as it is and as it was when the baseline was written.
 PUBLIC_PROTO   := $(BIN)/buf build --path protos/orcinus/v1/inference.proto
 PROTO_BASELINE := protos/baseline.txtpb
-SOURCES := services kernels benchmarks clients examples models tests
+SOURCES := services simulator kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # ten seconds to begin.
@@ -81,7 +81,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ setup: $(VENV)/.installed $(VENV)/.native  ## Make the virtual environment in .v
 
 run: setup  ## Serve MODEL (models/demo) on this machine; ARGS="--stages 2 …" goes to services.local
 	@exec $(BIN)/python -m services.local --model $(MODEL) $(ARGS)
+
+tune: setup  ## Find the best settings for MODEL on this machine, in three minutes; ARGS="--tpot-p99-s 0.1 …"
+	@exec $(BIN)/python -m services.tune --model $(MODEL) $(ARGS)
 
 ##@ Changing it
 

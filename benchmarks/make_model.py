@@ -29,7 +29,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # ids 0, 1 and 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Llama with an output matrix of its own."""
+    """Sizes of a Llama with an output matrix of its own, or of a Mixtral if it has experts."""
 
     hidden_size: int
     intermediate_size: int
@@ -39,21 +39,37 @@ class Shape:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
+    n_experts: int = 0
+    n_chosen: int = 0
+    """Experts that a token goes through."""
 
 
 SHAPES = {
     "llama-tiny": Shape(64, 176, 2, 4, 2, 16, 1024, 2048),
     "llama-125m": Shape(768, 2048, 12, 12, 4, 64, 32000, 2048),
     "llama-350m": Shape(1024, 2816, 24, 16, 8, 64, 32000, 2048),
+    "mixtral-8x20m": Shape(512, 1536, 8, 8, 4, 64, 32000, 2048, n_experts=8, n_chosen=2),
 }
 
 
 def config_of(shape: Shape) -> dict[str, object]:
     """The checkpoint's config.json."""
+    if shape.n_experts:
+        family: dict[str, object] = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": shape.n_experts,
+            "num_experts_per_tok": shape.n_chosen,
+        }
+    else:
+        family = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": False,
+            "mlp_bias": False,
+        }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
+        **family,
         "attention_dropout": 0.0,
         "bos_token_id": 1,
         "dtype": "bfloat16",
@@ -65,7 +81,6 @@ def config_of(shape: Shape) -> dict[str, object]:
         "initializer_range": STD,
         "intermediate_size": shape.intermediate_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "mlp_bias": False,
         "num_attention_heads": shape.n_heads,
         "num_hidden_layers": shape.n_layers,
         "num_key_value_heads": shape.n_kv_heads,
@@ -80,7 +95,7 @@ def config_of(shape: Shape) -> dict[str, object]:
 
 def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """The name and shape of every tensor."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     layer = {
         "input_layernorm": (hidden,),
@@ -89,9 +104,7 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj": (n_kv, hidden),
         "self_attn.o_proj": (hidden, n_q),
         "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        **_mlp_shapes(shape),
     }
     return {
         "model.embed_tokens.weight": (shape.vocab_size, hidden),
@@ -102,6 +115,23 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         },
         "model.norm.weight": (hidden,),
         "lm_head.weight": (shape.vocab_size, hidden),
+    }
+
+
+def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a layer's matrices behind attention."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    if not shape.n_experts:
+        return {
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+    experts = [f"block_sparse_moe.experts.{index}" for index in range(shape.n_experts)]
+    return {
+        "block_sparse_moe.gate": (shape.n_experts, hidden),
+        **{f"{expert}.{name}": (inner, hidden) for expert in experts for name in ("w1", "w3")},
+        **{f"{expert}.w2": (hidden, inner) for expert in experts},
     }
 
 

@@ -42,3 +42,42 @@ def draw_latency(
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Throughputs of many settings, and of those that have names."""
+
+    values: Sequence[float]
+    named: Mapping[str, float]
+
+
+def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) -> None:
+    """Throughput of all settings, each shape's relative to the best of them, in a row for each
+    shape; those that have names are marked."""
+    figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
+    axes = figure.subplots()
+    for row, ranking in enumerate(rankings.values()):
+        best = max((*ranking.values, *ranking.named.values()))
+        axes.scatter(
+            [value / best for value in ranking.values],
+            [row] * len(ranking.values),
+            color="lightgrey",
+            label="a setting of the grid" if row == 0 else None,
+        )
+        for index, (name, value) in enumerate(ranking.named.items()):
+            axes.scatter(
+                [value / best],
+                [row],
+                marker=MARKERS[index % len(MARKERS)],
+                color=f"C{index}",
+                label=name if row == 0 else None,
+            )
+    axes.set_yticks(range(len(rankings)), list(rankings))
+    axes.set_ylim(-0.5, len(rankings) - 0.5)
+    axes.set_xlabel("output tokens a second, of the best")
+    axes.set_title(title, fontsize=10)
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -14,33 +14,22 @@ for, or those of public traces of production, whose files everybody gets from th
 """
 
 import argparse
-import csv
-import datetime
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-PROMPT_TOKENS = (32, 512)
-OUTPUT_TOKENS = (1, 128)
-"""Shortest and longest, all lengths equally likely, as in the paper."""
-
-FORMATS = ("azure", "burstgpt")
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """The lengths of a request, in tokens."""
-
-    n_prompt: int
-    n_output: int
-
-    @property
-    def n_tokens(self) -> int:
-        """Both together: what a model's context must hold."""
-        return self.n_prompt + self.n_output
+from simulator.workload import FORMATS as FORMATS
+from simulator.workload import OUTPUT_TOKENS, PROMPT_TOKENS
+from simulator.workload import Lengths as Lengths
+from simulator.workload import Trace as Trace
+from simulator.workload import all_at_once as all_at_once
+from simulator.workload import equal_lengths as equal_lengths
+from simulator.workload import mixed_lengths as mixed_lengths
+from simulator.workload import poisson_arrivals as poisson_arrivals
+from simulator.workload import read_trace as read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,62 +45,6 @@ class PlannedRequest:
         return len(self.prompt_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Requests as they came somewhere; the first came at 0."""
-
-    lengths: tuple[Lengths, ...]
-    arrivals_s: tuple[float, ...]
-
-    def fitting(self, max_tokens: int) -> "Trace":
-        """Returns the trace without the requests that a context of so many tokens can't hold; times
-        count from the first that is left."""
-        return _trace(
-            (arrival_s, lengths)
-            for arrival_s, lengths in zip(self.arrivals_s, self.lengths, strict=True)
-            if lengths.n_tokens <= max_tokens
-        )
-
-    def first(self, n_requests: int) -> "Trace":
-        """Returns the trace of the first so many requests."""
-        return Trace(self.lengths[:n_requests], self.arrivals_s[:n_requests])
-
-    def at_scale(self, scale: float) -> tuple[float, ...]:
-        """The times when everything goes `scale` times as fast."""
-        return tuple(arrival_s / scale for arrival_s in self.arrivals_s)
-
-
-def mixed_lengths(
-    n_requests: int,
-    *,
-    seed: int,
-    prompts: tuple[int, int] = PROMPT_TOKENS,
-    outputs: tuple[int, int] = OUTPUT_TOKENS,
-) -> tuple[Lengths, ...]:
-    """Lengths of the paper's mixed trace; both bounds may occur."""
-    generator = np.random.default_rng(seed)
-    n_prompt = generator.integers(*prompts, n_requests, endpoint=True)
-    n_output = generator.integers(*outputs, n_requests, endpoint=True)
-    return tuple(map(Lengths, n_prompt.tolist(), n_output.tolist()))
-
-
-def equal_lengths(n_requests: int, *, n_prompt: int, n_output: int) -> tuple[Lengths, ...]:
-    """Lengths of the paper's homogeneous trace: all requests are the same."""
-    return (Lengths(n_prompt, n_output),) * n_requests
-
-
-def poisson_arrivals(n_requests: int, *, rate: float, seed: int) -> tuple[float, ...]:
-    """Times of a Poisson process of `rate` requests a second, the first at 0."""
-    gaps = np.random.default_rng([seed, 2]).exponential(1.0, n_requests)
-    gaps[:1] = 0.0
-    return tuple((np.cumsum(gaps) / rate).tolist())
-
-
-def all_at_once(n_requests: int) -> tuple[float, ...]:
-    """Everything is there at the start: the offline case."""
-    return (0.0,) * n_requests
-
-
 def plan(
     lengths: Sequence[Lengths], arrivals_s: Sequence[float], *, vocab_size: int, seed: int
 ) -> list[PlannedRequest]:
@@ -125,24 +58,6 @@ def plan(
         )
         for each, arrival_s in zip(lengths, arrivals_s, strict=True)
     ]
-
-
-def read_trace(path: Path, file_format: str) -> Trace:
-    """A trace in one of the `FORMATS`; requests that failed, without an answer, are left out.
-
-    Raises:
-        ValueError: a column is missing, or is not what it should be.
-    """
-    read = {"azure": _azure_request, "burstgpt": _burstgpt_request}[file_format]
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        try:
-            requests = [read(row) for row in rows]
-        except KeyError as error:
-            raise ValueError(f"{path}: no {file_format} trace, it has no column {error}") from error
-        except ValueError as error:
-            raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
-    return _trace(each for each in requests if each[1].n_prompt and each[1].n_output)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -209,27 +124,3 @@ def from_options(
 def _bounds(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     return int(low), int(high or low)
-
-
-def _trace(requests: Iterable[tuple[float, Lengths]]) -> Trace:
-    """Returns the trace of requests, in the order of their times, which count from the first."""
-    ordered = sorted(requests, key=lambda request: request[0])
-    start = ordered[0][0] if ordered else 0.0
-    return Trace(
-        tuple(lengths for _, lengths in ordered),
-        tuple(arrival_s - start for arrival_s, _ in ordered),
-    )
-
-
-def _azure_request(row: dict[str, str]) -> tuple[float, Lengths]:
-    """Returns a request of Azure's LLM inference traces of 2023 (Splitwise) and 2024
-    (DynamoLLM)."""
-    time = datetime.datetime.fromisoformat(row["TIMESTAMP"])
-    lengths = Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-    return time.replace(tzinfo=time.tzinfo or datetime.UTC).timestamp(), lengths
-
-
-def _burstgpt_request(row: dict[str, str]) -> tuple[float, Lengths]:
-    """Returns a request of BurstGPT, with or without the columns of sessions."""
-    lengths = Lengths(int(row["Request tokens"]), int(row["Response tokens"]))
-    return float(row["Timestamp"]), lengths

@@ -1,0 +1,129 @@
+"""Runs a workload for real, for as long as there is time, and says how that compares with the
+prediction.
+
+As much of the workload is run as fits into the time, and compared with a simulation of the same
+part. A run that takes longer than was predicted is cut off: what counts then is how long the
+simulator takes for as many tokens.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.tune.calibration import Iteration, iterations_of
+from services.tune.search import Prediction
+from services.tune.system import Prompt, Record, Reply, System
+from services.tune.workload import Workload
+from simulator.engine import Simulation
+from simulator.outcome import Outcome, RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was measured."""
+
+    value: float
+    """What was reached, of that which is to be large; for the whole workload, if a part of it was
+    run, by the same ratio to what was predicted."""
+    is_whole: bool
+    """Whether the whole workload was run."""
+    iterations: tuple[Iteration, ...]
+
+
+async def run_load(
+    system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
+) -> tuple[list[tuple[float, Reply]], float]:
+    """Sends requests when they are due, and gives up those that have not ended after `limit_s`.
+    Returns their replies with the times at which they were due, and the start.
+
+    Raises:
+        SystemFailed: one has failed.
+    """
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    replies = [(start_s + due_s, Reply(0.0)) for due_s, _ in prompts]
+
+    async def send(due_s: float, prompt: Prompt, reply: Reply) -> None:
+        await asyncio.sleep(due_s - loop.time())
+        await system.ask(prompt, reply)
+
+    tasks = [
+        asyncio.create_task(send(due_s, prompt, reply))
+        for (due_s, reply), (_, prompt) in zip(replies, prompts, strict=True)
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return replies, start_s
+
+
+async def check(
+    system: System,
+    workload: Workload,
+    prediction: Prediction,
+    simulation: Simulation,
+    prompts: Sequence[Sequence[int]],
+    *,
+    limit_s: float,
+) -> Check:
+    """Runs the requests of a simulation, which has not begun, with the tokens of their prompts;
+    `prediction` is for the whole workload.
+
+    Raises:
+        SystemFailed: a request failed.
+    """
+    load = [
+        (arrival.time_s, Prompt(tokens, arrival.n_output))
+        for arrival, tokens in zip(simulation.arrivals, prompts, strict=True)
+    ]
+    async with system.recorded() as records:
+        replies, start_s = await run_load(system, load, limit_s=limit_s)
+    iterations = tuple(iterations_of(records))
+    predicted = simulation.run()
+    if not all(reply.is_complete for _, reply in replies):
+        return Check(prediction.value * speed(simulation, records), False, iterations)
+    value = workload.value_of(outcome_of(replies, start_s))
+    if len(replies) == len(workload.lengths):
+        return Check(value, True, iterations)
+    ratio = value / max(1e-9, workload.value_of(predicted))
+    return Check(prediction.value * ratio, False, iterations)
+
+
+def speed(simulation: Simulation, records: Sequence[Record]) -> float:
+    """Returns how long a simulation, which is over, took for as many tokens as a real run has
+    computed, over what that took."""
+    ordered = sorted(records, key=lambda record: record.iteration)
+    n_tokens = sum(span.n_tokens for record in ordered for span in record.spans)
+    if not n_tokens or not simulation.progress:
+        return 1.0
+    first, last = ordered[0], ordered[-1]
+    start_ns = first.start_time.ToNanoseconds()
+    end_ns = last.start_time.ToNanoseconds() + last.round_trip.ToNanoseconds()
+    place = bisect_left(simulation.progress, (n_tokens, 0.0))
+    _, simulated_s = simulation.progress[min(place, len(simulation.progress) - 1)]
+    return simulated_s / max(1e-9, (end_ns - start_ns) / 1e9)
+
+
+def outcome_of(replies: Sequence[tuple[float, Reply]], start_s: float) -> Outcome:
+    """Returns what clients saw of requests that have all ended."""
+    requests = [
+        RequestTimes(
+            arrival_s=due_s - start_s,
+            first_token_s=reply.token_times_s[0] - start_s,
+            end_s=reply.token_times_s[-1] - start_s,
+            n_output=len(reply.token_times_s),
+        )
+        for due_s, reply in replies
+    ]
+    requests.sort(key=lambda request: request.end_s)
+    return Outcome(
+        requests=tuple(requests),
+        n_output=sum(request.n_output for request in requests),
+        duration_s=requests[-1].end_s - min(request.arrival_s for request in requests),
+    )

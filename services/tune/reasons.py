@@ -1,0 +1,97 @@
+"""Says why settings were chosen: what their neighbours would do, and what the others lack."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from services.common.memory_limit import MIB
+from services.tune.calibration import iteration_s
+from services.tune.search import Candidate, Prediction
+from services.tune.tuner import Tried, Tuned
+from simulator.costs import Work
+
+NOISY = 0.15
+"""Median error of a calibration from which on its predictions are doubtful."""
+TYPICAL_CONTEXT = 256
+"""Tokens of a context, where an iteration is given as an example."""
+
+
+def reasons(tuned: Tuned) -> Iterator[str]:
+    """Yields a sentence for each setting, after what speaks against all of them."""
+    error = max(each.calibration.error for each in tuned.tried)
+    if error > NOISY:
+        yield (
+            f"This machine did other things too: times of equal iterations differ by {error:.0%}. "
+            "Find settings again when it does not."
+        )
+    tried, chosen = tuned.of_chosen, tuned.chosen
+    candidate = chosen.candidate
+    size, tokens = candidate.max_batch_size, candidate.max_batch_tokens
+    yield (
+        f"max_batch_size {size}: {_beside(tried, chosen, _sized(candidate))}; a batch of {size} "
+        f"decodes takes {_ms(tried, size)}, one alone {_ms(tried, 1)}."
+    )
+    yield f"max_batch_tokens {tokens}: {_beside(tried, chosen, _tokened(candidate))}."
+    slots = tuned.kv_memory / tried.kv_bytes_per_slot
+    yield (
+        f"kv_memory {tuned.kv_memory // MIB} MiB for each rank: room for {slots:.0f} tokens, where "
+        f"the workload reserved {chosen.outcome.max_reserved_slots} at most; what is left keeps "
+        "prefixes that may be shared."
+    )
+    for other in tuned.tried:
+        if other is not tried:
+            yield _why_not(other, tried, chosen)
+    yield from tuned.not_tried
+
+
+def _sized(candidate: Candidate) -> list[tuple[str, Candidate]]:
+    size = candidate.max_batch_size
+    return [
+        (str(other), replace(candidate, max_batch_size=other))
+        for other in (size // 2, 2 * size)
+        if 1 <= other <= candidate.max_batch_tokens
+    ]
+
+
+def _tokened(candidate: Candidate) -> list[tuple[str, Candidate]]:
+    tokens = candidate.max_batch_tokens
+    return [
+        (str(other), replace(candidate, max_batch_tokens=other))
+        for other in (tokens // 2, 2 * tokens)
+        if other >= candidate.max_batch_size
+    ]
+
+
+def _beside(tried: Tried, chosen: Prediction, others: list[tuple[str, Candidate]]) -> str:
+    return ", ".join(
+        f"{name} would give {_difference(tried.predictor(other), chosen)}" for name, other in others
+    )
+
+
+def _difference(other: Prediction, chosen: Prediction) -> str:
+    gain = other.value / max(1e-12, chosen.value) - 1
+    if abs(gain) >= 0.005:
+        return f"{abs(gain):.1%} {'less' if gain < 0 else 'more'}"
+    latency = other.latency_s / max(1e-12, chosen.latency_s) - 1
+    if abs(latency) < 0.005:
+        return "the same"
+    return f"as much, with {abs(latency):.1%} {'more' if latency > 0 else 'less'} latency"
+
+
+def _why_not(other: Tried, tried: Tried, chosen: Prediction) -> str:
+    size = chosen.candidate.max_batch_size
+    text = f"{other.layout}: {_difference(other.best, chosen)} at its best"
+    share = -(-size // other.layout.stages)
+    if other.layout.stages > 1:
+        busy = min(other.best.outcome.busy)
+        text += (
+            f"; its stages take {_ms(other, share)} in all for their {share} of {size} decodes, "
+            f"and the idlest one is busy for {busy:.0%} of the time"
+        )
+    else:
+        text += f"; a batch of {size} decodes takes {_ms(other, size)} and not {_ms(tried, size)}"
+    return f"{text}{' (seen at a glance)' * other.is_hopeless}."
+
+
+def _ms(tried: Tried, n_decodes: int) -> str:
+    work = Work.of([(TYPICAL_CONTEXT, 1, True)] * n_decodes)
+    return f"{1e3 * iteration_s(tried.calibration.costs, work):.3g} ms"

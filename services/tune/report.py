@@ -1,0 +1,150 @@
+"""What the tuner prints and writes.
+
+`local.env` has the settings as variables of `services.local`; `kustomization.yaml` is a component
+for an overlay of `k8s/`, with the same settings for scheduler and workers. Both say why.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from services.tune.reasons import reasons
+from services.tune.search import Prediction
+from services.tune.settings import TuneSettings
+from services.tune.tuner import Tuned
+
+ENV_FILE, COMPONENT_FILE = "local.env", "kustomization.yaml"
+
+
+def table(tuned: Tuned, unit: str) -> list[str]:
+    """Returns the lines of a table: what was predicted and what was measured, the chosen first."""
+    rows = [("", "settings", f"predicted {unit}", "measured")]
+    predictions = {each.candidate: each for each in _predictions(tuned)}
+    chosen = tuned.chosen.candidate
+    for candidate in sorted(predictions, key=lambda each: each != chosen):
+        prediction, check = predictions[candidate], tuned.checks.get(candidate)
+        measured = ""
+        if check is not None:
+            measured = f"{check.value:.4g}" + " (a part)" * (not check.is_whole)
+        rows.append(
+            ("*" * (candidate == chosen), str(candidate), f"{prediction.value:.4g}", measured)
+        )
+    widths = [max(len(row[index]) for row in rows) for index in range(4)]
+    return [
+        " ".join(
+            (
+                row[0].ljust(widths[0]),
+                row[1].ljust(widths[1]),
+                row[2].rjust(widths[2]),
+                row[3].rjust(widths[3]),
+            )
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def variables(settings: TuneSettings, tuned: Tuned) -> dict[str, str]:
+    """Returns what was found as variables of `services.local`."""
+    candidate = tuned.chosen.candidate
+    found: dict[str, object] = {
+        "MODEL": settings.model.resolve(),
+        "STAGES": candidate.layout.stages,
+        "TP": candidate.layout.tp,
+        "THREADS": candidate.layout.threads,
+        "MAX_BATCH_SIZE": candidate.max_batch_size,
+        "MAX_BATCH_TOKENS": candidate.max_batch_tokens,
+        "KV_MEMORY": tuned.kv_memory,
+        "DTYPE": settings.dtype,
+        "QUANTIZATION": settings.quantization,
+    }
+    if settings.load_format != "safetensors":
+        found["LOAD_FORMAT"] = settings.load_format
+    if settings.worker:
+        found["WORKER"] = ",".join(f"{name}={value}" for name, value in settings.worker)
+    return {f"ORCINUS_{name}": str(value) for name, value in found.items()}
+
+
+def command(settings: TuneSettings, tuned: Tuned) -> str:
+    """Returns the command that serves with what was found."""
+    options = [
+        f"--{name.removeprefix('ORCINUS_').lower().replace('_', '-')}={value}"
+        for name, value in variables(settings, tuned).items()
+    ]
+    return shlex.join(["python", "-m", "services.local", *options])
+
+
+def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
+    """Writes both files and returns their paths.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    why = [f"# {line}" for line in reasons(tuned)]
+    env_file, component_file = settings.out / ENV_FILE, settings.out / COMPONENT_FILE
+    env_file.write_text(
+        "\n".join(
+            [
+                f"# To serve with these: set -a; . {shlex.quote(str(env_file))}; set +a; "
+                "python -m services.local",
+                *why,
+                *(
+                    f"{name}={shlex.quote(value)}"
+                    for name, value in variables(settings, tuned).items()
+                ),
+                "",
+            ]
+        )
+    )
+    component_file.write_text("\n".join([*component(settings, tuned, why), ""]))
+    return [env_file, component_file]
+
+
+def component(settings: TuneSettings, tuned: Tuned, why: Sequence[str]) -> list[str]:
+    """Returns the lines of a kustomize component."""
+    candidate, layout = tuned.chosen.candidate, tuned.chosen.candidate.layout
+    of_weights = {"DTYPE": settings.dtype, "QUANTIZATION": settings.quantization}
+    return [
+        "# Found by `python -m services.tune`. An overlay lists it, and then components/stages.",
+        *why,
+        "apiVersion: kustomize.config.k8s.io/v1alpha1",
+        "kind: Component",
+        "configMapGenerator:",
+        *_merged("orcinus-pipeline", {"N_STAGES": layout.stages}),
+        *_merged(
+            "orcinus-scheduler-settings",
+            {
+                "MAX_BATCH_SIZE": candidate.max_batch_size,
+                "MAX_BATCH_TOKENS": candidate.max_batch_tokens,
+            },
+        ),
+        *_merged(
+            "orcinus-worker-settings",
+            {
+                "TP_SIZE": layout.tp,
+                "N_THREADS": layout.threads,
+                "KV_MEMORY": tuned.kv_memory,
+                **of_weights,
+            },
+        ),
+    ]
+
+
+def _merged(name: str, settings: Mapping[str, object]) -> list[str]:
+    return [
+        f"  - name: {name}",
+        "    behavior: merge",
+        "    literals:",
+        *(f"      - ORCINUS_{key}={value}" for key, value in settings.items()),
+    ]
+
+
+def _predictions(tuned: Tuned) -> list[Prediction]:
+    """Returns the best of each layout, and what was run."""
+    checked = [
+        each.predictor(candidate)
+        for candidate in tuned.checks
+        for each in tuned.tried
+        if each.layout == candidate.layout
+    ]
+    return [*checked, *(each.best for each in tuned.tried)]

@@ -1,0 +1,99 @@
+"""Settings of the tuner."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, ByteSize, Field, model_validator
+from pydantic_settings import NoDecode
+
+from services.common.settings import ServiceSettings
+from services.local.settings import Options
+from simulator.workload import OUTPUT_TOKENS, PROMPT_TOKENS
+
+_BOUNDS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def _bounds_in(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = _BOUNDS.fullmatch(value)
+    if found is None:
+        raise ValueError("must be a number, or two like 32-512")
+    low, high = int(found[1]), int(found[2] or found[1])
+    if not 1 <= low <= high:
+        raise ValueError("must be at least 1, the smaller one first")
+    return low, high
+
+
+Bounds = Annotated[tuple[int, int], NoDecode, BeforeValidator(_bounds_in)]
+"""The shortest and the longest, all lengths in between equally likely."""
+
+
+class TuneSettings(ServiceSettings):
+    """Settings of the tuner, from `ORCINUS_*` variables or the command line."""
+
+    model: Path
+    """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
+
+    out: Path = Path("build/tuned")
+    """Directory for the files with the settings that were found; it is made if need be."""
+
+    budget_s: float = Field(default=170.0, ge=20)
+    """Seconds that everything may take, nearly; with fewer, fewer layouts are tried, and fewer
+    settings run."""
+
+    requests: int = Field(default=128, ge=1, le=1024)
+    """Requests of the workload that settings are found for."""
+
+    prompt_tokens: Bounds = PROMPT_TOKENS
+    """Tokens of a prompt: one number for all, or the bounds, like `32-512`."""
+
+    output_tokens: Bounds = OUTPUT_TOKENS
+    """Tokens of an output, likewise."""
+
+    trace: Path | None = None
+    """CSV file of a public trace, from which lengths are taken instead."""
+
+    trace_format: Literal["azure", "burstgpt"] = "azure"
+    """Format of the trace."""
+
+    rate: float | None = Field(default=None, gt=0)
+    """Requests a second, as a Poisson process. Without it all come at once or, where there are
+    limits of latency, as fast as these allow."""
+
+    ttft_p99_s: float | None = Field(default=None, gt=0)
+    """Seconds to the first token that 99 of 100 requests must keep; then goodput is the goal, which
+    is the requests a second that keep all limits."""
+
+    tpot_p99_s: float | None = Field(default=None, gt=0)
+    """Seconds for each token after the first that 99 of 100 requests must keep, likewise."""
+
+    seed: int = 0
+    """Seed of the workload."""
+
+    max_ranks: int = Field(default=8, ge=1)
+    """Stages times ranks of a stage at most: where `worker` names another device, the number of
+    them."""
+
+    max_kv_memory: Annotated[ByteSize, Field(ge=1)] | None = None
+    """Memory for keys and values of all ranks together at most; by default half of what the
+    machine, or the container, has left."""
+
+    load_format: Literal["safetensors", "random"] = "safetensors"
+    """Where weights come from, see `services.local`."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Element type of weights and K/V."""
+
+    quantization: Literal["none", "int8"] = "none"
+    """How the matrices of layers are quantized."""
+
+    worker: Options = ()
+    """Further settings of every worker, NAME=VALUE, as for `services.local`."""
+
+    @model_validator(mode="after")
+    def _check_trace(self) -> Self:
+        if self.trace is not None and not self.trace.is_file():
+            raise ValueError(f"trace: there is no file {self.trace}")
+        return self

@@ -1,0 +1,161 @@
+"""A real local system, the requests that are sent to it, and the iterations that it ran for them.
+
+Requests are for exactly as many tokens as is said, and stream, as most users' do. Messages are read
+when the load is over, since this process shares the machine with what it measures.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from orcinus.v1 import inference_pb2, sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from services.local.child import ChildDied
+from services.local.launcher import Launcher
+from services.local.settings import LocalSettings
+
+START_TIMEOUT_S = 120.0
+SETTLE_S = 0.6
+"""Time for the records of the last iterations to come: stages report their timings every quarter of
+a second."""
+METHOD = "/orcinus.v1.InferenceService/GenerateStream"
+
+Record = scheduler_pb2.WatchIterationsResponse
+Result = TypeVar("Result")
+
+
+class SystemFailed(Exception):
+    """A system did not start, or ended, or refused a request; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request to send."""
+
+    token_ids: Sequence[int]
+    n_output: int
+
+
+@dataclass(slots=True)
+class Reply:
+    """The times at which tokens came, by the event loop's clock."""
+
+    sent_s: float
+    token_times_s: list[float] = field(default_factory=list)
+    is_complete: bool = False
+
+
+class System:
+    """A system that serves."""
+
+    def __init__(self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel) -> None:
+        self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
+        self._watch = scheduler_pb2_grpc.SchedulerServiceStub(scheduler).WatchIterations
+
+    async def ask(self, prompt: Prompt, reply: Reply | None = None) -> Reply:
+        """Sends a request and returns its reply when that is complete; a `reply` that is given has
+        what came until then, if this is cancelled.
+
+        Raises:
+            SystemFailed: it was refused, or ended.
+        """
+        message = inference_pb2.GenerateStreamRequest(
+            prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt.token_ids)),
+            options=inference_pb2.GenerationOptions(
+                max_tokens=prompt.n_output,
+                ignore_eos=True,
+                return_token_ids=True,
+                sampling=sampling_pb2.SamplingParams(temperature=0, min_tokens=prompt.n_output),
+            ),
+        ).SerializeToString()
+        loop = asyncio.get_running_loop()
+        reply = Reply(0.0) if reply is None else reply
+        reply.sent_s = loop.time()
+        pieces: list[tuple[float, bytes]] = []
+        try:
+            async for piece in self._generate(message):
+                pieces.append((loop.time(), piece))
+        except grpc.aio.AioRpcError as error:
+            raise SystemFailed(f"a request failed: {error.details()}") from error
+        finally:
+            for time_s, piece in pieces:
+                choice = inference_pb2.GenerateStreamResponse.FromString(piece).choice
+                reply.token_times_s += [time_s] * len(choice.token_ids)
+        if len(reply.token_times_s) != prompt.n_output:
+            raise SystemFailed(
+                f"{len(reply.token_times_s)} tokens came instead of {prompt.n_output}"
+            )
+        reply.is_complete = True
+        return reply
+
+    @contextlib.asynccontextmanager
+    async def recorded(self) -> AsyncIterator[list[Record]]:
+        """Yields a list, which has the records of all iterations when the block is left."""
+        records: list[Record] = []
+        call = self._watch(scheduler_pb2.WatchIterationsRequest())
+        await call.initial_metadata()
+
+        async def collect() -> None:
+            async for record in call:
+                records.append(record)
+
+        collecting = asyncio.create_task(collect())
+        try:
+            yield records
+            await asyncio.wait((collecting,), timeout=SETTLE_S)
+        finally:
+            call.cancel()
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+
+
+class TuneLauncher(Launcher):
+    """A launcher that says where the scheduler listens; tests have one with other ranks."""
+
+    scheduler_address = ""
+
+    def frontend_options(self, scheduler: str) -> dict[str, object]:
+        """Returns the frontend's settings, by option."""
+        self.scheduler_address = scheduler
+        return super().frontend_options(scheduler)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
+) -> AsyncIterator[System]:
+    """Starts a system, and ends it with all its processes.
+
+    Raises:
+        SystemFailed: it did not start, or died in the block.
+    """
+    async with launcher_class(settings) as launcher:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                endpoints = await _unless_dead(launcher, launcher.start(lambda *_: None))
+        except TimeoutError:
+            raise SystemFailed(f"does not serve after {START_TIMEOUT_S:g} s") from None
+        async with (
+            grpc.aio.insecure_channel(endpoints.grpc) as frontend,
+            grpc.aio.insecure_channel(launcher.scheduler_address) as scheduler,
+        ):
+            yield System(frontend, scheduler)
+
+
+async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
+    """Returns what is worked for, unless a service ends before."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, launcher.death), return_when=asyncio.FIRST_COMPLETED)
+        if launcher.death.done():
+            raise SystemFailed(await launcher.death)
+        return await task
+    except ChildDied:
+        raise SystemFailed(await launcher.death) from None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,418 @@
+"""The tuner: calibrates layouts, predicts, and checks the best by running them, in limited time."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import ByteSize
+
+from services.common.cpus import usable_cpus
+from services.local.settings import LocalSettings
+from services.tune import memory
+from services.tune.calibration import Calibration, Iteration, calibrate, iterations_of
+from services.tune.check import Check, check
+from services.tune.layout import Layout, layouts
+from services.tune.model_shape import ModelShape
+from services.tune.probe import Lone, Probe
+from services.tune.search import (
+    EQUAL,
+    Candidate,
+    Memory,
+    Prediction,
+    Predictor,
+    best_of,
+    search,
+)
+from services.tune.settings import TuneSettings
+from services.tune.system import START_TIMEOUT_S, SystemFailed, TuneLauncher, running
+from services.tune.workload import Workload
+from simulator.engine import Arrival
+
+PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
+"""Time for the load that calibrates a layout: a part of all time, and at most so much."""
+GLANCE_PART = 0.3
+"""Part of that after which it is known whether a layout can win at all."""
+HOPELESS = 0.75
+"""A layout that promises less than this part of the best is not calibrated further."""
+CHECK_S = (6.0, 25.0)
+"""Time for running a candidate, at least and at most."""
+STOP_S = 2.0
+"""Time to stop a system."""
+FIRST_START_S = 10.0
+"""Guessed time to start a system, until one has been started."""
+WORTH_CHECKING = 0.85
+"""A candidate that promises less than this part of the best is not run."""
+PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
+PROBE_KV_BYTES = 2**30
+N_CHECKS = 3
+BLOCK_SIZE = 16
+"""K/V slots of a block, of which the last of a request may be nearly empty."""
+HEAD_ROOM = 1.5
+"""K/V slots over those that the workload has reserved at most."""
+SLACK_S = 60.0
+"""Time over which anything that hangs is given up."""
+DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
+PART_OF_LIMIT = 0.8
+"""Part of the time of a check that its requests are expected to take, or to arrive in."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A layout that was calibrated, and the best that can be had with it."""
+
+    layout: Layout
+    calibration: Calibration
+    predictor: Predictor
+    best: Prediction
+    kv_bytes_per_slot: float
+    """Of each rank."""
+    iterations: tuple[Iteration, ...] = ()
+    lone: tuple[Lone, ...] = ()
+    is_hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found."""
+
+    chosen: Prediction
+    tried: Sequence[Tried]
+    checks: dict[Candidate, Check]
+    kv_memory: int
+    """Bytes for each rank."""
+    not_tried: Sequence[str]
+    """Layouts that there was no time for, or that do not run, and why."""
+    seconds: float
+
+    @property
+    def of_chosen(self) -> Tried:
+        """The layout of what was chosen."""
+        return next(each for each in self.tried if each.layout == self.chosen.candidate.layout)
+
+
+class Tuner:
+    """One run of the tuner."""
+
+    def __init__(
+        self,
+        settings: TuneSettings,
+        shape: ModelShape,
+        workload: Workload,
+        *,
+        say: Say,
+        launcher_class: type[TuneLauncher] = TuneLauncher,
+    ) -> None:
+        """`say` is told how far it is."""
+        self._settings = settings
+        self._shape = shape
+        self._workload = workload
+        self._say = say
+        self._launcher_class = launcher_class
+        self._n_cpus = usable_cpus()
+        self._clock = asyncio.get_running_loop().time
+        self._began_s = self._clock()
+        self._probe_s = min(MAX_PROBE_S, PROBE_PART * settings.budget_s)
+        self._start_s = FIRST_START_S
+        self._available = memory.available_bytes()
+
+    async def run(self) -> Tuned:
+        """Finds the settings.
+
+        Raises:
+            SystemFailed: no layout runs.
+        """
+        tried: list[Tried] = []
+        not_tried: list[str] = []
+        for layout in layouts(
+            self._n_cpus,
+            max_ranks=self._settings.max_ranks,
+            n_layers=self._shape.n_layers,
+            n_kv_heads=self._shape.n_kv_heads,
+        ):
+            if tried and self._left_s < self._layout_s + 2 * self._least_check_s:
+                not_tried.append(f"{layout}: there was no time to try it")
+                continue
+            try:
+                best = best_of([each.best for each in tried]) if tried else None
+                tried.append(await self._try(layout, best))
+            except SystemFailed as error:
+                if not tried and layout.stages == layout.tp == 1:
+                    raise
+                not_tried.append(f"{layout}: {error}")
+        checks = await self._check(tried)
+        chosen = choose(tried, checks)
+        of_chosen = next(each for each in tried if each.layout == chosen.candidate.layout)
+        return Tuned(
+            chosen=chosen,
+            tried=tried,
+            checks=checks,
+            kv_memory=self._kv_memory(of_chosen, chosen),
+            not_tried=not_tried,
+            seconds=self._clock() - self._began_s,
+        )
+
+    @property
+    def _left_s(self) -> float:
+        return self._settings.budget_s - (self._clock() - self._began_s)
+
+    @property
+    def _layout_s(self) -> float:
+        return self._start_s + self._probe_s + STOP_S
+
+    @property
+    def _least_check_s(self) -> float:
+        return self._start_s + CHECK_S[0] + STOP_S
+
+    async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
+        """Calibrates a layout, and finds the best that can be had with it. One that promises too
+        much less than `best` gets less time."""
+        kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
+        began_s = self._clock()
+        settings = self._local(
+            Candidate(layout, PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS), kv_memory=kv_memory
+        )
+        self._say(f"{layout}: calibrating")
+        is_hopeless = False
+        async with self._limited(self._probe_s), running(settings, self._launcher_class) as system:
+            self._start_s = self._clock() - began_s
+            probe = Probe(
+                system,
+                vocab_size=self._shape.vocab_size,
+                max_model_len=self._shape.max_model_len,
+                max_group=PROBE_BATCH_SIZE,
+            )
+            async with system.recorded() as first:
+                await probe.begin()
+            if not first:
+                raise SystemFailed("it reported no iterations")
+            bytes_per_slot = kv_memory / first[0].n_slots
+            self._check_memory(layout, bytes_per_slot)
+            probe.note_slots(first[0].n_slots)
+            async with system.recorded() as records:
+                await probe.run(GLANCE_PART * self._probe_s)
+            if best is not None:
+                glance = calibrate(iterations_of(records), probe.lone)
+                predict = self._predictor(layout, glance, bytes_per_slot)
+                as_best = replace(best.candidate, layout=layout)
+                promised = await asyncio.to_thread(predict, as_best)
+                is_hopeless = promised.value < HOPELESS * best.value
+            left_s = (1 - GLANCE_PART) * self._probe_s
+            if not is_hopeless:
+                async with system.recorded() as more:
+                    await probe.run(left_s)
+                records += more
+        found = await self._searched(
+            layout, iterations_of(records), probe.lone, bytes_per_slot=bytes_per_slot
+        )
+        calibration = found.calibration
+        self._say(
+            f"{layout}: {calibration.n_iterations} iterations fitted within {calibration.error:.1%}"
+            f"; best predicted: {found.best.value:.4g} {self._workload.unit}"
+        )
+        return replace(found, is_hopeless=is_hopeless)
+
+    async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
+        """Runs what promises most, and the defaults. What a run shows is fitted too, so that the
+        next one may be of other settings; `tried` has the new costs in the place of the old ones.
+        """
+        checks: dict[Candidate, Check] = {}
+        for n_after in reversed(range(N_CHECKS)):
+            candidate = self._to_check(tried, checks)
+            n_possible = int(self._left_s / self._least_check_s)
+            if candidate is None or not n_possible:
+                break
+            n_after = min(n_after, n_possible - 1)
+            limit_s = self._left_s - n_after * self._least_check_s - self._start_s - STOP_S
+            place = next(i for i, each in enumerate(tried) if each.layout == candidate.layout)
+            self._say(f"{candidate}: running it")
+            try:
+                check = await self._run(
+                    tried[place], candidate, limit_s=min(limit_s / (1 + n_after / 2), CHECK_S[1])
+                )
+            except SystemFailed as error:  # nobody should choose it
+                self._say(f"{candidate}: {error}")
+                check = Check(0.0, False, ())
+            checks[candidate] = check
+            tried[place] = await self._refitted(tried[place], check.iterations)
+        return checks
+
+    def _to_check(
+        self, tried: Sequence[Tried], checks: Mapping[Candidate, Check]
+    ) -> Candidate | None:
+        """Returns what to run next; None if nothing else may be the best."""
+        best = best_of([each.best for each in tried])
+        default = Candidate(Layout(1, 1, self._n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
+        ranked = sorted(tried, key=lambda each: -each.best.value)
+        of_default = [each.predictor(default) for each in tried if each.layout == default.layout]
+        wanted = [
+            *(
+                each.candidate
+                for each in of_default
+                if checks and each.value >= WORTH_CHECKING * best.value
+            ),
+            best.candidate,
+            *(
+                each.best.candidate
+                for each in ranked
+                if each.best.value >= WORTH_CHECKING * best.value
+            ),
+        ]
+        return next((candidate for candidate in wanted if candidate not in checks), None)
+
+    async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
+        """Returns a layout with costs that fit what was measured before and since."""
+        if not iterations:
+            return tried
+        return await self._searched(
+            tried.layout,
+            [*tried.iterations, *iterations],
+            tried.lone,
+            bytes_per_slot=tried.kv_bytes_per_slot,
+        )
+
+    async def _searched(
+        self,
+        layout: Layout,
+        iterations: Sequence[Iteration],
+        lone: Sequence[Lone],
+        *,
+        bytes_per_slot: float,
+    ) -> Tried:
+        """Fits costs to iterations, and finds the best settings by them."""
+        calibration = calibrate(iterations, lone)
+        predictor = self._predictor(layout, calibration, bytes_per_slot)
+        # In a thread: it takes seconds, and this process has children to hear from.
+        best = await asyncio.to_thread(
+            search, layout, predictor, n_requests=len(self._workload.lengths)
+        )
+        return Tried(
+            layout, calibration, predictor, best, bytes_per_slot, tuple(iterations), tuple(lone)
+        )
+
+    def _check_memory(self, layout: Layout, bytes_per_slot: float) -> None:
+        """Checks that every request of the workload could run.
+
+        Raises:
+            SystemFailed: the largest could not.
+        """
+        n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
+        needed = self._workload.max_request_len
+        if n_slots < needed + BLOCK_SIZE:
+            raise SystemFailed(
+                f"max_kv_memory: there is room for {n_slots} tokens, and a request has {needed}"
+            )
+
+    def _predictor(
+        self, layout: Layout, calibration: Calibration, bytes_per_slot: float
+    ) -> Predictor:
+        n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
+        return Predictor(calibration.costs, self._workload, Memory(n_slots))
+
+    async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
+        """Runs as much of the workload as fits into the time.
+
+        Raises:
+            SystemFailed: the system did not start, or a request failed.
+        """
+        prediction = tried.predictor(candidate)
+        kv_memory = self._kv_memory(tried, prediction)
+        began_s = self._clock()
+        async with (
+            self._limited(limit_s),
+            running(self._local(candidate, kv_memory=kv_memory), self._launcher_class) as system,
+        ):
+            self._start_s = self._clock() - began_s
+            whole = tried.predictor.simulation(candidate, rate=prediction.rate)
+            part = part_of(whole.arrivals, prediction, limit_s=limit_s)
+            of_prompts = random.Random(self._settings.seed + 1)
+            prompts = [
+                [of_prompts.randrange(self._shape.vocab_size) for _ in range(each.n_prompt)]
+                for each in part
+            ]
+            return await check(
+                system,
+                self._workload,
+                prediction,
+                tried.predictor.simulation(candidate, arrivals=part),
+                prompts,
+                limit_s=limit_s,
+            )
+
+    def _kv_memory(self, tried: Tried, prediction: Prediction) -> int:
+        """Returns the bytes for each rank: with head room over what was reserved, and enough for
+        the longest request that the model can take."""
+        n_slots = max(
+            int(HEAD_ROOM * prediction.outcome.max_reserved_slots), self._shape.max_model_len
+        )
+        wanted = memory.rounded(n_slots * tried.kv_bytes_per_slot)
+        return min(wanted, self._max_kv_bytes(tried.layout))
+
+    def _max_kv_bytes(self, layout: Layout) -> int:
+        """Returns the bytes that each rank of a layout may have for keys and values."""
+        n_ranks = layout.stages * layout.tp
+        together = self._settings.max_kv_memory or memory.kv_bytes(
+            self._available, n_weight_bytes=self._shape.n_weight_bytes, n_ranks=n_ranks
+        )
+        return int(together) // n_ranks
+
+    def _local(self, candidate: Candidate, *, kv_memory: int) -> LocalSettings:
+        settings, layout = self._settings, candidate.layout
+        return LocalSettings(
+            model=settings.model,
+            stages=layout.stages,
+            tp=layout.tp,
+            threads=layout.threads,
+            max_batch_size=candidate.max_batch_size,
+            max_batch_tokens=candidate.max_batch_tokens,
+            kv_memory=ByteSize(kv_memory),
+            load_format=settings.load_format,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            worker=settings.worker,
+            http_port=0,
+            grpc_port=0,
+            fail_fast=True,
+            log_level="ERROR",
+        )
+
+    @contextlib.asynccontextmanager
+    async def _limited(self, limit_s: float) -> AsyncIterator[None]:
+        """Gives up what takes far longer than it may: a start, and then a load of `limit_s`."""
+        limit_s += START_TIMEOUT_S + SLACK_S
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise SystemFailed(f"a short load has not ended after {limit_s:.0f} s") from None
+
+
+def part_of(
+    arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
+) -> Sequence[Arrival]:
+    """Returns as many requests, from the first on, as can be run in the time."""
+    limit_s *= PART_OF_LIMIT
+    if prediction.rate is not None:
+        part = [each for each in arrivals if each.time_s <= limit_s]
+    else:
+        part = list(arrivals[: int(len(arrivals) * limit_s / prediction.outcome.duration_s)])
+    return part or arrivals[:1]
+
+
+def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
+    """Returns the best of what was run, by what it reached; without a run, the best that was
+    predicted."""
+    predictions = [
+        each.predictor(candidate)
+        for candidate, check in checks.items()
+        for each in tried
+        if each.layout == candidate.layout and check.value > 0
+    ]
+    if not predictions:
+        return best_of([each.best for each in tried])
+    highest = max(check.value for check in checks.values())
+    equal = [each for each in predictions if checks[each.candidate].value >= (1 - EQUAL) * highest]
+    return min(equal, key=lambda each: each.latency_s)

@@ -1,0 +1,182 @@
+"""The engine in virtual time: runs requests through a scheduler and a pipeline of known costs.
+
+    arrival or result → take it in → select while batches may be sent → stages, one after the other
+
+It does what the serving loop, the engine master and the ranks do together. The loop sends batches
+whenever something has come, and once more between two results that have come at once. A stage runs
+batches in their order, one at a time, and may begin when its plan (stage 0) or its activations have
+come and the batch before is finished. Sampled tokens mean nothing here; a request ends with as many
+as its trace says.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count, groupby
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.scheduler.core.scheduler import Scheduler
+from simulator.costs import Costs, Work
+from simulator.outcome import Outcome, RequestTimes
+from simulator.workload import Lengths
+
+A_TOKEN, STOP_TOKEN = 7, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a trace. Its output ends after `n_output` tokens; it may ask for more."""
+
+    time_s: float
+    n_prompt: int
+    n_output: int
+    max_new_tokens: int | None = None
+    """Tokens that it asks for; those of its output where it knows."""
+
+    def request(self, name: int) -> Request:
+        """Returns the scheduler's side of it."""
+        return Request(
+            RequestId(str(name)),
+            array(TOKEN_ID, [A_TOKEN]) * self.n_prompt,
+            self.max_new_tokens or self.n_output,
+            stop_token_ids=frozenset((STOP_TOKEN,)),
+            cache_scope=None,
+        )
+
+
+def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Arrival]:
+    """Returns the requests of a trace."""
+    return [
+        Arrival(time_s, each.n_prompt, each.n_output)
+        for each, time_s in zip(lengths, times_s, strict=True)
+    ]
+
+
+class Simulation:
+    """One run, from the first arrival until all requests have ended, or for as long as is asked."""
+
+    def __init__(self, scheduler: Scheduler, costs: Costs, arrivals: Sequence[Arrival]) -> None:
+        """`scheduler` is fresh; its `pipeline_depth` and `token_hand_off` should fit the number of
+        stages."""
+        self.now_s = 0.0
+        """The virtual time."""
+        self.progress: list[tuple[int, float]] = []
+        """Tokens, of prompts and outputs, that were computed up to the return of each iteration,
+        and when it returned."""
+        self._scheduler = scheduler
+        self._costs = costs
+        self.arrivals = sorted(arrivals, key=lambda arrival: arrival.time_s)
+        """The requests, by their times."""
+        self._of: dict[Request, Arrival] = {}
+        self._first_token_s: dict[Request, float] = {}
+        self._ended: list[RequestTimes] = []
+        self._stage_free_s = [0.0] * costs.n_stages
+        self._busy_s = [0.0] * costs.n_stages
+        self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of their return
+        self._order = count()
+        self._n_computed = 0
+        self._n_output = self._n_iterations = self._n_spans = self._max_reserved_slots = 0
+
+    def run(self, until_s: float = float("inf")) -> Outcome:
+        """Runs until all requests have ended, at the latest until `until_s`; returns what happened.
+
+        Raises:
+            InvalidRequest: a request could not even run alone.
+            PoolFull: there are more than the pool may hold.
+        """
+        start_s = self.arrivals[0].time_s
+        for event_s, event in self._events():
+            if event_s > until_s:
+                self.now_s = until_s
+                break
+            self.now_s = event_s
+            if isinstance(event, Batch):
+                self._return(event)
+            else:
+                for arrival in event:
+                    self._submit(arrival)
+            self._send_batches()
+        duration_s = max(self.now_s - start_s, 1e-12)
+        return Outcome(
+            requests=tuple(self._ended),
+            n_output=self._n_output,
+            duration_s=duration_s + self._costs.request_s,
+            n_iterations=self._n_iterations,
+            mean_batch_size=self._n_spans / max(1, self._n_iterations),
+            max_reserved_slots=self._max_reserved_slots,
+            busy=tuple(busy_s / duration_s for busy_s in self._busy_s),
+        )
+
+    def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
+        """Yields what happens next, in the order of time: all arrivals of a time, or a result."""
+        coming = deque(
+            (time_s, tuple(group))
+            for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)
+        )
+        while coming or self._results:
+            if coming and (not self._results or coming[0][0] <= self._results[0][0]):
+                yield coming.popleft()
+            else:
+                event_s, _, batch = heappop(self._results)
+                yield event_s, batch
+
+    def _submit(self, arrival: Arrival) -> None:
+        request = arrival.request(len(self._of))
+        self._of[request] = arrival
+        self._scheduler.submit(request)
+
+    def _send_batches(self) -> None:
+        while (batch := self._scheduler.select()) is not None:
+            self._scheduler.take_put_down()
+            heappush(self._results, (self._result_s(batch), next(self._order), batch))
+            self._n_iterations += 1
+            self._n_spans += len(batch.spans)
+        n_reserved = self._scheduler.kv_manager.n_reserved_slots
+        self._max_reserved_slots = max(self._max_reserved_slots, n_reserved)
+
+    def _result_s(self, batch: Batch) -> float:
+        """Lets a batch run through all stages; returns the time at which its tokens are applied."""
+        costs = self._costs
+        work = Work.of(
+            (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans
+        )
+        ready_s = self.now_s + costs.plan_s
+        for index in range(costs.n_stages):
+            begin_s = max(ready_s, self._stage_free_s[index])
+            stage_s = costs.stage_s(index, work)
+            self._stage_free_s[index] = begin_s + stage_s
+            self._busy_s[index] += stage_s
+            ready_s = begin_s + stage_s + costs.hop_s
+        return ready_s - costs.hop_s + costs.result_s
+
+    def _return(self, batch: Batch) -> None:
+        self._n_computed += sum(span.n_tokens for span in batch.spans)
+        self.progress.append((self._n_computed, self.now_s))
+        token_ids = [self._token_of(span.request) for span in batch.spans if span.is_sampled]
+        for update in self._scheduler.apply(batch.iteration, token_ids):
+            request = update.request
+            if update.token_id is not None:
+                self._n_output += 1
+                self._first_token_s.setdefault(request, self.now_s)
+            if update.finish_reason is not None:
+                self._end(request)
+
+    def _token_of(self, request: Request) -> int:
+        """Returns the next token of a request: the one that ends it, if it is the last."""
+        n_generated = len(request.generated_token_ids)
+        return STOP_TOKEN if n_generated + 1 >= self._of[request].n_output else A_TOKEN
+
+    def _end(self, request: Request) -> None:
+        arrival = self._of[request]
+        delay_s = self._costs.request_s
+        self._ended.append(
+            RequestTimes(
+                arrival_s=arrival.time_s,
+                first_token_s=self._first_token_s[request] + delay_s,
+                end_s=self.now_s + delay_s,
+                n_output=arrival.n_output,
+            )
+        )

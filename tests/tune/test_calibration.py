@@ -1,0 +1,78 @@
+"""Records of iterations become the costs that they were made of."""
+
+import random
+from itertools import count
+
+import pytest
+
+from services.tune.calibration import calibrate, iteration_s, iterations_of
+from services.tune.probe import Lone
+from services.tune.system import Record
+from simulator.costs import LinearCosts, Work
+from tests.tune.cases import costs
+
+NS = 1_000_000_000
+
+
+def record(
+    iteration: int,
+    start_s: float,
+    end_s: float,
+    spans: list[tuple[str, int, int]],
+    stages: list[float],
+) -> Record:
+    """The record of an iteration; spans are request, start position, tokens."""
+    made = Record(iteration=iteration)
+    made.start_time.FromNanoseconds(round(start_s * NS))
+    made.round_trip.FromNanoseconds(round((end_s - start_s) * NS))
+    for name, start, n_tokens in spans:
+        made.spans.add(request_id=name, start_position=start, n_tokens=n_tokens)
+    for stage_s in stages:
+        made.stages.add().compute.FromNanoseconds(round(stage_s * NS))
+    return made
+
+
+def test_only_the_last_piece_of_a_prompt_is_sampled() -> None:
+    records = [
+        record(2, 1, 2, [("a", 8, 4), ("b", 3, 1)], [0.1]),
+        record(1, 0, 1, [("a", 0, 8), ("b", 2, 1)], [0.1]),
+        record(3, 2, 3, [("a", 12, 1)], [0.1]),
+    ]
+    assert [each.work.n_sampled for each in iterations_of(records)] == [1, 2, 1]
+
+
+def run(true: LinearCosts, n: int) -> list[Record]:
+    """Records of a full pipeline of one stage: each iteration is sent before the last returns;
+    every tenth finds it empty."""
+    source, numbers = random.Random(0), count(1)
+    made, free_s, sent_s = [], 0.0, 0.0
+    for index in range(n):
+        spans = [(f"{index}.{i}", source.randrange(500), 1) for i in range(source.randrange(1, 40))]
+        if index % 3 == 0:
+            spans.append((f"{index}.prompt", 0, source.randrange(2, 400)))
+        work = Work.of((start, n_tokens, True) for _, start, n_tokens in spans)
+        if index % 10 == 0:
+            sent_s = free_s + 1.0
+        begun_s = max(free_s, sent_s + true.plan_s)
+        free_s = begun_s + true.stage_s(0, work)
+        stages = [true.stage_s(0, work) - true.gap_s]
+        made.append(record(next(numbers), sent_s, free_s + true.result_s, spans, stages))
+        sent_s = begun_s
+    return made
+
+
+def test_costs_are_recovered_from_records() -> None:
+    true = LinearCosts(costs().coefficients, gap_s=0.002, plan_s=0.003, result_s=0.003)
+    lone = [Lone(n, iteration_s(true, Work.of([(0, n, True)])) + 0.05) for n in (10, 20, 300)]
+    found = calibrate(iterations_of(run(true, 300)), lone)
+    assert found.error < 0.01
+    assert found.costs.gap_s == pytest.approx(0.002, rel=0.01)
+    assert found.costs.plan_s + found.costs.result_s == pytest.approx(0.006, rel=0.01)
+    assert found.costs.request_s == pytest.approx(0.05, rel=0.05)
+    for work in (Work.of([(100, 1, True)] * 32), Work.of([(0, 256, True)])):
+        assert found.costs.stage_s(0, work) == pytest.approx(true.stage_s(0, work), rel=0.02)
+
+
+def test_no_iterations_are_no_calibration() -> None:
+    with pytest.raises(ValueError, match="no iteration"):
+        calibrate([])

@@ -1,0 +1,110 @@
+"""The search finds what looking at everything finds, and predictions follow from the costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.tune.check import Check, speed
+from services.tune.search import (
+    BATCH_SIZES,
+    BATCH_TOKENS,
+    Candidate,
+    Memory,
+    Prediction,
+    Predictor,
+    best_of,
+    climb,
+    search,
+)
+from services.tune.tuner import choose
+from simulator.outcome import Limits, Outcome
+from tests.tune.cases import CUT, WHOLE, candidate, costs, tried, workload
+from tests.tune.test_calibration import record
+
+
+def prediction(of: Candidate, value: float, latency_s: float = 1.0) -> Prediction:
+    return Prediction(of, value, latency_s, Outcome((), 1, 1.0), None)
+
+
+@pytest.mark.parametrize("best", range(len(BATCH_SIZES)))
+def test_a_ladder_with_one_top_is_climbed_to_it(best: int) -> None:
+    tried_sizes = []
+
+    def predict(of: Candidate) -> Prediction:
+        tried_sizes.append(of.max_batch_size)
+        return prediction(of, 100.0 - abs(BATCH_SIZES.index(of.max_batch_size) - best))
+
+    found = climb(BATCH_SIZES, lambda size: candidate(size, 2048), predict)
+    assert found.candidate.max_batch_size == BATCH_SIZES[best]
+    assert len(set(tried_sizes)) == len(tried_sizes) < len(BATCH_SIZES)
+
+
+def test_of_equals_the_one_with_the_lower_latency_is_best() -> None:
+    slow, quick = prediction(candidate(32, 512), 100.0, 2.0), prediction(candidate(8, 512), 99.8)
+    assert best_of([slow, quick]) is quick
+    assert best_of([slow, replace(quick, value=98.0)]) is slow
+
+
+def test_the_search_comes_near_the_best_of_all() -> None:
+    predictor = Predictor(costs(), workload(), Memory(10_000))
+    found = search(WHOLE, predictor, n_requests=24)
+    everything = [
+        predictor(candidate(size, tokens))
+        for size in BATCH_SIZES
+        for tokens in BATCH_TOKENS
+        if size <= min(tokens, 32)
+    ]
+    assert found.value >= 0.98 * best_of(everything).value
+
+
+def test_less_memory_lets_fewer_requests_run() -> None:
+    plenty = Predictor(costs(), workload(), Memory(10_000))(candidate(32, 512))
+    little = Predictor(costs(), workload(), Memory(96))(candidate(32, 512))
+    assert little.value < 0.9 * plenty.value
+    assert little.outcome.max_reserved_slots <= 96
+
+
+def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> None:
+    limits = Limits(ttft_s=0.5, tpot_s=0.05)
+    work = workload(limits)
+    predictor = Predictor(costs(), work, Memory(10_000))
+    of = candidate(8, 128)
+    found = predictor(of)
+    assert found.rate is not None
+    assert work.is_kept_by(found.outcome)
+    assert not work.is_kept_by(predictor.simulation(of, rate=1.5 * found.rate).run())
+
+
+def test_limits_that_everything_keeps_end_the_search_for_a_rate() -> None:
+    predictor = Predictor(costs(), workload(Limits(ttft_s=1e6)), Memory(10_000))
+    found = search(WHOLE, predictor, n_requests=24)
+    assert found.outcome.kept(Limits(ttft_s=1e6)) == 1.0
+
+
+def test_a_candidate_that_cannot_keep_up_with_another_is_worse() -> None:
+    predictor = Predictor(costs(), workload(Limits(ttft_s=0.5, tpot_s=0.05)), Memory(10_000))
+    assert predictor(candidate(1, 64)).value < predictor(candidate(8, 128)).value
+    assert predictor(candidate(2, 64)).value < predictor(candidate(8, 128)).value
+
+
+def test_a_cut_model_with_long_ways_promises_less() -> None:
+    assert tried(CUT, way_s=0.02).best.value < tried(WHOLE).best.value
+
+
+def test_what_was_run_decides_over_what_was_predicted() -> None:
+    whole, cut = tried(WHOLE), tried(CUT)
+    better, worse = sorted((whole, cut), key=lambda each: -each.best.value)
+    checks = {
+        better.best.candidate: Check(0.5 * better.best.value, True, ()),
+        worse.best.candidate: Check(worse.best.value, True, ()),
+    }
+    assert choose([whole, cut], {}) in (whole.best, cut.best)
+    assert choose([whole, cut], checks).candidate == worse.best.candidate
+
+
+def test_a_run_that_is_cut_off_counts_by_the_tokens_it_computed() -> None:
+    simulation = Predictor(costs(), workload(), Memory(10_000)).simulation(candidate(8, 128))
+    simulation.run()
+    n_tokens, simulated_s = simulation.progress[9]
+    twice_as_slow = [record(1, 5.0, 5.0 + 2 * simulated_s, [("a", 0, n_tokens)], [1.0])]
+    assert speed(simulation, twice_as_slow) == pytest.approx(0.5)

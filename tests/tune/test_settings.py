@@ -1,0 +1,72 @@
+"""Settings that are wrong are refused by name, and workloads are what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.tune.model_shape import ModelShape
+from services.tune.settings import TuneSettings
+from services.tune.workload import Workload
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+def load(*arguments: str) -> TuneSettings:
+    return TuneSettings.load("tune", ["--model", str(DEMO), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--prompt-tokens", "9-3"], "prompt_tokens: "),
+        (["--output-tokens", "many"], "output_tokens: "),
+        (["--budget-s", "3"], "budget_s: "),
+        (["--rate", "0"], "rate: "),
+        (["--trace", "nowhere.csv"], "trace: "),
+        (["--ttft-p99-s=-1"], "ttft_p99_s: "),
+        (["--batch-size", "3"], "batch-size"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0].split("=")[0],
+)
+def test_what_is_wrong_is_named_on_one_line(arguments: list[str], name: str) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        load(*arguments)
+    message = str(refusal.value)
+    assert name in message
+    assert len(message.splitlines()) == 1
+
+
+def test_lengths_keep_their_bounds_and_the_model_s_context() -> None:
+    workload = Workload.of(load("--prompt-tokens", "8-2000", "--output-tokens", "5"), 100)
+    assert {each.n_output for each in workload.lengths} == {5}
+    assert workload.max_request_len <= 100
+
+
+def test_a_workload_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompt_tokens: no request fits"):
+        Workload.of(load("--prompt-tokens", "2000"), 1000)
+
+
+def test_a_trace_gives_the_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:00:00,100,7\n2023-11-16 18:00:01,5000,7\n2023-11-16 18:00:02,30,9\n"
+    )
+    workload = Workload.of(load("--trace", str(path)), 1000)
+    assert [(each.n_prompt, each.n_output) for each in workload.lengths] == [(100, 7), (30, 9)]
+
+
+def test_the_goal_follows_from_limits_and_rate() -> None:
+    assert Workload.of(load(), 1024).unit == "tokens/s"
+    assert Workload.of(load("--tpot-p99-s", "0.1"), 1024).finds_rate
+    assert not Workload.of(load("--tpot-p99-s", "0.1", "--rate", "3"), 1024).finds_rate
+
+
+def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
+    shape = ModelShape.read(DEMO)
+    assert (shape.vocab_size, shape.max_model_len) == (4096, 1024)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10, "n_layer": 2}))
+    with pytest.raises(ValueError, match=r"config\.json has no num_key_value_heads"):
+        ModelShape.read(tmp_path)
