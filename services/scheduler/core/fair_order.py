@@ -16,9 +16,12 @@ one admission of each other class, and within a class everybody's turn comes, si
 served falls back behind those that are not: nobody starves. It is classes that rise and not single
 requests: with those, whoever sends most would have the oldest requests, and be first by that.
 
-Requests that were put down come before all others: they have begun, and have been charged.
+Requests that were put down come before all others: they have begun, and have been charged. But one
+that waits may be called: then nobody else is admitted, and it may get the place of one that runs.
+`giving_way.py` says when.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
@@ -45,7 +48,10 @@ class Fair:
         self._ageing_s = ageing_s
         self._now = now
         self._n_waiting = 0
-        self._n_admitted = 0
+        self._n_places = 0
+        self._n_present = 0  # clients with requests
+        self._called: Request | None = None
+        self._called_to: int | None = None
         self._classes: dict[int, _PriorityClass] = {}  # those with requests
         self._put_down: dict[Request, None] = {}  # by their places
         self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
@@ -60,11 +66,37 @@ class Fair:
         for priority_class in self._classes.values():
             yield from priority_class
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether several clients have requests."""
+        return self._n_present > 1
+
+    @property
+    def first_in_turn(self) -> Request | None:
+        """The first of those that have never run, if there are any."""
+        return next(self._in_turn(), None)
+
+    @property
+    def first_put_down(self) -> Request | None:
+        """The first of those that were put down, if there are any."""
+        return next(iter(self._put_down), None)
+
+    def call(self, request: Request | None, *, place: int | None = None) -> None:
+        """Lets a request that has never run be the only one that may be admitted, at the end or at
+        a place before; None ends that. Its place must be free when it is admitted."""
+        self._called, self._called_to = request, place
+
+    def take_place(self) -> int:
+        """Returns a place after all others."""
+        self._n_places += 1
+        return self._n_places - 1
+
     def add(self, request: Request) -> None:
         """Takes in a request behind those of its client in its class."""
-        request.client = client = self._client_of(request.account)
+        request.client = client = self._client_named(request.account)
         if client.n_waiting == 0:
             client.served = max(client.served, self._least_served())
+        self._n_present += not client.n_requests
         client.n_requests += 1
         client.n_waiting += 1
         self._n_waiting += 1
@@ -78,36 +110,53 @@ class Fair:
         """Takes in requests that were put down, before all others."""
         self._put_down = dict.fromkeys(sorted([*self._put_down, *requests], key=_place))
         self._n_waiting += len(requests)
+        for request in requests:
+            _client_of(request).n_running -= 1
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request and charges its prompt; its place is after all that run."""
+        """Lets go of a request and charges its prompt; its place is after all that run, unless it
+        was called to another."""
+        client = _client_of(request)
+        client.n_running += 1
         if request in self._put_down:
             del self._put_down[request]
             self._n_waiting -= 1
             return
         self._withdraw(request).since = self._now()
-        client = request.client
-        assert client is not None
         client.served += client.prompt_charge(request.n_prompt_tokens)
-        request.place = client.turn = self._n_admitted
-        self._n_admitted += 1
+        request.place = client.turn = self.take_place()
+        if request is self._called:
+            if self._called_to is not None:
+                request.place = self._called_to
+            self.call(None)
 
     def remove(self, request: Request) -> None:
         """Forgets a request; what it was charged stays charged."""
+        client = _client_of(request)
         if request in self._put_down:
             del self._put_down[request]
             self._n_waiting -= 1
         elif request.place < 0:
             self._withdraw(request)
-        assert request.client is not None
-        request.client.n_requests -= 1
+        else:
+            client.n_running -= 1
+        if request is self._called:
+            self.call(None)
+        client.n_requests -= 1
+        self._n_present -= not client.n_requests
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields those that run, those that were put down, and the others as their turns come."""
+        """Yields those that run, those that were put down, and the others as their turns come; or
+        those that run and the one that is called."""
         if waiting is not None:
             return chain(ready, waiting)
+        if self._called is not None:
+            if self._called_to is None:
+                return chain(ready, (self._called,))
+            index = bisect_left(ready, self._called_to, key=_place)
+            return chain(ready[:index], (self._called,), ready[index:])
         return chain(ready, self._put_down, self._in_turn())
 
     def rank(self, request: Request) -> tuple[int, ...]:
@@ -119,7 +168,7 @@ class Fair:
         return (0, request.priority, request.place)
 
     def _in_turn(self) -> Iterator[Request]:
-        counters = _Counters(self._n_admitted)
+        counters = _Counters(self._n_places)
         if len(self._classes) != 1:
             return self._across_classes(counters)
         (only,) = self._classes.values()
@@ -151,8 +200,7 @@ class Fair:
         return min(tops, default=self._last_backlogged.served)
 
     def _withdraw(self, request: Request) -> "_PriorityClass":
-        client = request.client
-        assert client is not None
+        client = _client_of(request)
         self._n_waiting -= 1
         client.n_waiting -= 1
         self._last_backlogged = client
@@ -162,7 +210,7 @@ class Fair:
             del self._classes[request.priority]
         return priority_class
 
-    def _client_of(self, account: Account | None) -> Client:
+    def _client_named(self, account: Account | None) -> Client:
         name = None if account is None else account.name
         client = self._clients.get(name)
         if client is None:
@@ -311,8 +359,8 @@ class _PriorityClass:
 class _Counters:
     """Counters and last turns of clients as they would be if some more were admitted."""
 
-    def __init__(self, n_admitted: int) -> None:
-        self._n_admitted = n_admitted
+    def __init__(self, n_places: int) -> None:
+        self._n_places = n_places
         self._changed: dict[Client, tuple[float, int]] = {}
 
     def of(self, client: Client) -> tuple[float, int]:
@@ -321,9 +369,15 @@ class _Counters:
     def charge(self, client: Client, request: Request) -> None:
         served, _ = self.of(client)
         charged = served + client.prompt_charge(request.n_prompt_tokens)
-        self._changed[client] = charged, self._n_admitted
-        self._n_admitted += 1
+        self._changed[client] = charged, self._n_places
+        self._n_places += 1
 
 
 def _place(request: Request) -> int:
     return request.place
+
+
+def _client_of(request: Request) -> Client:
+    client = request.client
+    assert client is not None
+    return client

@@ -49,7 +49,7 @@ class Order(Protocol):
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the rank of a request that runs, which stays the same while it does: if not all
+        """Returns the rank of a request that runs, which changes only if it gives way: if not all
         can go on, the one with the highest is put down first."""
         ...
 

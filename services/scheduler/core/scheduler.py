@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
+from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy
@@ -82,6 +84,16 @@ class Scheduler:
         if kv_manager.expected_use is not None:
             self._lending = Lending(
                 pool, kv_manager, can_run=self._can_run, put_down=self._put_down
+            )
+        self._giving_way: GivingWay | None = None
+        if isinstance(pool.order, Fair):
+            self._giving_way = GivingWay(
+                pool,
+                pool.order,
+                kv_manager,
+                policy,
+                can_run=self._can_run,
+                put_down=self._put_down,
             )
         self._put_down_for_memory: list[Request] = []
 
@@ -169,6 +181,8 @@ class Scheduler:
             return None
         if self._lending is not None:
             self._lending.make_room()
+        if self._giving_way is not None:
+            self._giving_way.make_way()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
@@ -178,7 +192,10 @@ class Scheduler:
             spans=tuple([self._schedule(*selection) for selection in selections]),
             released_rows=tuple(self._released_rows),
         )
-        self.pool.mark_running([span.request for span in batch.spans], can_run=self._can_run)
+        requests = [span.request for span in batch.spans]
+        if self._giving_way is not None:
+            self._giving_way.settle(requests)
+        self.pool.mark_running(requests, can_run=self._can_run)
         self._released_rows.clear()
         self._in_flight[batch.iteration] = batch
         return batch
@@ -285,7 +302,9 @@ class Scheduler:
 
     def _note_returned(self, request: Request) -> None:
         """Notes that a request that goes on is in no batch."""
-        if self._lending is not None and self._lending.must_yield(request):
+        if (self._lending is not None and self._lending.must_yield(request)) or (
+            self._giving_way is not None and self._giving_way.must_leave(request)
+        ):
             self._put_down(request)
         else:
             self.pool.mark_returned(request)
@@ -298,6 +317,8 @@ class Scheduler:
         self._put_down_for_memory.append(request)
         if self._lending is not None:
             self._lending.forget(request)
+        if self._giving_way is not None:
+            self._giving_way.forget(request)
 
     def _with_logprobs(
         self, span: Span, update: Update | None, logprobs: SpanLogprobs
@@ -322,6 +343,8 @@ class Scheduler:
         if self._lending is not None:
             self._lending.forget(request)
             self._lending.n_leaving += request.n_in_flight > 0
+        if self._giving_way is not None:
+            self._giving_way.forget(request)
         if self.kv_manager.expected_use is not None and request.generated_token_ids:
             self.kv_manager.expected_use.learn(
                 len(request.generated_token_ids), request.max_new_tokens
