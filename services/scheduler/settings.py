@@ -102,8 +102,8 @@ class SchedulerSettings(ServerSettings):
 
     admission: Literal["reserve", "optimistic"] = "reserve"
     """What an admitted request reserves: `reserve` all the memory that it can need, as in the
-    paper, `optimistic` what it needs now and the share of its `max_tokens` that others have used.
-    Then more requests run, and the last one is put down and recomputed where memory runs out."""
+    paper, `optimistic` what it needs now and a part of what others use of their `max_tokens`. Then
+    more requests run, and the last one is put down and recomputed where memory runs out."""
 
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share their keys and values, and find those

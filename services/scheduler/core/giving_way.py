@@ -20,7 +20,7 @@ its client that have never run, and before all others as soon as their clients h
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import islice
+from operator import attrgetter
 
 from services.scheduler.core.client import Client
 from services.scheduler.core.fair_order import Fair
@@ -28,6 +28,8 @@ from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
+
+_CLIENT = attrgetter("client")
 
 
 class GivingWay:
@@ -104,10 +106,12 @@ class GivingWay:
 
     def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
         """Calls a request to the place of one that rides, if its client may have more."""
-        riding = list(islice(ready, self._policy.max_batch_size))
-        riding_now = set(riding)
-        others = [one for one in self._pool.running if one.n_in_flight and one not in riding_now]
-        n_riding = Counter(_client_of(request) for request in (*riding, *others))
+        riding = ready[: self._policy.max_batch_size]
+        n_riding: Counter[Client | None] = Counter(map(_CLIENT, riding))
+        if self._pool.n_running > len(ready):
+            known = set(ready)
+            others = (one for one in self._pool.running if one.n_in_flight and one not in known)
+            n_riding.update(map(_CLIENT, others))
         yields = self._yielding_client(first, n_riding)
         if yields is None:
             return
@@ -120,11 +124,11 @@ class GivingWay:
     def _take_memory(self, first: Request, n_missing: int) -> None:
         """Puts down requests for the memory that another one needs, if its client may have more;
         those that are in flight when they return."""
-        n_running = Counter({one: one.n_running for one in map(_client_of, self._pool.running)})
+        n_running: Counter[Client | None] = Counter(map(_CLIENT, self._pool.running))
         yields = self._yielding_client(first, n_running)
         if yields is None:
             return
-        mine, n_left, chosen, cost = _client_of(first), n_running[yields], [], 0.0
+        mine, n_left, chosen, cost = _client_of(first), yields.n_running, [], 0.0
         for request in self._last_of(yields):
             if n_missing <= 0:
                 break
@@ -154,13 +158,16 @@ class GivingWay:
         mine, other = _client_of(first), _client_of(request)
         return mine.may_have_more(other, mine.n_running, other.n_running + 1)
 
-    def _yielding_client(self, first: Request, n_places: Counter[Client]) -> Client | None:
-        """Returns the client with most by its weight, if the request's may have more than that."""
+    def _yielding_client(self, first: Request, n_places: Counter[Client | None]) -> Client | None:
+        """Returns the client with most by its weight of those beside which the request's may have
+        more."""
         mine = _client_of(first)
-        others = (one for one in n_places if one is not mine and one.served >= mine.served)
-        most = max(others, key=lambda one: n_places[one] / one.weight, default=None)
-        if most is None or not mine.may_have_more(most, n_places[mine], n_places[most]):
-            return None
+        n_mine, most, most_places = n_places[mine], None, 0.0
+        for one, n_its in n_places.items():
+            if one is None or n_its / one.weight <= most_places:
+                continue
+            if mine.may_have_more(one, n_mine, n_its):
+                most, most_places = one, n_its / one.weight
         return most
 
     def _last_of(self, client: Client) -> Iterable[Request]:

@@ -219,6 +219,7 @@ def test_backlogged_clients_differ_in_service_by_no_more_than_the_theorem_says(
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(600)
 @settings(max_examples=1000)
 @given(**TRACES)
 def test_the_theorem_holds_on_a_thousand_traces(
