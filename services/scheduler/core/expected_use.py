@@ -34,7 +34,7 @@ class ExpectedUse:
         """Returns the tokens for which a request reserves memory when it is admitted: one that was
         put down the share of what is left to it that others use, and twice as much each time."""
         if request.n_put_downs:
-            share = max(self.share, MIN_SHARE) * 2 ** (request.n_put_downs - 1)
+            share = max(self.share, MIN_SHARE) * 2.0 ** (request.n_put_downs - 1)
         else:
             share = self.share * (1 + self.share) / 2
         n_left = request.max_sequence_len - request.n_tokens

@@ -16,6 +16,12 @@ one admission of each other class, and within a class everybody's turn comes, si
 served falls back behind those that are not: nobody starves. It is classes that rise and not single
 requests: with those, whoever sends most would have the oldest requests, and be first by that.
 
+Of one client's requests in a class, one that the prefix cache has more of may be preferred to the
+first: memory holds only so many beginnings, and those that come one after the other should need the
+same. Only the first `N_PREFERABLE` are looked at, and nobody who is first is passed over more than
+`MAX_PASSES` times. So for each that came before it, and for itself, a request waits for
+`MAX_PASSES` + 1 admissions of its client at most.
+
 Requests that were put down come before all others: they have begun, and have been charged. But one
 that waits may be called: then nobody else is admitted, and it may get the place of one that runs.
 `giving_way.py` says when.
@@ -25,7 +31,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain
+from itertools import chain, islice
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
@@ -33,6 +39,12 @@ from services.scheduler.core.request import Request
 
 N_KEPT = 1024
 """Clients up to which none is looked for that can be forgotten."""
+
+N_PREFERABLE = 16
+"""Requests at the head of a client's that may be preferred."""
+
+MAX_PASSES = 8
+"""Times that a client's first request is passed over at most."""
 
 MAX_CLIENTS = 65_536
 """Clients at most that are remembered without a request in the pool."""
@@ -85,6 +97,14 @@ class Fair:
         """Lets a request that has never run be the only one that may be admitted, at the end or at
         a place before; None ends that. Its place must be free when it is admitted."""
         self._called, self._called_to = request, place
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Lets the client whose turn it is have the one of its first requests come next of which
+        most is cached; `n_cached` returns how much. What is preferred stays so until it is
+        admitted."""
+        first = self.first_in_turn
+        if first is not None:
+            self._classes[first.priority].prefer(_client_of(first), n_cached)
 
     def take_place(self) -> int:
         """Returns a place after all others."""
@@ -238,16 +258,48 @@ class Fair:
 class _Lane:
     """The requests of one client in one class, by arrival; at least one."""
 
-    __slots__ = ("client", "entry", "requests")
+    __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # its place in the heap; None once it is empty
+        self.preferred: Request | None = None  # the first, if it is not the one that came first
+        self.n_passes = 0  # times that the one that came first was passed over
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Brings the request forward of which most is cached, unless that was done already."""
+        if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
+            return
+        head = list(islice(self.requests, N_PREFERABLE))
+        best = max(head, key=n_cached)  # the first of several
+        if best is not head[0]:
+            self.preferred = best
+            self.requests.move_to_end(best, last=False)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request."""
+        if request is self.preferred:
+            self.preferred = None
+            self.n_passes += 1
+        elif self.n_passes and request is self._oldest():
+            self.n_passes = 0
+        del self.requests[request]
+
+    def _oldest(self) -> Request:
+        """Returns the one that came first."""
+        requests = iter(self.requests)
+        first = next(requests)
+        return first if self.preferred is None else next(requests, first)
 
     def entry_now(self) -> "_Entry":
         client = self.client
-        return client.served, client.turn, next(iter(self.requests)).arrival, self
+        return client.served, client.turn, self._oldest().arrival, self
+
+    def arrival_of(self, request: Request) -> int:
+        """Returns the arrival by which a request has its turn: one that is preferred has it in the
+        place of the first."""
+        return self._oldest().arrival if request is self.preferred else request.arrival
 
 
 _Entry = tuple[float, int, int, _Lane]
@@ -298,13 +350,16 @@ class _PriorityClass:
     def remove(self, request: Request, client: Client) -> None:
         self._n_requests -= 1
         lane = self._lanes[client]
-        del lane.requests[request]
+        lane.remove(request)
         if not lane.requests:
             del self._lanes[client]
             lane.entry = None
         if len(self._heap) > 2 * len(self._lanes) + 16:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
+
+    def prefer(self, client: Client, n_cached: Callable[[Request], int]) -> None:
+        self._lanes[client].prefer(n_cached)
 
     def least_served(self) -> float:
         """Returns the least counter of its clients, of which there must be one."""
@@ -345,8 +400,9 @@ class _PriorityClass:
                 request = next(requests)
             client = lane.client
             now = counters.of(client)
-            if (*now, request.arrival) != (served, turn, arrival):
-                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+            came = lane.arrival_of(request)
+            if (*now, came) != (served, turn, arrival):
+                heappush(ahead, (*now, came, -1, lane, requests, request))
                 continue
             yield request
             counters.charge(client, request)

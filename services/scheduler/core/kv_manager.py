@@ -122,6 +122,11 @@ class KVManager:
             next_entry_at=(len(cached) + 1) * self.block_size,
         )
 
+    def n_cached_blocks(self, request: Request) -> int:
+        """Returns how many blocks of a request's beginning the prefix cache has."""
+        cache = self._cache_for(request)
+        return 0 if cache is None else len(cache.find(request))
+
     def n_missing_blocks(self, request: Request) -> int:
         """Returns how many blocks must become free before a request can be admitted."""
         n_left = self.n_blocks - self.n_reserved_blocks

@@ -86,7 +86,10 @@ class Scheduler:
                 pool, kv_manager, can_run=self._can_run, put_down=self._put_down
             )
         self._giving_way: GivingWay | None = None
+        self._prefers_cached: Fair | None = None
         if isinstance(pool.order, Fair):
+            if kv_manager.prefix_cache is not None:
+                self._prefers_cached = pool.order
             self._giving_way = GivingWay(
                 pool,
                 pool.order,
@@ -181,6 +184,8 @@ class Scheduler:
             return None
         if self._lending is not None:
             self._lending.make_room()
+        if self._prefers_cached is not None and len(self.pool.order):
+            self._prefers_cached.prefer(self.kv_manager.n_cached_blocks)
         if self._giving_way is not None:
             self._giving_way.make_way()
         selections = self._policy.select(self.pool, self.kv_manager)
