@@ -67,9 +67,14 @@ class GivingWay:
         first = self._order.first_in_turn
         if first is None:
             return
+        n_running = Counter(map(_CLIENT, self._pool.running))
+        yields = self._yielding_client(first, n_running)
+        if yields is None and self._order.first_put_down is None:
+            return
         n_missing = self._kv_manager.n_missing_blocks(first)
         if n_missing:
-            self._take_memory(first, n_missing)
+            if yields is not None:
+                self._take_memory(first, yields, n_missing)
         elif self._policy.is_full(ready := self._pool.ready_by_place):
             self._take_place(first, ready)
         elif self._goes_before_put_down(first):
@@ -121,13 +126,9 @@ class GivingWay:
                 self._call(first, place=request.place)
                 return
 
-    def _take_memory(self, first: Request, n_missing: int) -> None:
-        """Puts down requests for the memory that another one needs, if its client may have more;
-        those that are in flight when they return."""
-        n_running: Counter[Client | None] = Counter(map(_CLIENT, self._pool.running))
-        yields = self._yielding_client(first, n_running)
-        if yields is None:
-            return
+    def _take_memory(self, first: Request, yields: Client, n_missing: int) -> None:
+        """Puts down requests of a client for the memory that another one's needs; those that are
+        in flight when they return."""
         mine, n_left, chosen, cost = _client_of(first), yields.n_running, [], 0.0
         for request in self._last_of(yields):
             if n_missing <= 0:
@@ -164,7 +165,7 @@ class GivingWay:
         mine = _client_of(first)
         n_mine, most, most_places = n_places[mine], None, 0.0
         for one, n_its in n_places.items():
-            if one is None or n_its / one.weight <= most_places:
+            if one is None or n_its < 2 or n_its / one.weight <= most_places:
                 continue
             if mine.may_have_more(one, n_mine, n_its):
                 most, most_places = one, n_its / one.weight

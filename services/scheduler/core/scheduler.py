@@ -86,10 +86,7 @@ class Scheduler:
                 pool, kv_manager, can_run=self._can_run, put_down=self._put_down
             )
         self._giving_way: GivingWay | None = None
-        self._prefers_cached: Fair | None = None
         if isinstance(pool.order, Fair):
-            if kv_manager.prefix_cache is not None:
-                self._prefers_cached = pool.order
             self._giving_way = GivingWay(
                 pool,
                 pool.order,
@@ -184,8 +181,7 @@ class Scheduler:
             return None
         if self._lending is not None:
             self._lending.make_room()
-        if self._prefers_cached is not None and len(self.pool.order):
-            self._prefers_cached.prefer(self.kv_manager.n_cached_blocks)
+        self._prefer_cached()
         if self._giving_way is not None:
             self._giving_way.make_way()
         selections = self._policy.select(self.pool, self.kv_manager)
@@ -242,6 +238,13 @@ class Scheduler:
 
     def _can_run(self, request: Request) -> bool:
         return request.can_run(token_hand_off=self._token_hand_off)
+
+    def _prefer_cached(self) -> None:
+        """Lets the order prefer what is cached, once the prefix cache has had to give up blocks:
+        before, nothing is lost by waiting."""
+        order = self.pool.order
+        if self.kv_manager.n_evicted_blocks and isinstance(order, Fair):
+            order.prefer(self.kv_manager.n_cached_blocks)
 
     def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
         start = request.n_scheduled
