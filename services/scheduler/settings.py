@@ -80,7 +80,7 @@ class SchedulerSettings(ServerSettings):
     order: Literal["fcfs", "fair"] = "fair"
     """Who is admitted next: `fcfs` is the paper's, whoever came first; `fair` heeds priorities, and
     gives every API key its share by its weight. Where nobody has a key or names a priority, both
-    are the same."""
+    are the same, but that `fair` prefers what the prefix cache has once memory is short."""
 
     ageing_s: float = Field(default=30.0, gt=0)
     """Seconds in which nobody of a priority is admitted after which it comes one class earlier, in
