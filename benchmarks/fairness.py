@@ -1,7 +1,8 @@
 """Two clients, of whom one asks for ten times as much as the other, and both for too much together.
 
-    python -m benchmarks.fairness                      about ten minutes on two cores
-    python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5
+    python -m benchmarks.make_model /tmp/llama-125m
+    python -m benchmarks.fairness --model /tmp/llama-125m --seconds 240      40 minutes on two cores
+    python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5     to see it run
 
 Starts a whole local system with two API keys for each order in turn, `fcfs` and `fair`, as often as
 there are rounds. At first clients that ask one request after the other find the capacity, which is
@@ -13,7 +14,8 @@ Compared is the p99 of the small client's latencies, from when a request is due 
 of its answer, over all rounds: beside the large one, and alone under the same order. The ratio is
 of two things. One is waiting for a place, which is the order's. The other is that an iteration
 takes longer the more ride in it, which is the machine's: whoever wants a steady pace sets
-`max_batch_size` where reading the weights still takes most of an iteration, here 8.
+`max_batch_size` where reading the weights still takes most of an iteration, here 8. So the model
+must not fit into a processor's cache, as the demo does.
 
 Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
 and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
