@@ -1,14 +1,21 @@
 """Two clients, of whom one asks for ten times as much as the other, and both for too much together.
 
-    python -m benchmarks.fairness                      about ten minutes on two cores
-    python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5
+    python -m benchmarks.make_model /tmp/llama-125m
+    python -m benchmarks.fairness --model /tmp/llama-125m --seconds 240      40 minutes on two cores
+    python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5     to see it run
 
 Starts a whole local system with two API keys for each order in turn, `fcfs` and `fair`, as often as
 there are rounds. At first clients that ask one request after the other find the capacity, which is
 taken for all. The small client asks alone for `--share` of that, as a Poisson process, and then
-once more, at the same times, beside a large one that asks for ten times as much. Latencies of the
-small client are those of all rounds, and its p99 beside the large one is compared with what it has
-alone under the same order.
+once more, at the same times, beside a large one that asks for ten times as much. All requests are
+of one size, and no prompt is like another.
+
+Compared is the p99 of the small client's latencies, from when a request is due to the last token
+of its answer, over all rounds: beside the large one, and alone under the same order. The ratio is
+of two things. One is waiting for a place, which is the order's. The other is that an iteration
+takes longer the more ride in it, which is the machine's: whoever wants a steady pace sets
+`max_batch_size` where reading the weights still takes most of an iteration, here 8. So the model
+must not fit into a processor's cache, as the demo does.
 
 Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
 and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
@@ -49,6 +56,8 @@ ORDERS = ("fcfs", "fair")
 SMALL, LARGE = "small", "large"
 TIMES = 10
 """Requests of the large client for each of the small one's."""
+FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
+"""Tokens that prompts are made of: every model has them, and they are not special."""
 WINDOW_S = 5.0
 MAX_RATIO = 1.5
 """The small client's p99 beside the large one, as a part of what it has alone, at most."""
@@ -159,8 +168,11 @@ def arrivals(
     """Returns the requests of a client, which come as a Poisson process."""
     generator = np.random.default_rng(seed)
     times_s = np.cumsum(generator.exponential(1 / rate, int(rate * options.seconds)))
-    prompt = tuple(range(7, 7 + options.n_prompt))
-    return [OwnedRequest(float(time_s), prompt, options.n_output, owner) for time_s in times_s]
+    prompts = generator.integers(FIRST_TOKEN_ID, VOCAB_SIZE, (len(times_s), options.n_prompt))
+    return [
+        OwnedRequest(float(time_s), tuple(prompt), options.n_output, owner=owner)
+        for time_s, prompt in zip(times_s, prompts.tolist(), strict=True)
+    ]
 
 
 async def serve(
@@ -371,10 +383,14 @@ def main() -> int:
     parser.add_argument("--capacity-s", type=float, default=15.0, help="to find the capacity in")
     parser.add_argument("--share", type=float, default=0.15, help="of it that is the small one's")
     parser.add_argument("--rate", type=float, help="of the small one, instead of its share")
-    parser.add_argument("--n-prompt", type=int, default=64, help="tokens of each prompt")
-    parser.add_argument("--n-output", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--n-prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--n-output", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="that a client waits")
-    parser.add_argument("--system", default="--threads=1", help="more options of services.local")
+    parser.add_argument(
+        "--system",
+        default="--threads=1 --max-batch-size=8",
+        help="more options of services.local",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--figure", type=Path, default=FIGURE)

@@ -2,11 +2,16 @@
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.prefix_cache /tmp/llama-125m
+    python -m benchmarks.peers.install vllm
+    python -m benchmarks.prefix_cache /tmp/llama-125m --peers vllm --rounds 3
 
 All users share a system prompt, and each asks its questions one after the other: the prompt of a
 turn is everything that was said before it. Whole systems on loopback serve the same chat over HTTP,
 one without the cache and one with it, in turns. Prompts are tokens, so that their lengths are what
 they are said to be; answers are greedy and of one length, and must be the same tokens in all runs.
+
+A peer is its engine alone, stepped in its own process, without and with its own prefix cache. Its
+users ask the same questions; its answers need not be the same tokens, but are as long.
 
 Printed are the time to the first token from the second turn on, where the cache has what was said
 before, and the throughput of the whole chat; the ratios are medians over the rounds. `--json` keeps
@@ -15,10 +20,11 @@ the records, `--png` draws the time to the first token by turn.
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +34,11 @@ import uvloop
 from matplotlib.figure import Figure
 
 from benchmarks import local_system, machine, records
+from benchmarks.contestants import OURS
+from benchmarks.peers import peer_process
+from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS
 from benchmarks.records import RequestRecord, RunRecord, Spread
+from benchmarks.workload import PlannedRequest
 
 TIMEOUT_S = 600.0
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
@@ -52,6 +62,7 @@ class Chat:
 
     has_cache: bool
     turns: tuple[Turn, ...]
+    engine: str = OURS
 
     @property
     def answers(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -165,52 +176,109 @@ async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
         return await chat(client, options, has_cache=has_cache)
 
 
+def planned(options: argparse.Namespace) -> list[PlannedRequest]:
+    """Returns the turns of all users, one user after the other, for a peer."""
+    system, of_users = questions(options)
+    requests: list[PlannedRequest] = []
+    for user in range(options.users):
+        for number, question in enumerate(of_users[user]):
+            said = question if number else [*system, *question]
+            follows = len(requests) - 1 if number else None
+            requests.append(PlannedRequest(0.0, tuple(said), options.n_answer, follows=follows))
+    return requests
+
+
+async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bool) -> Chat:
+    """Runs the chat with a peer in a process of its own."""
+    arguments = [f"--max-model-len={options.max_model_len}"]
+    arguments += ["--prefix-cache"] if has_cache else []
+    process = await asyncio.to_thread(
+        peer_process.start,
+        PEERS[name],
+        venvs=options.venvs,
+        model=Path(options.model),
+        dtype="bf16",
+        threads=options.threads,
+        options=arguments,
+    )
+    with process as peer:
+        warm_up = PlannedRequest(0.0, (FIRST_TOKEN_ID,) * options.n_system, options.n_answer)
+        await asyncio.to_thread(peer.run, [warm_up])
+        done, token_ids = await asyncio.to_thread(peer.run, planned(options))
+    turns = []
+    for index, (record, tokens) in enumerate(zip(done, token_ids, strict=True)):
+        user, number = divmod(index, options.turns)
+        turns.append(Turn(user, number + 1, tuple(tokens), 0, record))
+    return Chat(has_cache, tuple(turns), name)
+
+
 def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
     """Returns the figures for people.
 
     Raises:
-        RuntimeError: answers differ, or the cache had nothing.
+        RuntimeError: our answers differ, or our cache had nothing.
     """
-    if any(one.answers != chats[0].answers for one in chats):
+    ours = [one for one in chats if one.engine == OURS]
+    if any(one.answers != ours[0].answers for one in ours):
         raise RuntimeError("answers with and without the cache differ")
     later, lines = range(2, n_turns + 1), []
     for one in chats:
         first = one.first_token_s(later)
+        cached = f"; {one.n_cached} prompt tokens cached" if one.engine == OURS else ""
         lines.append(
-            f"cache {'on ' if one.has_cache else 'off'}: first token from turn 2 on "
+            f"{one.engine}, cache {'on ' if one.has_cache else 'off'}: first token from turn 2 on "
             f"{1e3 * first.median:7.1f} ms, p99 {1e3 * first.p99:7.1f} ms; "
-            f"{one.tokens_per_s:7.1f} tokens/s; {one.n_cached} prompt tokens cached"
+            f"{one.tokens_per_s:7.1f} tokens/s{cached}"
         )
-    off = [one for one in chats if not one.has_cache]
-    on = [one for one in chats if one.has_cache]
+    off = [one for one in ours if not one.has_cache]
+    on = [one for one in ours if one.has_cache]
     if not all(one.n_cached for one in on):
         raise RuntimeError("the cache had nothing")
-    pairs = list(zip(off, on, strict=True))
-    faster = statistics.median(
-        without.first_token_s(later).median / with_cache.first_token_s(later).median
-        for without, with_cache in pairs
-    )
-    more = statistics.median(
-        with_cache.tokens_per_s / without.tokens_per_s for without, with_cache in pairs
-    )
+    faster, more = ratios(off, on, later)
     lines.append(f"first token {faster:.2f} x sooner, throughput {more:.2f} x, same tokens")
+    for peer in dict.fromkeys(one.engine for one in chats if one.engine != OURS):
+        for has_cache, mine in ((False, off), (True, on)):
+            theirs = [one for one in chats if (one.engine, one.has_cache) == (peer, has_cache)]
+            faster, more = ratios(theirs, mine, later)
+            lines.append(
+                f"ours to {peer}, cache {'on' if has_cache else 'off'}: first token {faster:.2f} x "
+                f"sooner, throughput {more:.2f} x"
+            )
     return lines
+
+
+def ratios(
+    before: Sequence[Chat], after: Sequence[Chat], turns: Sequence[int]
+) -> tuple[float, float]:
+    """Returns how many times sooner the first token of these turns comes, and how many times the
+    throughput is, of one kind of chat to another: medians over the rounds."""
+    pairs = list(zip(before, after, strict=True))
+    return (
+        statistics.median(
+            one.first_token_s(turns).median / other.first_token_s(turns).median
+            for one, other in pairs
+        ),
+        statistics.median(other.tokens_per_s / one.tokens_per_s for one, other in pairs),
+    )
 
 
 def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
     """Draws the median time to the first token of each turn; a line for each run."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    styles: Mapping[bool, tuple[str, str]] = {False: ("C0", "cache off"), True: ("C1", "cache on")}
-    for index, one in enumerate(chats):
-        colour, name = styles[one.has_cache]
+    engines = list(dict.fromkeys(one.engine for one in chats))
+    labelled: set[str] = set()
+    for one in chats:
+        label = f"{one.engine}, cache {'on' if one.has_cache else 'off'}"
         axes.plot(
             range(1, n_turns + 1),
             [1e3 * one.first_token_s([turn]).median for turn in range(1, n_turns + 1)],
-            color=colour,
+            color="C1" if one.has_cache else "C0",
+            linestyle=("-", ":", "--")[engines.index(one.engine) % 3],
             marker="o",
-            label=name if index < len(styles) else None,
+            label=None if label in labelled else label,
         )
+        labelled.add(label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("turn of the chat")
     axes.set_ylabel("median time to the first token (ms)")
@@ -223,9 +291,13 @@ def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
 async def run(options: argparse.Namespace) -> None:
     """Runs all rounds, and says what came of them."""
     chats = []
+    kinds = [(name, has_cache) for name in (OURS, *options.peers) for has_cache in (False, True)]
     for number in range(options.rounds):
-        for has_cache in (False, True) if number % 2 == 0 else (True, False):
-            chats.append(await serve(options, has_cache=has_cache))
+        for name, has_cache in kinds[:: -1 if number % 2 else 1]:
+            if name == OURS:
+                chats.append(await serve(options, has_cache=has_cache))
+            else:
+                chats.append(await serve_by_peer(options, name, has_cache=has_cache))
     sys.stdout.write("\n".join(report(chats, options.turns)) + "\n")
     if options.json is not None:
         meta = machine.describe()
@@ -233,8 +305,13 @@ async def run(options: argparse.Namespace) -> None:
             options.json,
             [
                 RunRecord(
-                    {**meta, "prefix_cache": one.has_cache, "n_cached": one.n_cached},
-                    tuple(turn.record for turn in one.turns),
+                    {
+                        **meta,
+                        "engine": one.engine,
+                        "prefix_cache": one.has_cache,
+                        "n_cached": one.n_cached,
+                    },
+                    tuple(dataclasses.replace(turn.record, token_times_s=()) for turn in one.turns),
                 )
                 for one in chats
             ],
@@ -254,6 +331,12 @@ def main() -> None:
     parser.add_argument("--n-answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
     parser.add_argument("--system", default="", help="more options of services.local")
+    parser.add_argument(
+        "--peers", type=lambda given: given.split(","), default=[], help="that cache: vllm"
+    )
+    parser.add_argument("--venvs", type=Path, default=DEFAULT_VENVS, help="where the peers are")
+    parser.add_argument("--threads", type=int, default=2, help="of each peer")
+    parser.add_argument("--max-model-len", type=int, default=2048, help="of each peer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--png", type=Path, default=None)

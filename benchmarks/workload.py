@@ -15,8 +15,8 @@ for, or those of public traces of production, whose files everybody gets from th
 
 import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,9 @@ class PlannedRequest:
     arrival_s: float
     prompt_token_ids: tuple[int, ...]
     n_output: int
+    follows: int | None = field(default=None, kw_only=True)
+    """Index of the request of which this is a further turn, for peers: it comes when that has
+    ended, and its tokens come after that one's prompt and answer."""
 
     @property
     def n_prompt(self) -> int:

@@ -47,9 +47,13 @@ class RequestLevelPolicy:
         self, *, max_batch_size: int, microbatch_size: int | None = None, n_groups: int = 1
     ) -> None:
         self.groups: list[Group] = []
-        self._max_batch_size = max_batch_size
+        self.max_batch_size = max_batch_size
         self._microbatch_size = microbatch_size or max_batch_size
         self._n_groups = n_groups
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether these requests are a batch."""
+        return len(ready) >= self.max_batch_size
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """The next iteration of the microbatch that has waited longest, of the earliest batch that
@@ -72,7 +76,7 @@ class RequestLevelPolicy:
         for request in pool.selectable():
             if _is_admitted(request) or request in taken:
                 continue
-            if len(reserved) == self._max_batch_size:
+            if len(reserved) == self.max_batch_size:
                 break
             reservation = kv_manager.reserve(request)
             if reservation is None:

@@ -84,6 +84,7 @@ class PeerProcess:
                         "arrival_s": request.arrival_s,
                         "prompt_token_ids": request.prompt_token_ids,
                         "n_output": request.n_output,
+                        "follows": request.follows,
                     }
                     for request in requests
                 ]

@@ -1,11 +1,13 @@
 """The protocol between an adapter and the benchmark: a line of JSON each, on a pipe.
 
     adapter    {"ready": {"versions": {...}, "settings": {...}}}          once it has its model
-    benchmark  {"requests": [{"arrival_s", "prompt_token_ids", "n_output"}, ...]}
+    benchmark  {"requests": [{"arrival_s", "prompt_token_ids", "n_output", "follows"}, ...]}
     adapter    {"requests": [{"arrival_s", "start_s", "first_token_s", "end_s", "n_prompt",
                               "n_output"}, ...], "token_ids": [[...], ...]}
 
-Times are seconds since the run's start; `start_s` is when the engine was given the request. An
+Times are seconds since the run's start; `start_s` is when the engine was given the request. One
+that `follows` another, by its index, is a further turn of it: it comes when that has ended, and its
+tokens come after that one's prompt and answer. Where `follows` is None or missing it does not. An
 adapter brings an `Engine` to `serve`, which hands it requests when they are due and has it step, so
 that all peers are driven by the same loop. Engines that print do so on standard error: `serve`
 keeps the pipe that was standard output for itself.
@@ -88,7 +90,14 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Gives the engine each request when it is due, and notes when its tokens are there."""
-    waiting = deque(sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"]))
+    follower_of = {
+        each["follows"]: index
+        for index, each in enumerate(requests)
+        if each.get("follows") is not None
+    }
+    first_turns = set(range(len(requests))) - set(follower_of.values())
+    waiting = deque(sorted(first_turns, key=lambda index: requests[index]["arrival_s"]))
+    prompts = [each["prompt_token_ids"] for each in requests]
     records = [
         {"arrival_s": each["arrival_s"], "n_prompt": len(each["prompt_token_ids"])}
         for each in requests
@@ -96,13 +105,16 @@ def run(
     token_ids: list[list[int]] = [[] for _ in requests]
     running: set[int] = set()
     start = clock()
+
+    def submit(index: int, now: float) -> None:
+        running.add(index)
+        records[index]["start_s"] = now
+        engine.submit(index, prompts[index], requests[index]["n_output"])
+
     while waiting or running:
         now = clock() - start
         while waiting and requests[waiting[0]]["arrival_s"] <= now:
-            index = waiting.popleft()
-            running.add(index)
-            records[index]["start_s"] = now
-            engine.submit(index, requests[index]["prompt_token_ids"], requests[index]["n_output"])
+            submit(waiting.popleft(), now)
         if not running:
             sleep(requests[waiting[0]]["arrival_s"] - now)
             continue
@@ -115,4 +127,13 @@ def run(
             if len(token_ids[index]) >= requests[index]["n_output"]:
                 running.discard(index)
                 records[index] |= {"end_s": now, "n_output": len(token_ids[index])}
+                following = follower_of.get(index)
+                if following is not None:
+                    prompts[following] = [
+                        *prompts[index],
+                        *token_ids[index],
+                        *prompts[following],
+                    ]
+                    records[following] |= {"arrival_s": now, "n_prompt": len(prompts[following])}
+                    submit(following, now)
     return {"requests": records, "token_ids": token_ids}

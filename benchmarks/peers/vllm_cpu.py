@@ -1,7 +1,7 @@
 """vLLM's build for processors, stepped in process: no server, no second process.
 
-Prefixes are not cached: the same prompts come again in every round. Its threads are bound to a
-core each, as it does by default, but to as many as asked and not to all.
+Prefixes are not cached unless asked: the same prompts come again in every round. Its threads are
+bound to a core each, as it does by default, but to as many as asked and not to all.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class VllmEngine:
             "max_num_seqs": options.max_batch_size,
             "max_num_batched_tokens": options.max_batch_tokens,
             "enable_chunked_prefill": True,
-            "enable_prefix_caching": False,
+            "enable_prefix_caching": options.prefix_cache,
             "enforce_eager": options.eager,
         }
         cores = sorted(os.sched_getaffinity(0))[: options.threads]
@@ -63,6 +63,7 @@ def main() -> None:
     parser = adapter_options(__doc__, dtypes=DTYPES)
     parser.add_argument("--max-batch-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--prefix-cache", action="store_true", help="let requests share prefixes")
     parser.add_argument("--eager", action="store_true", help="do not compile the model")
     pipe = Pipe()
     serve(pipe, VllmEngine(parser.parse_args()))

@@ -80,7 +80,7 @@ class SchedulerSettings(ServerSettings):
     order: Literal["fcfs", "fair"] = "fair"
     """Who is admitted next: `fcfs` is the paper's, whoever came first; `fair` heeds priorities, and
     gives every API key its share by its weight. Where nobody has a key or names a priority, both
-    are the same."""
+    are the same, but that `fair` prefers what the prefix cache has once memory is short."""
 
     ageing_s: float = Field(default=30.0, gt=0)
     """Seconds in which nobody of a priority is admitted after which it comes one class earlier, in
@@ -112,8 +112,8 @@ class SchedulerSettings(ServerSettings):
 
     admission: Literal["reserve", "optimistic"] = "reserve"
     """What an admitted request reserves: `reserve` all the memory that it can need, as in the
-    paper, `optimistic` what it needs now and the share of its `max_tokens` that others have used.
-    Then more requests run, and the last one is put down and recomputed where memory runs out."""
+    paper, `optimistic` what it needs now and a part of what others use of their `max_tokens`. Then
+    more requests run, and the last one is put down and recomputed where memory runs out."""
 
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share their keys and values, and find those

@@ -84,3 +84,20 @@ def test_requests_are_taken_in_the_order_of_their_arrival() -> None:
     _, answer = serve((5.0, [1], 1), (0.0, [1], 1))
 
     assert [each["end_s"] for each in answer["requests"]] == [6.0, 1.0]
+
+
+def test_a_further_turn_comes_when_the_one_before_has_ended_after_its_prompt_and_answer() -> None:
+    clock = Clock()
+    engine = SlowEngine(clock)
+    turns: list[dict[str, Any]] = [
+        {"arrival_s": 0.0, "prompt_token_ids": [7], "n_output": 2},
+        {"arrival_s": 0.0, "prompt_token_ids": [40, 50], "n_output": 1, "follows": 0},
+        {"arrival_s": 0.0, "prompt_token_ids": [60], "n_output": 1, "follows": 1},
+    ]
+    answer = run(engine, turns, clock=clock, sleep=clock.sleep)
+
+    assert answer["token_ids"] == [[8, 9], [51], [61]]
+    records = answer["requests"]
+    assert [each["arrival_s"] for each in records] == [0.0, 2.0, 3.0]
+    assert [each["n_prompt"] for each in records] == [1, 5, 7]
+    assert [each["first_token_s"] for each in records] == [1.0, 3.0, 4.0]

@@ -1,10 +1,12 @@
 """The benchmark of the prefix cache: what it reports, and what it refuses to compare."""
 
+import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from benchmarks.prefix_cache import Chat, Turn, draw, report
+from benchmarks.prefix_cache import Chat, Turn, draw, planned, report
 from benchmarks.records import RequestRecord
 
 
@@ -35,6 +37,31 @@ def test_it_reports_ratios_of_the_turns_after_the_first(tmp_path: Path) -> None:
     assert ratios == "first token 8.00 x sooner, throughput 1.64 x, same tokens"
     draw(tmp_path / "figure.png", chats, 2)
     assert (tmp_path / "figure.png").stat().st_size > 0
+
+
+def test_it_sets_a_peer_beside_ours_by_whether_it_caches(tmp_path: Path) -> None:
+    ours = [
+        chat(has_cache=False, first_token_s=0.8),
+        chat(has_cache=True, first_token_s=0.1, n_cached=4),
+    ]
+    peers = [
+        chat(has_cache=False, first_token_s=0.4, token=9),
+        chat(has_cache=True, first_token_s=0.2, token=8),
+    ]
+    chats = [*ours, *(dataclasses.replace(one, engine="vllm") for one in peers)]
+    *_, off, on = report(chats, 2)
+    assert off == "ours to vllm, cache off: first token 0.50 x sooner, throughput 0.78 x"
+    assert on == "ours to vllm, cache on: first token 2.00 x sooner, throughput 1.09 x"
+    draw(tmp_path / "figure.png", chats, 2)
+    assert (tmp_path / "figure.png").stat().st_size > 0
+
+
+def test_the_turns_of_a_peer_follow_one_another() -> None:
+    options = argparse.Namespace(seed=0, users=2, turns=3, n_system=4, n_question=2, n_answer=5)
+    requests = planned(options)
+    assert [request.follows for request in requests] == [None, 0, 1, None, 3, 4]
+    assert [request.n_prompt for request in requests] == [6, 2, 2, 6, 2, 2]
+    assert requests[0].prompt_token_ids[:4] == requests[3].prompt_token_ids[:4]
 
 
 def test_it_refuses_other_tokens_and_a_cache_that_has_nothing() -> None:

@@ -742,11 +742,11 @@ async def test_there_are_only_so_many_frontends_and_watchers(
 
 async def test_two_results_at_once_leave_two_batches_in_flight() -> None:
     async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
-        it.scheduler._policy.max_batch_size = 1  # type: ignore[attr-defined]
+        it.scheduler._policy.max_batch_size = 1
         await frontend.accepted("a", max_new_tokens=9)
         await frontend.accepted("b", max_new_tokens=9)
         await until(lambda: len(it.engine.batches) == 2)
-        it.scheduler._policy.max_batch_size = 4  # type: ignore[attr-defined]
+        it.scheduler._policy.max_batch_size = 4
         await it.engine.return_oldest()
         await it.engine.return_oldest()  # before the loop has seen the first
         await until(lambda: len(it.engine.batches) == 2)

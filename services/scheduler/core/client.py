@@ -27,6 +27,8 @@ class Client:
     """Requests of it in the pool."""
     n_waiting: int = 0
     """Requests of these that have never run: while there are any, it is backlogged."""
+    n_running: int = 0
+    """Requests of these that are admitted."""
     output_charge: float = OUTPUT_CHARGE
     """Added to `served` for each token of its outputs."""
 
@@ -34,6 +36,14 @@ class Client:
         """Sets the weight from now on; what it has had stays as it was counted."""
         self.weight = weight
         self.output_charge = OUTPUT_CHARGE / weight
+
+    def may_have_more(self, other: "Client", n_mine: int, n_others: int) -> bool:
+        """Returns whether this client would still have no more than its share beside another one's,
+        by weight, if one of the other's `n_others` places became its own, of which it has
+        `n_mine`; and whether it has been served no more."""
+        if self is other or self.served > other.served:
+            return False
+        return (n_mine + 1) * other.weight <= (n_others - 1) * self.weight
 
     def prompt_charge(self, n_tokens: int) -> float:
         """Returns what is added to `served` for a prompt of so many tokens."""

@@ -16,13 +16,22 @@ one admission of each other class, and within a class everybody's turn comes, si
 served falls back behind those that are not: nobody starves. It is classes that rise and not single
 requests: with those, whoever sends most would have the oldest requests, and be first by that.
 
-Requests that were put down come before all others: they have begun, and have been charged.
+Of one client's requests in a class, one that the prefix cache has more of may be preferred to the
+first: memory holds only so many beginnings, and those that come one after the other should need the
+same. Only the first `N_PREFERABLE` are looked at, and nobody who is first is passed over more than
+`MAX_PASSES` times. So for each that came before it, and for itself, a request waits for
+`MAX_PASSES` + 1 admissions of its client at most.
+
+Requests that were put down come before all others: they have begun, and have been charged. But one
+that waits may be called: then nobody else is admitted, and it may get the place of one that runs.
+`giving_way.py` says when.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain
+from itertools import chain, islice
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
@@ -30,6 +39,12 @@ from services.scheduler.core.request import Request
 
 N_KEPT = 1024
 """Clients up to which none is looked for that can be forgotten."""
+
+N_PREFERABLE = 16
+"""Requests at the head of a client's that may be preferred."""
+
+MAX_PASSES = 8
+"""Times that a client's first request is passed over at most."""
 
 MAX_CLIENTS = 65_536
 """Clients at most that are remembered without a request in the pool."""
@@ -45,7 +60,10 @@ class Fair:
         self._ageing_s = ageing_s
         self._now = now
         self._n_waiting = 0
-        self._n_admitted = 0
+        self._n_places = 0
+        self._n_present = 0  # clients with requests
+        self._called: Request | None = None
+        self._called_to: int | None = None
         self._classes: dict[int, _PriorityClass] = {}  # those with requests
         self._put_down: dict[Request, None] = {}  # by their places
         self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
@@ -60,11 +78,45 @@ class Fair:
         for priority_class in self._classes.values():
             yield from priority_class
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether several clients have requests."""
+        return self._n_present > 1
+
+    @property
+    def first_in_turn(self) -> Request | None:
+        """The first of those that have never run, if there are any."""
+        return next(self._in_turn(), None)
+
+    @property
+    def first_put_down(self) -> Request | None:
+        """The first of those that were put down, if there are any."""
+        return next(iter(self._put_down), None)
+
+    def call(self, request: Request | None, *, place: int | None = None) -> None:
+        """Lets a request that has never run be the only one that may be admitted, at the end or at
+        a place before; None ends that. Its place must be free when it is admitted."""
+        self._called, self._called_to = request, place
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Lets the client whose turn it is have the one of its first requests come next of which
+        most is cached; `n_cached` returns how much. What is preferred stays so until it is
+        admitted."""
+        first = self.first_in_turn
+        if first is not None:
+            self._classes[first.priority].prefer(_client_of(first), n_cached)
+
+    def take_place(self) -> int:
+        """Returns a place after all others."""
+        self._n_places += 1
+        return self._n_places - 1
+
     def add(self, request: Request) -> None:
         """Takes in a request behind those of its client in its class."""
-        request.client = client = self._client_of(request.account)
+        request.client = client = self._client_named(request.account)
         if client.n_waiting == 0:
             client.served = max(client.served, self._least_served())
+        self._n_present += not client.n_requests
         client.n_requests += 1
         client.n_waiting += 1
         self._n_waiting += 1
@@ -78,36 +130,53 @@ class Fair:
         """Takes in requests that were put down, before all others."""
         self._put_down = dict.fromkeys(sorted([*self._put_down, *requests], key=_place))
         self._n_waiting += len(requests)
+        for request in requests:
+            _client_of(request).n_running -= 1
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request and charges its prompt; its place is after all that run."""
+        """Lets go of a request and charges its prompt; its place is after all that run, unless it
+        was called to another."""
+        client = _client_of(request)
+        client.n_running += 1
         if request in self._put_down:
             del self._put_down[request]
             self._n_waiting -= 1
             return
         self._withdraw(request).since = self._now()
-        client = request.client
-        assert client is not None
         client.served += client.prompt_charge(request.n_prompt_tokens)
-        request.place = client.turn = self._n_admitted
-        self._n_admitted += 1
+        request.place = client.turn = self.take_place()
+        if request is self._called:
+            if self._called_to is not None:
+                request.place = self._called_to
+            self.call(None)
 
     def remove(self, request: Request) -> None:
         """Forgets a request; what it was charged stays charged."""
+        client = _client_of(request)
         if request in self._put_down:
             del self._put_down[request]
             self._n_waiting -= 1
         elif request.place < 0:
             self._withdraw(request)
-        assert request.client is not None
-        request.client.n_requests -= 1
+        else:
+            client.n_running -= 1
+        if request is self._called:
+            self.call(None)
+        client.n_requests -= 1
+        self._n_present -= not client.n_requests
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields those that run, those that were put down, and the others as their turns come."""
+        """Yields those that run, those that were put down, and the others as their turns come; or
+        those that run and the one that is called."""
         if waiting is not None:
             return chain(ready, waiting)
+        if self._called is not None:
+            if self._called_to is None:
+                return chain(ready, (self._called,))
+            index = bisect_left(ready, self._called_to, key=_place)
+            return chain(ready[:index], (self._called,), ready[index:])
         return chain(ready, self._put_down, self._in_turn())
 
     def rank(self, request: Request) -> tuple[int, ...]:
@@ -119,7 +188,7 @@ class Fair:
         return (0, request.priority, request.place)
 
     def _in_turn(self) -> Iterator[Request]:
-        counters = _Counters(self._n_admitted)
+        counters = _Counters(self._n_places)
         if len(self._classes) != 1:
             return self._across_classes(counters)
         (only,) = self._classes.values()
@@ -151,8 +220,7 @@ class Fair:
         return min(tops, default=self._last_backlogged.served)
 
     def _withdraw(self, request: Request) -> "_PriorityClass":
-        client = request.client
-        assert client is not None
+        client = _client_of(request)
         self._n_waiting -= 1
         client.n_waiting -= 1
         self._last_backlogged = client
@@ -162,7 +230,7 @@ class Fair:
             del self._classes[request.priority]
         return priority_class
 
-    def _client_of(self, account: Account | None) -> Client:
+    def _client_named(self, account: Account | None) -> Client:
         name = None if account is None else account.name
         client = self._clients.get(name)
         if client is None:
@@ -190,16 +258,48 @@ class Fair:
 class _Lane:
     """The requests of one client in one class, by arrival; at least one."""
 
-    __slots__ = ("client", "entry", "requests")
+    __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # its place in the heap; None once it is empty
+        self.preferred: Request | None = None  # the first, if it is not the one that came first
+        self.n_passes = 0  # times that the one that came first was passed over
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Brings the request forward of which most is cached, unless that was done already."""
+        if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
+            return
+        head = list(islice(self.requests, N_PREFERABLE))
+        best = max(head, key=n_cached)  # the first of several
+        if best is not head[0]:
+            self.preferred = best
+            self.requests.move_to_end(best, last=False)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request."""
+        if request is self.preferred:
+            self.preferred = None
+            self.n_passes += 1
+        elif self.n_passes and request is self._oldest():
+            self.n_passes = 0
+        del self.requests[request]
+
+    def _oldest(self) -> Request:
+        """Returns the one that came first."""
+        requests = iter(self.requests)
+        first = next(requests)
+        return first if self.preferred is None else next(requests, first)
 
     def entry_now(self) -> "_Entry":
         client = self.client
-        return client.served, client.turn, next(iter(self.requests)).arrival, self
+        return client.served, client.turn, self._oldest().arrival, self
+
+    def arrival_of(self, request: Request) -> int:
+        """Returns the arrival by which a request has its turn: one that is preferred has it in the
+        place of the first."""
+        return self._oldest().arrival if request is self.preferred else request.arrival
 
 
 _Entry = tuple[float, int, int, _Lane]
@@ -250,13 +350,16 @@ class _PriorityClass:
     def remove(self, request: Request, client: Client) -> None:
         self._n_requests -= 1
         lane = self._lanes[client]
-        del lane.requests[request]
+        lane.remove(request)
         if not lane.requests:
             del self._lanes[client]
             lane.entry = None
         if len(self._heap) > 2 * len(self._lanes) + 16:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
+
+    def prefer(self, client: Client, n_cached: Callable[[Request], int]) -> None:
+        self._lanes[client].prefer(n_cached)
 
     def least_served(self) -> float:
         """Returns the least counter of its clients, of which there must be one."""
@@ -297,8 +400,9 @@ class _PriorityClass:
                 request = next(requests)
             client = lane.client
             now = counters.of(client)
-            if (*now, request.arrival) != (served, turn, arrival):
-                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+            came = lane.arrival_of(request)
+            if (*now, came) != (served, turn, arrival):
+                heappush(ahead, (*now, came, -1, lane, requests, request))
                 continue
             yield request
             counters.charge(client, request)
@@ -311,8 +415,8 @@ class _PriorityClass:
 class _Counters:
     """Counters and last turns of clients as they would be if some more were admitted."""
 
-    def __init__(self, n_admitted: int) -> None:
-        self._n_admitted = n_admitted
+    def __init__(self, n_places: int) -> None:
+        self._n_places = n_places
         self._changed: dict[Client, tuple[float, int]] = {}
 
     def of(self, client: Client) -> tuple[float, int]:
@@ -321,9 +425,15 @@ class _Counters:
     def charge(self, client: Client, request: Request) -> None:
         served, _ = self.of(client)
         charged = served + client.prompt_charge(request.n_prompt_tokens)
-        self._changed[client] = charged, self._n_admitted
-        self._n_admitted += 1
+        self._changed[client] = charged, self._n_places
+        self._n_places += 1
 
 
 def _place(request: Request) -> int:
     return request.place
+
+
+def _client_of(request: Request) -> Client:
+    client = request.client
+    assert client is not None
+    return client

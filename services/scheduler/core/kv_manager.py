@@ -92,15 +92,12 @@ class KVManager:
 
         What the prefix cache has of its tokens counts as scheduled from then on.
         """
-        if self.expected_use is None:
-            n_blocks = self._blocks_for(request.max_sequence_len)
-        elif self.is_owing:
+        if self.is_owing:
             return None
-        else:
-            n_blocks = self._blocks_for(self.expected_use.n_tokens(request))
+        n_blocks = self._n_to_reserve(request)
         n_left = self.n_blocks - self.n_reserved_blocks
-        cache = self.prefix_cache
-        if cache is None or request.cache_scope is None or request.wants_prompt_logprobs:
+        cache = self._cache_for(request)
+        if cache is None:
             if n_blocks > n_left:
                 return None
             self.n_reserved_blocks += n_blocks
@@ -124,6 +121,31 @@ class KVManager:
             n_entered_blocks=len(cached),
             next_entry_at=(len(cached) + 1) * self.block_size,
         )
+
+    def n_cached_blocks(self, request: Request) -> int:
+        """Returns how many blocks of a request's beginning the prefix cache has."""
+        cache = self._cache_for(request)
+        return 0 if cache is None else len(cache.find(request))
+
+    def n_missing_blocks(self, request: Request) -> int:
+        """Returns how many blocks must become free before a request can be admitted."""
+        n_left = self.n_blocks - self.n_reserved_blocks
+        n_missing = self._n_to_reserve(request) - n_left
+        cache = self._cache_for(request)
+        if n_missing <= 0 or cache is None:
+            return max(0, n_missing)
+        return max(0, n_missing - cache.n_in_use(cache.find(request)))
+
+    def n_freed_blocks(self, reservation: Reservation, request: Request) -> int:
+        """Returns how many blocks more there are for `request` when a reservation is released: not
+        those that others use, nor those that are the request's own beginning."""
+        cache = self._cache_for(request)
+        n_freed = reservation.n_reserved_blocks
+        if self.prefix_cache is not None:
+            n_freed -= self.prefix_cache.n_shared(reservation.block_ids)
+        if cache is not None:
+            n_freed -= len({*cache.find(request)} & {*reservation.block_ids})
+        return n_freed
 
     def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
         """Returns whether a reservation is large enough to store `n_tokens` tokens."""
@@ -188,6 +210,17 @@ class KVManager:
         self._free_rows.append(reservation.row)
         reservation.block_ids = []
         reservation.n_reserved_blocks = 0
+
+    def _n_to_reserve(self, request: Request) -> int:
+        if self.expected_use is None:
+            return self._blocks_for(request.max_sequence_len)
+        return self._blocks_for(self.expected_use.n_tokens(request))
+
+    def _cache_for(self, request: Request) -> PrefixCache | None:
+        """Returns the prefix cache, if the request may find something in it."""
+        if request.cache_scope is None or request.wants_prompt_logprobs:
+            return None
+        return self.prefix_cache
 
     @property
     def _n_unused_blocks(self) -> int:

@@ -1,18 +1,18 @@
 """Optimistic admission: memory is lent beyond what is reserved, and taken back from the last.
 
-A request mostly ends long before `max_tokens`. So it reserves what its tokens need now, and the
-share of its `max_tokens` that others have used lately. What it needs beyond that, it gets when it
-comes to it. If there is no block then, the one that comes last of those that run is put down: it
-gives up its memory and waits at its place to be recomputed, with the tokens that it has. One that
-is in a batch in flight is put down when the batch has returned, and who needs the memory waits for
-that.
+A request mostly ends long before `max_tokens`. So it reserves what its tokens need now, and less
+than the share of its `max_tokens` that others have used lately. What it needs beyond that, it gets
+when it comes to it. If there is no block then, the one that comes last of those that run is put
+down: it gives up its memory and waits at its place to be recomputed, with the tokens that it has.
+One that is in a batch in flight is put down when the batch has returned, and who needs the memory
+waits for that.
 
 Nobody waits for ever. Who comes first is never put down for another, and has all memory when all
 others have been put down; so it goes on to its end, and then another comes first. Nor is work
 repeated for ever. Who could not grow takes twice as much as the last time, so this happens to a
-request log2(its blocks) + 2 times at most. Who has been put down reserves its whole life when it
-comes back. So it can be put down again only for one that comes before it and runs beside it, and as
-often as that one cannot grow.
+request log2(its blocks) + 2 times at most. Who has been put down reserves twice as much each time
+that it comes back, and its whole life after five. So then it can be put down again only for one
+that comes before it and runs beside it, and as often as that one cannot grow.
 
 To an observer requests are served in their order: nobody is admitted while somebody waits for
 memory, and who was put down comes before those behind it that have not run.

@@ -1,8 +1,8 @@
 """The order in which requests are admitted, and in which those that run come into a batch.
 
 The pool has one such object and asks it; what is in it are the requests that wait. A request that
-has run keeps its place among those that run, and is never overtaken by one that waits for the first
-time.
+has run keeps its place among those that run, and is overtaken by one that waits for the first time
+only if it gives way to it (`giving_way.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ class Order(Protocol):
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the rank of a request that runs, which stays the same while it does: if not all
+        """Returns the rank of a request that runs, which changes only if it gives way: if not all
         can go on, the one with the highest is put down first."""
         ...
 

@@ -92,6 +92,10 @@ class PrefixCache:
         """Returns how many of these blocks, which are all here, have users."""
         return sum([block_id not in self._unused for block_id in block_ids])
 
+    def n_shared(self, block_ids: Sequence[int]) -> int:
+        """Returns how many of these blocks, which need not all be here, have several users."""
+        return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
+
     def take(self, block_ids: Sequence[int]) -> None:
         """Adds a user to each of these blocks."""
         for block_id in block_ids:

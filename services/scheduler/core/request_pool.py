@@ -110,6 +110,16 @@ class RequestPool:
         return tuple(sorted(self._ready, key=self.order.rank))
 
     @property
+    def ready_by_place(self) -> Sequence[Request]:
+        """The requests that have run and can ride the next iteration, as they are now; by place."""
+        return tuple(self._ready)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether suspects are admitted before all others."""
+        return bool(self._suspects) or self._is_probation
+
+    @property
     def last(self) -> Request:
         """The one that is put down first of those that have run; there must be one."""
         return max(self._admitted, key=self.order.rank)
@@ -202,6 +212,14 @@ class RequestPool:
     def let_run(self, request: Request) -> None:
         """Lets a request be selected again that was held back."""
         self._make_ready(request)
+
+    def move(self, request: Request, place: int) -> None:
+        """Gives a request that has run another place, which nobody has."""
+        is_ready = self._place(request) is not None
+        self.hold_back(request)
+        request.place = place
+        if is_ready:
+            self._make_ready(request)
 
     def put_down(self, request: Request) -> None:
         """Puts down one request that has run and is in no batch, so that it waits again at its

@@ -25,6 +25,8 @@ from typing import NamedTuple
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
 from services.scheduler.core.drafts import SEARCHED_TOKENS, Drafter, n_leading_equal
+from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
 from services.scheduler.core.policies import Policy, Selection
@@ -92,6 +94,16 @@ class Scheduler:
         if kv_manager.expected_use is not None:
             self._lending = Lending(
                 pool, kv_manager, can_run=self._can_run, put_down=self._put_down
+            )
+        self._giving_way: GivingWay | None = None
+        if isinstance(pool.order, Fair):
+            self._giving_way = GivingWay(
+                pool,
+                pool.order,
+                kv_manager,
+                policy,
+                can_run=self._can_run,
+                put_down=self._put_down,
             )
         self._put_down_for_memory: list[Request] = []
 
@@ -181,6 +193,9 @@ class Scheduler:
             return None
         if self._lending is not None:
             self._lending.make_room()
+        self._prefer_cached()
+        if self._giving_way is not None:
+            self._giving_way.make_way()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
@@ -195,7 +210,10 @@ class Scheduler:
             released_rows=tuple(self._released_rows),
             n_drafts=sum([len(draft) for draft in drafts.values()]),
         )
-        self.pool.mark_running([span.request for span in batch.spans], can_run=self._can_run)
+        requests = [span.request for span in batch.spans]
+        if self._giving_way is not None:
+            self._giving_way.settle(requests)
+        self.pool.mark_running(requests, can_run=self._can_run)
         self._released_rows.clear()
         self._in_flight[batch.iteration] = batch
         return batch
@@ -243,6 +261,13 @@ class Scheduler:
 
     def _can_run(self, request: Request) -> bool:
         return request.can_run(token_hand_off=self._token_hand_off)
+
+    def _prefer_cached(self) -> None:
+        """Lets the order prefer what is cached, once the prefix cache has had to give up blocks:
+        before, nothing is lost by waiting."""
+        order = self.pool.order
+        if self.kv_manager.n_evicted_blocks and isinstance(order, Fair):
+            order.prefer(self.kv_manager.n_cached_blocks)
 
     def _draft(
         self, drafter: Drafter, selections: Sequence[Selection]
@@ -386,7 +411,9 @@ class Scheduler:
 
     def _note_returned(self, request: Request) -> None:
         """Notes that a request that goes on is in no batch."""
-        if self._lending is not None and self._lending.must_yield(request):
+        if (self._lending is not None and self._lending.must_yield(request)) or (
+            self._giving_way is not None and self._giving_way.must_leave(request)
+        ):
             self._put_down(request)
         else:
             self.pool.mark_returned(request)
@@ -399,6 +426,8 @@ class Scheduler:
         self._put_down_for_memory.append(request)
         if self._lending is not None:
             self._lending.forget(request)
+        if self._giving_way is not None:
+            self._giving_way.forget(request)
 
     def _with_logprobs(
         self, span: Span, update: Update | None, logprobs: SpanLogprobs
@@ -423,6 +452,8 @@ class Scheduler:
         if self._lending is not None:
             self._lending.forget(request)
             self._lending.n_leaving += request.n_in_flight > 0
+        if self._giving_way is not None:
+            self._giving_way.forget(request)
         if self.kv_manager.expected_use is not None and request.generated_token_ids:
             self.kv_manager.expected_use.learn(
                 len(request.generated_token_ids), request.max_new_tokens

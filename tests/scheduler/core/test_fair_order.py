@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.client import OUTPUT_CHARGE, PROMPT_CHARGE
-from services.scheduler.core.fair_order import N_KEPT, Fair
+from services.scheduler.core.fair_order import MAX_PASSES, N_KEPT, N_PREFERABLE, Fair
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -219,6 +219,7 @@ def test_backlogged_clients_differ_in_service_by_no_more_than_the_theorem_says(
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(600)
 @settings(max_examples=1000)
 @given(**TRACES)
 def test_the_theorem_holds_on_a_thousand_traces(
@@ -319,6 +320,62 @@ def test_a_client_who_would_be_lifted_is_forgotten() -> None:
         pool.add(request_of(str(number), f"a{number}"))
         admitted(pool, 1)
     assert len(order._clients) <= 2 * N_KEPT
+
+
+# What is cached
+
+
+def test_the_one_of_which_most_is_cached_comes_first_of_a_clients() -> None:
+    order = fair()
+    pool = RequestPool(max_requests=100, order=order)
+    for number in range(4):
+        pool.add(request_of(f"a{number}", "a"))
+        pool.add(request_of(f"b{number}", "b"))
+    cached = {"a2": 5, "a3": 5, "b1": 9}
+    names = []
+    for _ in range(8):
+        order.prefer(lambda request: cached.get(request.request_id, 0))
+        names += admitted(pool, 1)
+    assert names == ["a2", "b1", "a3", "b0", "a0", "b2", "a1", "b3"]
+
+
+@given(data=st.data(), n_requests=st.integers(1, 40))
+def test_nobody_is_passed_over_without_end_for_what_is_cached(
+    data: st.DataObject, n_requests: int
+) -> None:
+    order = fair()
+    pool = RequestPool(max_requests=1000, order=order)
+    waiting: list[str] = []
+    passed: dict[str, int] = {}
+    for number in range(n_requests):
+        for _ in range(data.draw(st.integers(0, 12))):
+            name = str(number * 100 + len(waiting))
+            waiting.append(name)
+            pool.add(request_of(name, "a"))
+        if not waiting:
+            continue
+        order.prefer(lambda _: data.draw(st.integers(0, 2)))
+        if data.draw(st.integers(0, 9)) == 0:
+            gone = data.draw(st.sampled_from(waiting))
+            pool.remove(next(one for one in order if one.request_id == gone))
+        else:
+            (gone,) = admitted(pool, 1)
+            assert waiting.index(gone) < N_PREFERABLE
+            passed[waiting[0]] = passed.get(waiting[0], 0) + (gone != waiting[0])
+        waiting.remove(gone)
+    assert all(n <= MAX_PASSES for n in passed.values())
+
+
+def test_what_is_passed_over_most_often_comes_though_others_are_cached() -> None:
+    order = fair()
+    pool = RequestPool(max_requests=100, order=order)
+    for number in range(30):
+        pool.add(request_of(str(number), "a"))
+    places = []
+    for _ in range(20):
+        order.prefer(lambda request: int(int(request.request_id) > 0))
+        places += admitted(pool, 1)
+    assert places.index("0") == MAX_PASSES
 
 
 # Priorities

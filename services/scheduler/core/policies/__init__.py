@@ -1,10 +1,11 @@
 """Policies: choose the requests of the next iteration, and the number of tokens of each.
 
-A policy is a class in a file of its own with the one method below. It looks at requests in the
+A policy is a class in a file of its own with the methods below. It looks at requests in the
 order of the pool and reserves K/V for those it admits; what the prefix cache has of their tokens
 counts as scheduled from then on. It changes no other state of theirs.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from services.scheduler.core.kv_manager import KVManager
@@ -24,6 +25,14 @@ class Selection(NamedTuple):
 class Policy(Protocol):
     """The choice of the next batch."""
 
+    max_batch_size: int
+    """Requests in a batch at most."""
+
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns the requests of the next batch in order; empty if none can run."""
+        ...
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether requests that run, which could all ride the next batch, leave no room in
+        it for another."""
         ...

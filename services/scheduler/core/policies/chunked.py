@@ -12,8 +12,11 @@ in one batch only. `n_shares` batches in flight share those that run evenly, so 
 not take them all.
 """
 
+from collections.abc import Sequence
+
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
+from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
 
@@ -55,3 +58,9 @@ class ChunkedPolicy:
             n_free -= n_tokens
             selections.append(Selection(request, n_tokens, reservation))
         return selections
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether these requests, or their tokens, are a batch."""
+        if len(ready) >= self.max_batch_size:
+            return True
+        return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens

@@ -7,8 +7,11 @@ does not fit ends the selection (`break`, not `continue`): a later, smaller one 
 it.
 """
 
+from collections.abc import Sequence
+
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
+from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
 
@@ -31,3 +34,7 @@ class OrcaPolicy:
                 break
             selections.append(Selection(request, request.n_unscheduled, reservation))
         return selections
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether these requests are a batch."""
+        return len(ready) >= self.max_batch_size
