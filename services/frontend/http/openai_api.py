@@ -40,7 +40,6 @@ from services.frontend.http.exchange import (
     read_body,
     while_connected,
 )
-from services.frontend.http.json_structure import check_structure
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import (
@@ -245,7 +244,6 @@ class OpenAIApi:
         cross_origin.check_page(request.headers, self._origins)
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
-            check_structure(data, self._bodies.refusals)
             return parse_body(kind, data, partial(self._unknown.found, request))
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
