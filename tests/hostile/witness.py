@@ -80,10 +80,11 @@ class Seen:
             "wrong": self.wrong[:5],
             "broken": self.broken[:5],
             "refused": dict(self.refused),
-            "gap_p99_s": float(np.percentile(self.gaps_s, 99)) if self.gaps_s else 0.0,
+            "gap_p99_s": _p99(self.gaps_s),
             "gap_max_s": max(self.gaps_s, default=0.0),
             "first_max_s": max(self.first_s, default=0.0),
             "stall_s": max(self.http_stalls_s, default=0.0),
+            "stall_p99_s": _p99(self.http_stalls_s),
             "grpc_stall_s": max(self.grpc_stalls_s, default=0.0),
             "n_probes": len(self.http_stalls_s),
             "n_probes_failed": self.n_probes_failed,
@@ -285,6 +286,10 @@ def stall(frontend_pid: int, stalls: list[float]) -> Any:
     finally:
         waited_s = _waited_s(frontend_pid) + _waited_s(os.getpid()) - waited_s
         stalls.append(max(0.0, time.monotonic() - start_s - waited_s))
+
+
+def _p99(values: list[float]) -> float:
+    return float(np.percentile(values, 99)) if values else 0.0
 
 
 def _waited_s(pid: int) -> float:

@@ -10,9 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-MAX_AT_ONCE = 4
-"""Turns in one pass of the event loop: a request takes half a millisecond until it waits for the
-scheduler, a large read a tenth."""
+MAX_AT_ONCE = 2
+"""Turns in one pass of the event loop: a request takes a millisecond until it waits for the
+scheduler, and a large read as long."""
 
 
 class Turns:
