@@ -27,7 +27,7 @@ from services.frontend.http.connection_limits import ConnectionLimits, Place, Pl
 from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport
 from services.frontend.http.incoming_request import IncomingRequest
-from services.frontend.http.loop_turns import Turns
+from services.frontend.http.loop_share import LoopShares
 from services.frontend.http.unread_output import UnreadOutput
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -52,6 +52,9 @@ GOODBYE_S = 1.0
 """Seconds that a client has to take a refusal, or the goodbye of TLS; less than
 `server.FINISH_S`."""
 
+WITHOUT_BODY = frozenset({"GET", "HEAD"})
+"""Methods of requests that have no body."""
+
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
@@ -67,7 +70,7 @@ class Connection(HttpToolsProtocol):
         places: Places,
         budget: MemoryBudget,
         refusals: Refusals,
-        turns: Turns,
+        shares: LoopShares,
         place: Place | None,
     ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
@@ -75,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._places = places
         self._budget = budget
         self._refusals = refusals
-        self._turns = turns
+        self._shares = shares
         self._place = place
         self._unread: UnreadOutput | None = None
         self._ahead = bytearray()  # what came and is not parsed yet
@@ -91,7 +94,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wraps the transport of a new connection, if there is a place for it."""
-        gathering = GatheringTransport(transport, self.loop, self._turns, on_close=self._closing)
+        gathering = GatheringTransport(
+            transport, self.loop, self._shares.reads, on_close=self._closing
+        )
         super().connection_made(gathering)
         self._unread = UnreadOutput(
             gathering,
@@ -119,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self._place.leave()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # nothing is written any more
-            self._turns.take(lambda: self._end_request(exc))
+            self._shares.requests.take(lambda: self._end_request(exc))
         else:
             self._end_request(exc)
 
@@ -231,7 +236,7 @@ class Connection(HttpToolsProtocol):
         """Goes on in the next turn. There is no second turn while one waits."""
         if not self._waits_to_parse:
             self._waits_to_parse = True
-            self.loop.call_soon(self._turns.take, self._parse_in_turn)
+            self.loop.call_soon(self._shares.reads.take, self._parse_in_turn)
 
     def _parse_in_turn(self) -> None:
         self._waits_to_parse = False
@@ -333,7 +338,10 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
-        self._turns.take(lambda: self._start(cycle, app))
+        share = self._shares.requests
+        if cycle.scope["method"] in WITHOUT_BODY:
+            share = self._shares.lookups
+        share.take(lambda: self._start(cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         if not cycle.disconnected:  # while it waited for its turn

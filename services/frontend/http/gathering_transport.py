@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from services.frontend.http.loop_turns import Turns
+from services.frontend.http.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
 """Bytes that may be gathered for a connection within one round of the event loop; more are passed
@@ -28,7 +28,7 @@ class GatheringTransport(asyncio.Transport):
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        turns: Turns,
+        reads: LoopShare,
         *,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -37,7 +37,7 @@ class GatheringTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = loop
-        self._turns = turns
+        self._share = reads
         self._reads = True  # or will, in its turn
         self._waits_to_read = False
         self._on_close = on_close
@@ -89,7 +89,7 @@ class GatheringTransport(asyncio.Transport):
         self._reads = True
         if not self._waits_to_read:
             self._waits_to_read = True
-            self._turns.take(self._read_on)
+            self._share.take(self._read_on)
 
     def _read_on(self) -> None:
         self._waits_to_read = False

@@ -24,7 +24,7 @@ from services.frontend.http.connection_limits import (
     check_descriptors,
 )
 from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
-from services.frontend.http.loop_turns import MAX_AT_ONCE
+from services.frontend.http.loop_share import MAX_AT_ONCE
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -290,6 +290,17 @@ async def test_requests_that_come_at_once_begin_a_few_in_each_pass_of_the_loop()
         assert 0 < largest <= MAX_AT_ONCE
         for client in clients:
             assert (await client.answer())[0] == 200
+
+
+async def test_probe_does_not_wait_for_the_requests_of_others() -> None:
+    async with serving() as site, many_clients(site, 101) as clients:
+        *posting, probing = clients
+        for client in posting:
+            client.writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n")
+        await until(lambda: site.app.n_requests > 0)
+        probing.writer.write(GET)
+        assert (await probing.answer())[0] == 200
+        assert site.app.n_requests < 90
 
 
 async def test_requests_whose_clients_have_gone_before_their_turn_do_not_begin() -> None:

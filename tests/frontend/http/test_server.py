@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.common import tls
 from services.frontend.http.gathering_transport import MAX_GATHERED_BYTES, GatheringTransport
-from services.frontend.http.loop_turns import Turns
+from services.frontend.http.loop_share import LoopShare
 from services.frontend.http.server import (
     HttpServer,
     address_of,
@@ -150,7 +150,7 @@ class Wire(asyncio.Transport):
 
 def gathering(wire: Wire) -> GatheringTransport:
     loop = asyncio.get_running_loop()
-    return GatheringTransport(wire, loop, Turns(loop))
+    return GatheringTransport(wire, loop, LoopShare(loop))
 
 
 async def test_what_is_written_in_one_round_goes_out_as_one_write() -> None:

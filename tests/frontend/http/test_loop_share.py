@@ -3,28 +3,28 @@
 import asyncio
 from typing import Any
 
-from services.frontend.http.loop_turns import MAX_AT_ONCE, Turns
+from services.frontend.http.loop_share import MAX_AT_ONCE, LoopShare
 
 
 async def test_work_that_has_no_turn_in_a_pass_waits_for_the_next_in_order() -> None:
-    turns, done = Turns(asyncio.get_running_loop()), list[int]()
+    share, done = LoopShare(asyncio.get_running_loop()), list[int]()
     n = 3 * MAX_AT_ONCE - 1
     for number in range(n):
-        turns.take(lambda number=number: done.append(number))  # type: ignore[misc]
+        share.take(lambda number=number: done.append(number))  # type: ignore[misc]
     for n_passes in range(1, 4):
         assert done == list(range(min(n, n_passes * MAX_AT_ONCE)))
         await asyncio.sleep(0)
 
 
 async def test_work_may_ask_for_another_turn() -> None:
-    turns, passes = Turns(asyncio.get_running_loop()), 0
+    share, passes = LoopShare(asyncio.get_running_loop()), 0
 
     def work(n_left: int) -> None:
         if n_left:
-            turns.take(lambda: work(n_left - 1))
+            share.take(lambda: work(n_left - 1))
 
     work(5 * MAX_AT_ONCE)
-    while turns._waiting:
+    while share._waiting:
         await asyncio.sleep(0)
         passes += 1
     assert passes == 4
@@ -33,11 +33,11 @@ async def test_work_may_ask_for_another_turn() -> None:
 async def test_work_that_fails_keeps_nobody_from_a_turn() -> None:
     loop, failures, done = asyncio.get_running_loop(), list[Any](), list[bool]()
     loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
-    turns = Turns(loop)
+    share = LoopShare(loop)
     for _ in range(MAX_AT_ONCE):
-        turns.take(lambda: None)
-    turns.take(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-    turns.take(lambda: done.append(True))
+        share.take(lambda: None)
+    share.take(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    share.take(lambda: done.append(True))
     for _ in range(3):
         await asyncio.sleep(0)
     assert done == [True]
