@@ -60,6 +60,13 @@ def validator(reference: dict[str, str]) -> Draft202012Validator:
     return Draft202012Validator({**reference, "components": DOCUMENT["components"]})
 
 
+def test_every_posted_request_may_have_a_name_and_a_time() -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        if "post" in methods:
+            names = {parameter["name"] for parameter in methods["post"]["parameters"]}
+            assert names >= {"x-request-id", "x-request-timeout"}, path
+
+
 BODIES = {kind: validator({"$ref": f"#/components/schemas/{kind}"}) for kind in KINDS}
 
 
