@@ -60,13 +60,6 @@ def validator(reference: dict[str, str]) -> Draft202012Validator:
     return Draft202012Validator({**reference, "components": DOCUMENT["components"]})
 
 
-def test_every_posted_request_may_have_a_name_and_a_time() -> None:
-    for path, methods in DOCUMENT["paths"].items():
-        if "post" in methods:
-            names = {parameter["name"] for parameter in methods["post"]["parameters"]}
-            assert names >= {"x-request-id", "x-request-timeout"}, path
-
-
 BODIES = {kind: validator({"$ref": f"#/components/schemas/{kind}"}) for kind in KINDS}
 
 
@@ -96,6 +89,13 @@ def references(value: object) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(references, value.values()))
     elif isinstance(value, list):
         yield from itertools.chain.from_iterable(map(references, value))
+
+
+def test_every_posted_request_may_have_a_name_and_a_time() -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        if "post" in methods:
+            names = {parameter["name"] for parameter in methods["post"]["parameters"]}
+            assert names >= {"x-request-id", "x-request-timeout"}, path
 
 
 def test_it_is_an_openapi_document_whose_schemas_are_all_in_use_or_said() -> None:
