@@ -39,19 +39,12 @@ PROBE_S = 0.02
 LIMIT_S = 60.0
 """Seconds after which an honest client gives up."""
 RETRY_S = 0.1
-MAX_RETRIES = 2
-"""New connections that a client tries in a row, as OpenAI's does, before it tells anybody. While
-connections are short, one may be closed before its question has come."""
 
 Ask = Callable[[list[int]], AsyncIterator[list[int]]]
 
 
 class Refused(Exception):
-    """Raised when a question is not taken."""
-
-
-class Closed(Exception):
-    """Raised when a connection is closed before its question is answered."""
+    """Raised when a question is not taken, or its connection closed before it is answered."""
 
 
 class Broken(Exception):
@@ -144,17 +137,10 @@ class Witness:
     async def _ask_all_the_time(self, stream: int) -> None:
         """Asks a question over and over; the streams begin one after the other."""
         await asyncio.sleep(0.02 * stream)
-        n_closed = 0
         while not self._is_over:
             try:
                 async with asyncio.timeout(LIMIT_S):
                     await self._compare(stream)
-                n_closed = 0
-            except Closed as error:
-                n_closed += 1
-                if n_closed > MAX_RETRIES:
-                    self._seen.refused[str(error)] += 1
-                await asyncio.sleep(RETRY_S)
             except Refused as error:
                 self._seen.refused[str(error)] += 1
                 await asyncio.sleep(RETRY_S)
@@ -188,7 +174,7 @@ class Witness:
         try:
             reader, writer = await self._target.connect()
         except OSError as error:
-            raise Closed(type(error).__name__) from error
+            raise Refused(type(error).__name__) from error
         try:
             writer.write(
                 f"POST /v1/completions HTTP/1.1\r\nhost: {self._target.http}\r\n"
@@ -210,7 +196,7 @@ class Witness:
         try:
             status = (await reader.readuntil(b"\r\n")).split()[1].decode()
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Closed(type(error).__name__) from error
+            raise Refused(type(error).__name__) from error
         if status != "200":
             raise Refused(status)
 
