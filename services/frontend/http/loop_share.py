@@ -9,12 +9,17 @@ ask.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
-MAX_AT_ONCE = 2
-"""Turns of a share in one pass of the event loop: a request takes a millisecond until it waits for
-the scheduler, and so may a large read."""
+MIN_AT_ONCE = 2
+"""Turns of a share in one pass of the event loop, at least."""
+
+TURN_S = 0.002
+"""Seconds of the last pass for each turn of this one. A request takes a millisecond until it waits
+for the scheduler, and so may a large read: where streams make passes long, a share has half of the
+loop's time at most."""
 
 
 class LoopShares:
@@ -32,14 +37,21 @@ class LoopShares:
 class LoopShare:
     """One share, and who waits for a turn."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._loop = loop
+        self._clock = clock
         self._waiting: deque[Callable[[], None]] = deque()
         self._n_taken = 0  # in this pass; its end is scheduled if there are any
+        self._n_allowed = MIN_AT_ONCE
+        self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
         """Does the work now, or in a later pass if this one has had its share."""
-        if self._n_taken < MAX_AT_ONCE and not self._waiting:
+        if not self._n_taken:  # the passes before were others'
+            self._began_at, self._n_allowed = self._clock(), MIN_AT_ONCE
+        if self._n_taken < self._n_allowed and not self._waiting:
             self._do(work)
         else:
             self._waiting.append(work)
@@ -51,6 +63,8 @@ class LoopShare:
         work()
 
     def _begin_pass(self) -> None:
-        self._n_taken = 0
-        while self._waiting and self._n_taken < MAX_AT_ONCE:
+        now = self._clock()
+        self._n_allowed = max(MIN_AT_ONCE, int((now - self._began_at) / TURN_S))
+        self._began_at, self._n_taken = now, 0
+        while self._waiting and self._n_taken < self._n_allowed:
             self._do(self._waiting.popleft())

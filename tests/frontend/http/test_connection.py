@@ -24,7 +24,6 @@ from services.frontend.http.connection_limits import (
     check_descriptors,
 )
 from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
-from services.frontend.http.loop_share import MAX_AT_ONCE
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -279,7 +278,7 @@ async def many_clients(site: Site, count: int) -> AsyncIterator[list[Client]]:
 
 
 async def test_requests_that_come_at_once_begin_a_few_in_each_pass_of_the_loop() -> None:
-    async with serving() as site, many_clients(site, 40) as clients:
+    async with serving() as site, many_clients(site, 200) as clients:
         for client in clients:
             client.writer.write(GET)
         largest, n_before = 0, 0
@@ -287,30 +286,30 @@ async def test_requests_that_come_at_once_begin_a_few_in_each_pass_of_the_loop()
             await asyncio.sleep(0)
             n_begun = site.app.n_requests
             largest, n_before = max(largest, n_begun - n_before), n_begun
-        assert 0 < largest <= MAX_AT_ONCE
+        assert 0 < largest < 100  # two, unless this machine stands still for a time
         for client in clients:
             assert (await client.answer())[0] == 200
 
 
 async def test_probe_does_not_wait_for_the_requests_of_others() -> None:
-    async with serving() as site, many_clients(site, 101) as clients:
+    async with serving() as site, many_clients(site, 201) as clients:
         *posting, probing = clients
         for client in posting:
             client.writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n")
         await until(lambda: site.app.n_requests > 0)
         probing.writer.write(GET)
         assert (await probing.answer())[0] == 200
-        assert site.app.n_requests < 90
+        assert site.app.n_requests < 180
 
 
 async def test_requests_whose_clients_have_gone_before_their_turn_do_not_begin() -> None:
-    async with serving() as site, many_clients(site, 100) as clients:
+    async with serving() as site, many_clients(site, 200) as clients:
         connections = site.server.server_state.connections
         for client in clients:
             client.writer.write(GET)
             client.writer.close()
         await until(lambda: not connections)
-        assert site.app.n_requests < 50
+        assert site.app.n_requests < 120
 
 
 async def test_clients_that_go_at_once_are_all_noticed() -> None:
