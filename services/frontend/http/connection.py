@@ -38,6 +38,10 @@ PIECE_BYTES = 4096
 MAX_AHEAD_BYTES = 64 * 2**10
 """Bytes that a client may send ahead of an answer; then it is no longer read from."""
 
+AHEAD_S = 0.001
+"""Seconds between an answer and a request that was sent ahead of it, so that thousands of them do
+not keep the loop busy."""
+
 LARGE_READ_BYTES = 16 * 2**10
 """Bytes that come at once, after which others have their turn before more are read."""
 
@@ -326,7 +330,7 @@ class Connection(HttpToolsProtocol):
         if self._place is not None:
             self._place.set_waiting()
         if self._ahead:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_later(AHEAD_S, self._go_on)
         self._watch_client()
 
     def _go_on(self) -> None:

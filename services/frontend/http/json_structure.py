@@ -51,9 +51,13 @@ class StructureCount:
 
     def _count(self, piece: bytes) -> None:
         # Without escapes every quote begins or ends a string. Backslashes are in strings only.
-        bare = (self._escape + piece).replace(rb"\\", b"")
-        self._escape = b"\\" if bare.endswith(b"\\") else b""
-        bare = bare.removesuffix(self._escape).replace(rb"\"", b"")
+        bare = self._escape + piece
+        self._escape = b""
+        if b"\\" in bare:
+            bare = bare.replace(rb"\\", b"")
+            if bare.endswith(b"\\"):
+                bare, self._escape = bare[:-1], b"\\"
+            bare = bare.replace(rb"\"", b"")
         n_quotes = bare.count(b'"')
         self._n_quotes += n_quotes
         if self._n_quotes > 2 * MAX_STRINGS:

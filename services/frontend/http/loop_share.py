@@ -16,10 +16,10 @@ from collections.abc import Callable
 MIN_AT_ONCE = 2
 """Turns of a share in one pass of the event loop, at least."""
 
-TURN_S = 0.002
+TURN_S = 0.004
 """Seconds of the last pass for each turn of this one. A request takes a millisecond until it waits
-for the scheduler, and so may a large read: where streams make passes long, a share has half of the
-loop's time at most."""
+for the scheduler, and so may a large read: where streams make passes long, a share has a quarter of
+the loop's time."""
 
 
 class LoopShares:
