@@ -4,6 +4,7 @@ Servicers get their methods from `rpc_handlers`.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -171,6 +172,14 @@ def bind(
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+def bind_unix(server: grpc.aio.Server, path: Path) -> None:
+    """Binds the path of a Unix socket, in plaintext; raises OSError if it cannot."""
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def method_path(service: ServiceDescriptor, method: str) -> str:

@@ -37,7 +37,7 @@ from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import OpenAIApi, create_app
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
-from services.frontend.http.unix_socket import listen_unix
+from services.frontend.http.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.generation_defaults import GenerationDefaults
@@ -209,6 +209,8 @@ class Frontend:
             spans = server_spans(traces.tracer, is_known=api_keys.knows)
         observe = self._metrics.counted(spans)
         add_services(server, servicer, self._health, self._transfers, observe=observe)
+        if (path := settings.grpc_socket) is not None:
+            self._listeners.enter_context(bound_at(path, lambda: rpc.bind_unix(server, path)))
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:

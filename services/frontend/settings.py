@@ -96,6 +96,10 @@ class FrontendSettings(ServerSettings):
     grpc_address: Address = "127.0.0.1:50051"
     """Where the gRPC API listens; this machine only unless told otherwise."""
 
+    grpc_socket: Path | None = None
+    """Path of a Unix socket where the gRPC API listens too, under the same rules as `http_socket`.
+    All its clients together have the limits of one connection."""
+
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
     """Format in which the model calls tools; `auto` finds it in the chat template and the special
     tokens. With `none`, calls are text, and none can be required."""

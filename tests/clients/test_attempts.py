@@ -1,7 +1,7 @@
 """Which base URL is asked next, and when; time is passed in, and luck is the least there is."""
 
 import pytest
-from orcinus_client import InvalidRequest, Overloaded, Retry, Unavailable
+from orcinus_client import GatewayTimedOut, InvalidRequest, Overloaded, Retry, Unavailable
 from orcinus_client.attempts import Attempts
 from orcinus_client.errors import ClientError, ConnectionLost
 
@@ -49,6 +49,14 @@ def test_nobody_waits_for_an_hour() -> None:
 def test_what_must_not_be_tried_again_is_raised_at_once() -> None:
     with pytest.raises(InvalidRequest):
         attempts().fail(InvalidRequest("no"))
+
+
+def test_what_a_proxy_did_not_wait_for_is_not_computed_twice() -> None:
+    computed = Attempts(URLS, Retry(), is_computed=True)
+    assert computed.fail(Unavailable("")) == 0.0
+    with pytest.raises(GatewayTimedOut):
+        computed.fail(GatewayTimedOut(""))
+    assert attempts().fail(GatewayTimedOut("")) == 0.0
 
 
 def test_attempts_in_a_row_are_counted() -> None:

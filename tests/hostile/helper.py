@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from tests.system.stack import ROOT
@@ -35,8 +36,9 @@ class Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+        _set_niceness(self._process.pid, niceness)
         threading.Thread(target=self._read, daemon=True).start()
         self._answer(START_LIMIT_S)
 
@@ -78,6 +80,16 @@ class Helper:
             for line in self._process.stdout:
                 self._lines.put(line)
         self._lines.put("")
+
+
+def _set_niceness(pid: int, niceness: int) -> None:
+    """Sets the priority of a process that leads a session. Where Linux groups processes by their
+    sessions (`sched_autogroup_enabled`), a process's own counts only within its group, and each
+    service of the system is in a group of its own."""
+    os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(niceness))
 
 
 async def obey(serve: Callable[[Any], Awaitable[Any]]) -> None:

@@ -2,9 +2,7 @@
 
 The kernel counts the peak of a process's resident memory, and starts again when it is told to; that
 must stay below the limit of its pod. `RLIMIT_DATA` is a net beneath it, for the machine's sake: it
-counts the stacks of threads, which are reserved and not resident, and so lies higher. So that
-attackers do not slow the system down by more than what they make it do, they run at the lowest
-priority.
+counts the stacks of threads, which are reserved and not resident, and so lies higher.
 """
 
 import contextlib
@@ -173,6 +171,16 @@ class Pods:
         report: dict[str, Any] = witness.ask("end", limit_s=WITNESS_LIMIT_S)
         return report
 
+    def beside(
+        self, attack: Attack, attacker: Helper, witness: Helper, *, for_s: float
+    ) -> dict[str, Any]:
+        """Returns what the honest streams see while somebody else is attacked."""
+        witness.ask("begin", limit_s=5)
+        attacker.ask((attack.name, for_s), limit_s=for_s + attack.limit_s)
+        report: dict[str, Any] = witness.ask("end", limit_s=WITNESS_LIMIT_S)
+        self.settled_leftovers()
+        return report
+
     def rss(self, component: str) -> int:
         """Returns the resident memory of a component, in bytes."""
         return int(self.processes[component].memory_info().rss)
@@ -241,9 +249,9 @@ def running(
 
 
 @contextlib.contextmanager
-def attacker_of(pods: Pods) -> Iterator[Helper]:
-    """An attacker, at the lowest priority."""
-    with Helper("tests.hostile.attacker", [pods.target.to_json()], niceness=19) as helper:
+def attacker_of(target: Target, *, niceness: int = 0) -> Iterator[Helper]:
+    """An attacker. A nice one gets less of a processor than each process of the system does."""
+    with Helper("tests.hostile.attacker", [target.to_json()], niceness=niceness) as helper:
         yield helper
 
 

@@ -48,7 +48,7 @@ class Site:
         if self._running is None:
             with ExitStack() as stack:
                 pods = stack.enter_context(hostile_pods.running(**self._system))
-                attacker = stack.enter_context(hostile_pods.attacker_of(pods))
+                attacker = stack.enter_context(hostile_pods.attacker_of(pods.target))
                 witness = stack.enter_context(hostile_pods.witness_of(pods))
                 self._parts = pods, attacker, witness
                 self._running = stack.pop_all()

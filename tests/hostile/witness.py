@@ -39,19 +39,12 @@ PROBE_S = 0.02
 LIMIT_S = 60.0
 """Seconds after which an honest client gives up."""
 RETRY_S = 0.1
-MAX_RETRIES = 2
-"""New connections that a client tries in a row, as OpenAI's does, before it tells anybody. While
-connections are short, one may be closed before its question has come."""
 
 Ask = Callable[[list[int]], AsyncIterator[list[int]]]
 
 
 class Refused(Exception):
-    """Raised when a question is not taken."""
-
-
-class Closed(Exception):
-    """Raised when a connection is closed before its question is answered."""
+    """Raised when a question is not taken, or its connection closed before it is answered."""
 
 
 class Broken(Exception):
@@ -80,10 +73,11 @@ class Seen:
             "wrong": self.wrong[:5],
             "broken": self.broken[:5],
             "refused": dict(self.refused),
-            "gap_p99_s": float(np.percentile(self.gaps_s, 99)) if self.gaps_s else 0.0,
+            "gap_p99_s": _p99(self.gaps_s),
             "gap_max_s": max(self.gaps_s, default=0.0),
             "first_max_s": max(self.first_s, default=0.0),
             "stall_s": max(self.http_stalls_s, default=0.0),
+            "stall_p99_s": _p99(self.http_stalls_s),
             "grpc_stall_s": max(self.grpc_stalls_s, default=0.0),
             "n_probes": len(self.http_stalls_s),
             "n_probes_failed": self.n_probes_failed,
@@ -143,17 +137,10 @@ class Witness:
     async def _ask_all_the_time(self, stream: int) -> None:
         """Asks a question over and over; the streams begin one after the other."""
         await asyncio.sleep(0.02 * stream)
-        n_closed = 0
         while not self._is_over:
             try:
                 async with asyncio.timeout(LIMIT_S):
                     await self._compare(stream)
-                n_closed = 0
-            except Closed as error:
-                n_closed += 1
-                if n_closed > MAX_RETRIES:
-                    self._seen.refused[str(error)] += 1
-                await asyncio.sleep(RETRY_S)
             except Refused as error:
                 self._seen.refused[str(error)] += 1
                 await asyncio.sleep(RETRY_S)
@@ -187,7 +174,7 @@ class Witness:
         try:
             reader, writer = await self._target.connect()
         except OSError as error:
-            raise Closed(type(error).__name__) from error
+            raise Refused(type(error).__name__) from error
         try:
             writer.write(
                 f"POST /v1/completions HTTP/1.1\r\nhost: {self._target.http}\r\n"
@@ -209,7 +196,7 @@ class Witness:
         try:
             status = (await reader.readuntil(b"\r\n")).split()[1].decode()
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Closed(type(error).__name__) from error
+            raise Refused(type(error).__name__) from error
         if status != "200":
             raise Refused(status)
 
@@ -285,6 +272,10 @@ def stall(frontend_pid: int, stalls: list[float]) -> Any:
     finally:
         waited_s = _waited_s(frontend_pid) + _waited_s(os.getpid()) - waited_s
         stalls.append(max(0.0, time.monotonic() - start_s - waited_s))
+
+
+def _p99(values: list[float]) -> float:
+    return float(np.percentile(values, 99)) if values else 0.0
 
 
 def _waited_s(pid: int) -> float:

@@ -119,7 +119,7 @@ class AsyncClient:
         call.end()
 
     async def _call(self, query: Query) -> dict[str, Any]:
-        attempts = self._frontends.attempts()
+        attempts = self._frontends.attempts(is_computed=query.is_computed)
         while True:
             try:
                 return await self._attempt(query, attempts.base_url)

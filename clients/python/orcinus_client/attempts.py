@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orcinus_client.errors import MAY_BE_TRIED_AGAIN, ApiError, ClientError
+from orcinus_client.errors import MAY_BE_TRIED_AGAIN, ApiError, ClientError, GatewayTimedOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,15 @@ class Attempts:
         base_urls: Sequence[str],
         retry: Retry,
         *,
+        is_computed: bool = False,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
+        """`is_computed` says that each attempt computes the whole answer, and a lost one for
+        nobody."""
         self._base_urls = base_urls
         self._retry = retry
+        self._is_computed = is_computed
         self._clock = clock
         self._draw = draw
         self._index = 0
@@ -59,6 +63,8 @@ class Attempts:
             ClientError: `error`, if it must not be tried again or there were enough attempts.
         """
         if not isinstance(error, MAY_BE_TRIED_AGAIN):
+            raise error
+        if self._is_computed and isinstance(error, GatewayTimedOut):
             raise error
         self._n_failures += 1
         now = self._clock()

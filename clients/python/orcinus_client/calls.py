@@ -24,9 +24,9 @@ class Frontends:
     base_urls: Sequence[str]
     retry: Retry
 
-    def attempts(self) -> Attempts:
-        """Returns the attempts of a new call."""
-        return Attempts(self.base_urls, self.retry)
+    def attempts(self, *, is_computed: bool) -> Attempts:
+        """Returns the attempts of a new call; `is_computed` is as of `Attempts`."""
+        return Attempts(self.base_urls, self.retry, is_computed=is_computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StreamedCall:
     """A call whose answer comes as a stream, over one connection after the other."""
 
     def __init__(self, frontends: Frontends, query: Query, *, resume: bool) -> None:
-        self._attempts = frontends.attempts()
+        self._attempts = frontends.attempts(is_computed=not resume)
         self._path = query.path
         self._stream = Stream(query.body or {}, resume=resume)
 

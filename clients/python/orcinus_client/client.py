@@ -115,7 +115,7 @@ class Client:
         call.end()
 
     def _call(self, query: Query) -> dict[str, Any]:
-        attempts = self._frontends.attempts()
+        attempts = self._frontends.attempts(is_computed=query.is_computed)
         while True:
             try:
                 return self._attempt(query, attempts.base_url)

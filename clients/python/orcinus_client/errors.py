@@ -10,6 +10,7 @@ ClientError
     ├── PermissionDenied  not with this key
     ├── Overloaded        too much at once; `retry_after_s` says when to try again
     ├── Unavailable       nobody can serve it now
+    │   └── GatewayTimedOut   a proxy did not wait for it any longer
     └── RequestFailed     it must not be tried again
 """
 
@@ -77,6 +78,11 @@ class Unavailable(ApiError):
     """Nobody can serve the request now."""
 
 
+class GatewayTimedOut(Unavailable):
+    """A proxy did not wait any longer. The answer may still be in the making behind it, and is not
+    asked for again where it would be computed again."""
+
+
 class RequestFailed(ApiError):
     """The request failed for good."""
 
@@ -88,7 +94,8 @@ STATUSES: dict[int, type[ApiError]] = {
     401: Unauthenticated,
     403: PermissionDenied,
     429: Overloaded,
-    **dict.fromkeys((502, 503, 504), Unavailable),
+    **dict.fromkeys((502, 503), Unavailable),
+    504: GatewayTimedOut,
 }
 _BY_CODE: dict[str | None, type[ApiError]] = {
     "rate_limit_exceeded": Overloaded,

@@ -104,7 +104,8 @@ class LimitedExchange(TimedExchange):
         self._unread_peer: str | None = None
 
     async def receive(self, request_class: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF.
+        """Returns the bytes of the call's next request, or gRPC's EOF. A request that has no fields
+        is no upload: it needs no place beside its caller's answers.
 
         Raises:
             InvalidRequest: it has too many fields.
@@ -116,7 +117,7 @@ class LimitedExchange(TimedExchange):
         if transfers.n_unread and self._context.peer() in transfers.n_unread:
             self._check_unread()
         try:
-            with self._uploading():
+            with self._uploading() if request_class.DESCRIPTOR.fields else nullcontext():
                 turn = transfers.turns.take(self._context.peer())
                 async with asyncio.timeout(transfers.receive_limit_s), turn:
                     data = await transfers.watch.read(self._context)

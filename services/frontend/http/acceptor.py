@@ -18,8 +18,9 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 128
-"""Connections that are accepted in one round of the event loop."""
+MAX_AT_ONCE = 16
+"""Connections that are accepted in one round of the event loop: two milliseconds' work, so that a
+flood of them holds up nobody who has one."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 

@@ -34,9 +34,8 @@ class ChatShape(Shape):
         super().__init__(generation, position, shown=shown)
         self._readers: dict[int, MessageReader] = {}
 
-    def answer(self, pieces: Sequence[Piece]) -> Json:
-        answer = super().answer(pieces) | self._prompt_token_ids(0)
-        return answer | self._prompt_logprobs(pieces[0])
+    def _end(self, pieces: Sequence[Piece]) -> Json:
+        return self._prompt_token_ids(0) | self._prompt_logprobs(pieces[0])
 
     def _whole_choice(self, piece: Piece) -> Json:
         reader = self._generation.message_reader(piece.index)

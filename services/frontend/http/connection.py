@@ -12,6 +12,7 @@ HTTP/1.0 client gets no chunks: the end of the connection ends its answer.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -26,6 +27,7 @@ from services.frontend.http.connection_limits import ConnectionLimits, Place, Pl
 from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport
 from services.frontend.http.incoming_request import IncomingRequest
+from services.frontend.http.loop_share import LoopShares
 from services.frontend.http.unread_output import UnreadOutput
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -36,9 +38,26 @@ PIECE_BYTES = 4096
 MAX_AHEAD_BYTES = 64 * 2**10
 """Bytes that a client may send ahead of an answer; then it is no longer read from."""
 
+AHEAD_S = 0.001
+"""Seconds between an answer and a request that was sent ahead of it, so that thousands of them do
+not keep the loop busy."""
+
+LARGE_READ_BYTES = 16 * 2**10
+"""Bytes that come at once, after which others have their turn before more are read."""
+
+PARSE_S = 0.001
+"""Seconds after which a connection lets others have their turn before it parses on: chunks of a
+byte each take a hundred times as long as one large one."""
+
+MAX_DROPPED_BYTES = 2**20
+"""Bytes that are read, and dropped, after a refusal; then the client must wait, or read."""
+
 GOODBYE_S = 1.0
 """Seconds that a client has to take a refusal, or the goodbye of TLS; less than
 `server.FINISH_S`."""
+
+WITHOUT_BODY = frozenset({"GET", "HEAD"})
+"""Methods of requests that have no body."""
 
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
@@ -55,6 +74,7 @@ class Connection(HttpToolsProtocol):
         places: Places,
         budget: MemoryBudget,
         refusals: Refusals,
+        shares: LoopShares,
         place: Place | None,
     ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
@@ -62,11 +82,14 @@ class Connection(HttpToolsProtocol):
         self._places = places
         self._budget = budget
         self._refusals = refusals
+        self._shares = shares
         self._place = place
         self._unread: UnreadOutput | None = None
         self._ahead = bytearray()  # what came and is not parsed yet
         self._is_ahead_paused = False
+        self._waits_to_parse = False
         self._is_over = False  # refused: nothing is parsed any more
+        self._n_dropped = 0  # bytes that came after that
         self._incoming = IncomingRequest(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Callable[[], None] | None = None
@@ -75,7 +98,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wraps the transport of a new connection, if there is a place for it."""
-        gathering = GatheringTransport(transport, self.loop, on_close=self._closing)
+        gathering = GatheringTransport(
+            transport, self.loop, self._shares.reads, on_close=self._closing
+        )
         super().connection_made(gathering)
         self._unread = UnreadOutput(
             gathering,
@@ -101,6 +126,14 @@ class Connection(HttpToolsProtocol):
             self._unread.close()
         if self._place is not None:
             self._place.leave()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nothing is written any more
+            self._shares.requests.take(lambda: self._end_request(exc))
+        else:
+            self._end_request(exc)
+
+    def _end_request(self, exc: Exception | None) -> None:
+        """Ends the request that is being answered, if there is one."""
         super().connection_lost(exc)
         self._break_cycles()
 
@@ -146,6 +179,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parses what comes, as far as it is time for it."""
         if self._is_over:
+            self._drop(data)
             return
         self._unset_keepalive_if_required()
         if not self._ahead and len(data) <= PIECE_BYTES and not self._is_answering:
@@ -153,7 +187,23 @@ class Connection(HttpToolsProtocol):
         else:
             self._ahead += data
             self._parse_ahead()
+            if len(data) > LARGE_READ_BYTES and not self.flow.read_paused:
+                self._let_others_read()
         self._watch_client()
+
+    def _let_others_read(self) -> None:
+        """Reads on in its next turn."""
+        if not self._is_ahead_paused:
+            self.transport.pause_reading()
+            self.transport.resume_reading()
+
+    def _drop(self, data: bytes) -> None:
+        """Drops what comes after a refusal, for a client that reads only when it has sent all."""
+        self._n_dropped += len(data)
+        if self._n_dropped > MAX_DROPPED_BYTES:
+            self.transport.pause_reading()
+        else:
+            self._let_others_read()
 
     @property
     def _is_answering(self) -> bool:
@@ -171,16 +221,30 @@ class Connection(HttpToolsProtocol):
         return is_answered and not (self._incoming.has_begun or self._ahead or self.pipeline)
 
     def _parse_ahead(self) -> None:
+        until_s = time.perf_counter() + PARSE_S
         while self._ahead and not self._is_answering and not self._is_over:
             piece = bytes(self._ahead[:PIECE_BYTES])
             del self._ahead[:PIECE_BYTES]
             self._parse(piece)
+            if time.perf_counter() > until_s:
+                self._parse_later()
+                break
         if len(self._ahead) > MAX_AHEAD_BYTES:
             self._is_ahead_paused = True
             self.transport.pause_reading()
         elif self._is_ahead_paused:
             self._is_ahead_paused = False
             self.transport.resume_reading()
+
+    def _parse_later(self) -> None:
+        """Goes on in the next turn. There is no second turn while one waits."""
+        if not self._waits_to_parse:
+            self._waits_to_parse = True
+            self.loop.call_soon(self._shares.reads.take, self._parse_in_turn)
+
+    def _parse_in_turn(self) -> None:
+        self._waits_to_parse = False
+        self._go_on()
 
     def _parse(self, piece: bytes) -> None:
         try:
@@ -266,7 +330,7 @@ class Connection(HttpToolsProtocol):
         if self._place is not None:
             self._place.set_waiting()
         if self._ahead:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_later(AHEAD_S, self._go_on)
         self._watch_client()
 
     def _go_on(self) -> None:
@@ -278,7 +342,14 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
-        super()._start_asgi_task(cycle, app)
+        share = self._shares.requests
+        if cycle.scope["method"] in WITHOUT_BODY:
+            share = self._shares.lookups
+        share.take(lambda: self._start(cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not cycle.disconnected:  # while it waited for its turn
+            super()._start_asgi_task(cycle, app)
 
     # Limits
 

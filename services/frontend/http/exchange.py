@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.common import errors
 from services.frontend.http.event_output import EventOutput
+from services.frontend.http.json_structure import StructureCount
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -106,7 +107,8 @@ async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes
 
     Raises:
         Unsupported: it says that it is compressed, or no JSON.
-        TooLarge: it is larger than a body may be, or says that it will be.
+        TooLarge: it is larger than a body may be, or says that it will be, or has too much
+        structure.
         TimedOut: it did not come in time.
         PoolFull: requests take all the memory that they may.
     """
@@ -115,13 +117,14 @@ async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes
     n_declared = int(declared) if declared.isdecimal() else 0
     limits.check_size(n_declared)
     limits.check_room(n_declared)
-    body = bytearray()
+    body, structure = bytearray(), StructureCount(limits.refusals)
     try:
         async with asyncio.timeout(limits.limit_s):
             async for chunk in request.stream():
                 n_bytes = len(body) + len(chunk)
                 limits.check_size(n_bytes)
                 share.grow(len(chunk), leaving=limits.reserve(n_bytes))
+                structure.add(chunk)
                 body += chunk
     except TimeoutError:
         limits.refusals[Refusal.BODY_TIMEOUT] += 1

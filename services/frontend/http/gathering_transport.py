@@ -1,8 +1,10 @@
-"""A transport that writes once per round of the event loop."""
+"""A transport that writes once per round of the event loop, and reads on in turn."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
+
+from services.frontend.http.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
 """Bytes that may be gathered for a connection within one round of the event loop; more are passed
@@ -17,12 +19,16 @@ class GatheringTransport(asyncio.Transport):
     follow each other at the end of it instead of one after each token's work: who reads is woken
     once and not for every token, and what belongs together, such as an answer's last token and its
     end, goes out as one packet.
+
+    Whoever has paused reading, and resumes it, waits for a turn: those that send as fast as they
+    can share a part of each round with each other.
     """
 
     def __init__(
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
+        reads: LoopShare,
         *,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -31,6 +37,9 @@ class GatheringTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._share = reads
+        self._reads = True  # or will, in its turn
+        self._waits_to_read = False
         self._on_close = on_close
         self._gathered: list[bytes] = []
         self._n_bytes = 0
@@ -73,10 +82,19 @@ class GatheringTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:
+        self._reads = False
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._reads = True
+        if not self._waits_to_read:
+            self._waits_to_read = True
+            self._share.take(self._read_on)
+
+    def _read_on(self) -> None:
+        self._waits_to_read = False
+        if self._reads and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

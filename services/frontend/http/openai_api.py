@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -40,7 +40,6 @@ from services.frontend.http.exchange import (
     read_body,
     while_connected,
 )
-from services.frontend.http.json_structure import check_structure
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import (
@@ -245,7 +244,6 @@ class OpenAIApi:
         cross_origin.check_page(request.headers, self._origins)
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
-            check_structure(data, self._bodies.refusals)
             return parse_body(kind, data, partial(self._unknown.found, request))
 
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
@@ -261,10 +259,14 @@ class OpenAIApi:
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
             shape = _shape(generation, body)
+            parts = shape.whole(pieces)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
-                data = await asyncio.to_thread(lambda: to_json(shape.answer(pieces)))
-                return Response(data, media_type=media_types.JSON)
-            return Response(to_json(shape.answer(pieces)), media_type=media_types.JSON)
+                data = await asyncio.to_thread(b"".join, parts)
+            elif len(pieces) == 1:
+                data = b"".join(parts)
+            else:
+                data = await _joined_in_turns(parts)
+            return Response(data, media_type=media_types.JSON)
 
     async def _events(
         self, body: GenerationBody, position: StreamPosition | None, account: Account
@@ -281,6 +283,15 @@ class OpenAIApi:
                     yield event
             if body.includes_usage and not (position and position.has_usage):
                 yield shape.usage_event()
+
+
+async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:
+    """Returns parts as one; others have the event loop between two of what may be thousands."""
+    joined = bytearray()
+    for part in parts:
+        joined += part
+        await asyncio.sleep(0)
+    return bytes(joined)
 
 
 def _explain(error: errors.OrcinusError) -> Event:

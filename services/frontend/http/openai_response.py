@@ -76,10 +76,12 @@ class Shape(ABC):
         self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
-    def answer(self, pieces: Sequence[Piece]) -> Json:
-        """Returns the complete answer, made of whole pieces."""
-        choices = [self._whole_choice(piece) for piece in pieces]
-        return {**self._envelope(self.answer_object), "choices": choices, "usage": self._usage()}
+    def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        """Yields the complete answer in JSON, made of whole pieces, a choice at a time."""
+        yield to_json(self._envelope(self.answer_object))[:-1] + b',"choices":['
+        for place, piece in enumerate(pieces):
+            yield (b"," if place else b"") + to_json(self._whole_choice(piece))
+        yield b"]," + to_json({"usage": self._usage(), **self._end(pieces)})[1:]
 
     def events(self, piece: Piece) -> Iterator[Event]:
         """Yields the events for a new piece of an answer, a chunk in JSON each."""
@@ -120,6 +122,10 @@ class Shape(ABC):
 
     @abstractmethod
     def _whole_choice(self, piece: Piece) -> Json: ...
+
+    def _end(self, pieces: Sequence[Piece]) -> Json:
+        """Returns the fields that a complete answer has after its usage."""
+        return {}
 
     @abstractmethod
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Json]]:

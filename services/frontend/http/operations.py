@@ -43,6 +43,14 @@ def probe(name: str, summary: str) -> Operation:
 def posted(name: str, summary: str, *, body: str, answer: str, errors: Errors) -> Operation:
     """Returns an operation with a body."""
     operation = shown(name, summary, answer=answer, errors=(*errors, 404, 413, 415))
+    operation["parameters"] = [
+        _header(ID_HEADER, "The client's name for the request; comes back with the answer."),
+        _header(
+            TIMEOUT_HEADER,
+            f"Seconds that the request may take, waiting included; at most {MAX_TIMEOUT_S}.",
+            pattern=SECONDS,
+        ),
+    ]
     operation["requestBody"] = {
         "required": True,
         "content": {JSON: {"schema": reference("schemas", body)}},
@@ -59,17 +67,11 @@ def posted(name: str, summary: str, *, body: str, answer: str, errors: Errors) -
 def generation(name: str, *, body: str, answer: str, chunk: str, errors: Errors) -> Operation:
     """Returns an operation that generates, as OpenAI's clients know it: its stream has chunks."""
     operation = posted(name, "Continues what it is given.", body=body, answer=answer, errors=errors)
-    operation["parameters"] = [
+    operation["parameters"].append(
         _header(
             event_id.HEADER, "Id of the last event of a stream that broke; only with `resumption`."
-        ),
-        _header(ID_HEADER, "The client's name for the request; comes back with the answer."),
-        _header(
-            TIMEOUT_HEADER,
-            f"Seconds that the request may take, waiting included; at most {MAX_TIMEOUT_S}.",
-            pattern=SECONDS,
-        ),
-    ]
+        )
+    )
     _stream(
         operation,
         f"With `stream`. The data of each event is a `{chunk}`, or an `Error` that ends "

@@ -1,9 +1,9 @@
-"""A Unix socket to listen on, and its file."""
+"""Unix sockets to listen on, and their files."""
 
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,18 +19,29 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
     Raises:
         OSError: somebody listens there, there is a file that is no socket, or none can be made.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        bound_at(path, lambda: listener.bind(str(path))),
+    ):
+        yield listener
+
+
+@contextmanager
+def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
+    """Has a socket bound to a path, whose file is removed at the end.
+
+    Raises:
+        OSError: somebody listens there, there is a file that is no socket, or none can be made.
+    """
     try:
         _remove_stale(path)
-        listener.bind(str(path))
+        bind()
         path.chmod(MODE)
         file = path.stat()
     except OSError as error:
-        listener.close()
         raise OSError(f"cannot listen on {path}: {error}") from error
     try:
-        with listener:
-            yield listener
+        yield
     finally:
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), file):  # not another process's by now

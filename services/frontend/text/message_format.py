@@ -105,7 +105,9 @@ class AnswerFormat:
                 is_exclusive=self.is_exclusive,
             )
             reader = self.family.reader(rules)
-        return ThinkReader(reader, has_begun=self.is_thinking) if self.thinks else reader
+        if not self.thinks:
+            return reader
+        return ThinkReader(reader, has_begun=self.is_thinking, must_call=self.must_call)
 
 
 PLAIN = AnswerFormat()

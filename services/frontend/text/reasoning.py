@@ -13,9 +13,11 @@ BEGIN, END = "<think>", "</think>"
 class ThinkReader:
     """Reads the reasoning of an answer, and leaves the rest to another reader."""
 
-    def __init__(self, rest: MessageReader, *, has_begun: bool) -> None:
-        """`has_begun` says that the answer begins inside the tag."""
+    def __init__(self, rest: MessageReader, *, has_begun: bool, must_call: bool = False) -> None:
+        """`has_begun` says that the answer begins inside the tag. With `must_call` there is nothing
+        after it but calls: the beginning of a tag with which the text ends is no content."""
         self._rest = rest
+        self._must_call = must_call
         self._text = ArrivingText()
         self._new: list[Words] = []
         self._is_read = False
@@ -49,6 +51,9 @@ class ThinkReader:
             text.keep()
             yield from text.run(SPACES)
             if not (yield from text.begins_with(BEGIN)):
+                if self._must_call:
+                    text.kept()
+                    yield from text.skip(BEGIN)
                 self._is_read = True
                 return
             text.take(len(BEGIN))

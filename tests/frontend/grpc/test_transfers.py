@@ -23,6 +23,7 @@ GENERATE, STREAM, TOKENIZE = (
     f"/orcinus.v1.InferenceService/{method}"
     for method in ("Generate", "GenerateStream", "Tokenize")
 )
+DESCRIBE = "/orcinus.v1.InferenceService/DescribeModel"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -92,6 +93,8 @@ async def test_uploads_count_as_answers_of_their_key(tmp_path: Path) -> None:
         assert answer.status == EXHAUSTED
         assert not any(slow.answers[stream].is_over for stream in uploads[:-1])
         assert refused(site.frontend, Refusal.KEY_IN_FLIGHT) == 1
+        describing = slow.call(DESCRIBE, b"", metadata=key)  # it uploads nothing
+        assert (await slow.wait_over(describing)).status == 0
         slow.h2.send_data(uploads[0], framed(generate()), end_stream=True)
         slow.flush()
         assert (await slow.wait_over(uploads[0])).status == 0

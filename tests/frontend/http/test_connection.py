@@ -7,7 +7,7 @@ import re
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http.connection import MAX_AHEAD_BYTES
+from services.frontend.http import connection as connection_module
+from services.frontend.http.connection import MAX_AHEAD_BYTES, MAX_DROPPED_BYTES
 from services.frontend.http.connection_limits import (
     RESERVED_DESCRIPTORS,
     ConnectionLimits,
@@ -267,11 +268,90 @@ async def test_idle_connection_is_closed_without_a_word() -> None:
         assert not site.refusals.total()
 
 
+# Turns on the event loop
+
+
+@asynccontextmanager
+async def many_clients(site: Site, count: int) -> AsyncIterator[list[Client]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(site.client()) for _ in range(count)]
+
+
+async def test_requests_that_come_at_once_begin_a_few_in_each_pass_of_the_loop() -> None:
+    async with serving() as site, many_clients(site, 200) as clients:
+        for client in clients:
+            client.writer.write(GET)
+        largest, n_before = 0, 0
+        while n_before < len(clients):
+            await asyncio.sleep(0)
+            n_begun = site.app.n_requests
+            largest, n_before = max(largest, n_begun - n_before), n_begun
+        assert 0 < largest < 100  # two, unless this machine stands still for a time
+        for client in clients:
+            assert (await client.answer())[0] == 200
+
+
+async def test_probe_does_not_wait_for_the_requests_of_others() -> None:
+    async with serving() as site, many_clients(site, 201) as clients:
+        *posting, probing = clients
+        for client in posting:
+            client.writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n")
+        await until(lambda: site.app.n_requests > 0)
+        probing.writer.write(GET)
+        assert (await probing.answer())[0] == 200
+        assert site.app.n_requests < 180
+
+
+async def test_requests_whose_clients_have_gone_before_their_turn_do_not_begin() -> None:
+    async with serving() as site, many_clients(site, 200) as clients:
+        connections = site.server.server_state.connections
+        for client in clients:
+            client.writer.write(GET)
+            client.writer.close()
+        await until(lambda: not connections)
+        assert site.app.n_requests < 120
+
+
+async def test_clients_that_go_at_once_are_all_noticed() -> None:
+    async with serving() as site:
+        async with many_clients(site, 40) as clients:
+            for client in clients:
+                client.writer.write(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
+            await until(lambda: site.app.n_requests == len(clients))
+        await until(lambda: site.app.n_disconnects == 40)
+
+
+async def test_body_that_is_parsed_over_many_turns_arrives_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "PARSE_S", 0.0)
+    n_chunks = 30_000
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    body = b"8\r\n12345678\r\n" * n_chunks + b"0\r\n\r\n"
+    async with serving() as site, site.client() as client:
+        await client.send(head + body + GET)
+        assert await client.answer() == (200, b"1.1 %d bytes" % (8 * n_chunks))
+        assert await client.answer() == (200, b"1.1 0 bytes")
+
+
+async def test_client_that_sends_on_after_a_refusal_is_not_read_from_without_end() -> None:
+    async with serving() as site, site.client() as client:
+        client.writer.write(b"GET /" + b"x" * 5000)
+        client.writer.write(b"x" * 2**25)
+        await until(lambda: bool(site.server.server_state.connections))
+        [connection] = site.server.server_state.connections
+        async with asyncio.timeout(TIMEOUT_S):
+            assert status_of(await client.reader.readline()) == 414
+        await until(lambda: not site.server.server_state.connections)
+        n_dropped: int = connection._n_dropped  # type: ignore[union-attr]
+        assert n_dropped <= MAX_DROPPED_BYTES + 2**18
+
+
 # What is sent ahead
 
 
 async def test_requests_sent_ahead_are_answered_in_order_without_holding_the_loop() -> None:
-    n_requests = 3000
+    n_requests = 600
     async with serving() as site, site.client() as client:
         longest, loop = 0.0, asyncio.get_running_loop()
 

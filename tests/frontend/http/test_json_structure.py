@@ -14,13 +14,19 @@ from services.frontend.http.json_structure import (
     MAX_CONTAINERS,
     MAX_STRINGS,
     MAX_VALUES,
-    check_structure,
+    StructureCount,
 )
 from services.frontend.request.refusals import Refusal, Refusals
 
 
+def count(data: bytes, *, piece_bytes: int = 2**16, refusals: Refusals | None = None) -> None:
+    structure = StructureCount(Refusals() if refusals is None else refusals)
+    for start in range(0, len(data), piece_bytes):
+        structure.add(data[start : start + piece_bytes])
+
+
 def check(data: bytes) -> None:
-    check_structure(data + b" " * FREE_BYTES, Refusals())
+    count(data + b" " * FREE_BYTES)
 
 
 def listed(item: bytes, count: int) -> bytes:
@@ -62,14 +68,21 @@ def test_structure_within_the_limits_is_taken(data: bytes) -> None:
 
 
 def test_small_body_may_have_any_structure() -> None:
-    check_structure(b"[" * FREE_BYTES, Refusals())
+    count(b"[" * FREE_BYTES)
 
 
 def test_refusal_is_counted() -> None:
     refusals = Refusals()
     with pytest.raises(errors.TooLarge):
-        check_structure(b"[" * (FREE_BYTES + 1), refusals)
+        count(b"[" * (FREE_BYTES + 1), refusals=refusals)
     assert refusals[Refusal.BODY_TOO_LARGE] == 1
+
+
+def test_body_is_refused_before_all_of_it_has_come() -> None:
+    structure = StructureCount(Refusals())
+    structure.add(b"[" * FREE_BYTES)
+    with pytest.raises(errors.TooLarge):
+        structure.add(b"[")
 
 
 texts = st.text(st.sampled_from('a\\",[]{}:\n'), max_size=12)
@@ -91,18 +104,18 @@ def counts(value: Any) -> tuple[int, int]:
     return 1 + sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
-@given(values)
-def test_what_is_counted_is_what_is_there(value: Any) -> None:
+@given(values, st.integers(min_value=1, max_value=40))
+def test_what_is_counted_is_what_is_there(value: Any, piece_bytes: int) -> None:
     n_containers, n_strings = counts(value)
     limits = {"FREE_BYTES": 0, "MAX_CONTAINERS": n_containers, "MAX_STRINGS": n_strings}
     data = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
         for name, limit in limits.items():
             patch.setattr(json_structure, name, limit)
-        check_structure(data, Refusals())
+        count(data, piece_bytes=piece_bytes)
         for name in ("MAX_CONTAINERS", "MAX_STRINGS"):
             if limits[name]:
                 with pytest.MonkeyPatch.context() as tighter:
                     tighter.setattr(json_structure, name, limits[name] - 1)
                     with pytest.raises(errors.TooLarge):
-                        check_structure(data, Refusals())
+                        count(data, piece_bytes=piece_bytes)

@@ -91,6 +91,13 @@ def references(value: object) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(references, value))
 
 
+def test_every_posted_request_may_have_a_name_and_a_time() -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        if "post" in methods:
+            names = {parameter["name"] for parameter in methods["post"]["parameters"]}
+            assert names >= {"x-request-id", "x-request-timeout"}, path
+
+
 def test_it_is_an_openapi_document_whose_schemas_are_all_in_use_or_said() -> None:
     OpenAPI.model_validate(DOCUMENT)
     for schema in SCHEMAS.values():

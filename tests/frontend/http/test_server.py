@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.common import tls
 from services.frontend.http.gathering_transport import MAX_GATHERED_BYTES, GatheringTransport
+from services.frontend.http.loop_share import LoopShare
 from services.frontend.http.server import (
     HttpServer,
     address_of,
@@ -147,9 +148,14 @@ class Wire(asyncio.Transport):
         return self.is_closed
 
 
+def gathering(wire: Wire) -> GatheringTransport:
+    loop = asyncio.get_running_loop()
+    return GatheringTransport(wire, loop, LoopShare(loop))
+
+
 async def test_what_is_written_in_one_round_goes_out_as_one_write() -> None:
     wire = Wire()
-    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    transport = gathering(wire)
     transport.write(b"token, ")
     transport.write(b"end")
     assert wire.writes == []
@@ -161,7 +167,7 @@ async def test_what_is_written_in_one_round_goes_out_as_one_write() -> None:
 
 async def test_a_client_that_does_not_keep_up_is_noticed_before_the_round_ends() -> None:
     wire = Wire()
-    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    transport = gathering(wire)
     transport.write(b"x" * MAX_GATHERED_BYTES)
     transport.write(b"y")
     assert wire.writes == [b"x" * MAX_GATHERED_BYTES + b"y"]
@@ -170,7 +176,7 @@ async def test_a_client_that_does_not_keep_up_is_noticed_before_the_round_ends()
 async def test_closing_writes_what_was_gathered_and_aborting_does_not() -> None:
     closed, aborted = Wire(), Wire()
     for wire in (closed, aborted):
-        transport = GatheringTransport(wire, asyncio.get_running_loop())
+        transport = gathering(wire)
         transport.write(b"last words")
         if wire is closed:
             transport.close()
@@ -183,7 +189,7 @@ async def test_closing_writes_what_was_gathered_and_aborting_does_not() -> None:
 
 async def test_nothing_is_written_to_a_client_that_has_gone_meanwhile() -> None:
     wire = Wire()
-    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    transport = gathering(wire)
     transport.write(b"too late")
     wire.close()
     await asyncio.sleep(0)

@@ -5,11 +5,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 import pytest
+from orcinus.v1 import inference_pb2
 
 from services.frontend.http.unix_socket import listen_unix
-from tests.frontend.conftest import TIMEOUT_S, running
+from tests.frontend.conftest import TIMEOUT_S, InferenceClient, running, soon
 
 
 async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
@@ -22,6 +24,26 @@ async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
             answer = await client.post("http://localhost/v1/completions", json=body)
         assert answer.text.endswith("data: [DONE]\n\n")
         assert (await site.http.get("/health")).status_code == 200
+    assert not path.exists()
+
+
+async def test_grpc_is_served_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "grpc.sock"
+    async with running(tmp_path, grpc_socket=path) as site:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        with pytest.raises(OSError, match="another process listens there"), listen_unix(path):
+            pass
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            client = InferenceClient(channel)
+            assert (await soon(client.describe_model())).model
+            pieces = [
+                piece
+                async for piece in client.stream(
+                    inference_pb2.GenerateStreamRequest(prompt=inference_pb2.Prompt(text="abc"))
+                )
+            ]
+        assert pieces
+        assert (await soon(site.inference.describe_model())).model
     assert not path.exists()
 
 

@@ -276,6 +276,24 @@ def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
         assert said.content == (text[:end] if is_first else ""), end
 
 
+@pytest.mark.parametrize("must_call", [False, True], ids=["may", "must"])
+def test_tag_of_reasoning_that_is_cut_is_no_content_where_calls_must_follow(
+    must_call: bool,
+) -> None:
+    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    for text in ("<thi", "\n<", " <think"):
+        said = read(
+            lambda: ThinkReader(HermesReader(rules), has_begun=False, must_call=must_call), *text
+        )
+        assert said == Said(content="" if must_call else text)
+    called = f"\n<tool_call>{ONE}</tool_call>"
+    for text in (called, f"<think>Hm.</think>{called}"):
+        said = read(
+            lambda: ThinkReader(HermesReader(rules), has_begun=False, must_call=must_call), *text
+        )
+        assert (said.content, said.calls) == ("", [["find", FIND]])
+
+
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
