@@ -15,7 +15,7 @@ for, or those of public traces of production, whose files everybody gets from th
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 

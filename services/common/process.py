@@ -40,24 +40,26 @@ class ReadyPipe:
         """Writes one line.
 
         Raises:
-            BrokenPipeError: the launcher is gone. It is the one sign of a launcher that died before
-                `die_with_parent` was called, so a service must end on it.
+            BrokenPipeError: the launcher is gone.
         """
         if self._fd is not None:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
 
     async def beat(self) -> None:
-        """Writes an empty message every `BEAT_S`, until the launcher is gone.
+        """Writes an empty message every `BEAT_S`. Tells this process to stop when the launcher is
+        gone: it may have died before `die_with_parent` was called.
 
         It leaves one out where the pipe is full: a launcher that is stopped must stop nobody.
         """
         if self._fd is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # `report` ends the service on it
+        try:
             while True:
                 if select.select([], [self._fd], [], 0)[1]:
                     self.report({})
                 await asyncio.sleep(BEAT_S)
+        except BrokenPipeError:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def die_with_parent() -> None:

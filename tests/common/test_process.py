@@ -1,5 +1,6 @@
 """The pipe to the launcher, and dying with the parent."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from services.common.process import ReadyPipe, run
+from services.common.process import ReadyPipe, run, stop_event
 
 
 def test_the_ready_pipe_writes_a_line_of_json_per_message() -> None:
@@ -30,6 +31,18 @@ def test_a_launcher_that_is_gone_is_an_error_and_none_at_all_is_not() -> None:
         ReadyPipe(write_fd).report({"ready": True})
     os.close(write_fd)
     ReadyPipe(None).report({"ready": True})
+
+
+def test_a_service_whose_launcher_died_before_it_began_stops() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+
+    async def serve() -> int:
+        await asyncio.wait_for(stop_event().wait(), 5)
+        return 7
+
+    assert run(serve(), ready_fd=write_fd) == 7
+    os.close(write_fd)
 
 
 def test_a_service_runs_under_a_watchdog() -> None:
