@@ -47,7 +47,7 @@ VOCAB_SIZE = 1000  # the null rank's
 PROMPT_TOKENS = 16  # of each of the streams that go on side by side
 ANSWER_TOKENS = 64, 192
 MIN_ITERATION_S = 0.005
-SAMPLE_S = 0.1
+SAMPLE_S = 0.5
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
 
 
