@@ -32,6 +32,26 @@ _REASONS = {
 }
 
 
+class _Columns:
+    """New tokens that need no entry of their own in a message."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.starts: list[int] = []
+        self.token_ids: list[int] = []
+
+    def write(self, message: scheduler_pb2.ConnectResponse) -> None:
+        """Puts what there is into a message, and begins anew."""
+        if not self.numbers:
+            return
+        columns = message.columns
+        columns.numbers.extend(self.numbers)
+        columns.starts.extend(self.starts)
+        columns.n_tokens.extend([1] * len(self.numbers))
+        columns.token_ids.extend(self.token_ids)
+        self.numbers, self.starts, self.token_ids = [], [], []
+
+
 class Connection:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
@@ -41,9 +61,11 @@ class Connection:
         self._n_free = n_free
         self._is_told_full = False
         self.requests: dict[str, Request] = {}
+        self._numbers: dict[Request, int] = {}  # of those whose tokens may come in columns
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
+        self._columns = _Columns()  # of the outbox
         self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
         self._n_logprob_bytes = 0  # in the outbox
         self._n_outbox_bytes = 0
@@ -62,8 +84,7 @@ class Connection:
             return message
         self._has_mail.clear()
         self._n_leaving_bytes = self._n_outbox_bytes
-        self._n_outbox_bytes = self._n_logprob_bytes = 0
-        message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        message = self._take_outbox()
         n_free = self._n_free()
         if n_free is not None:
             message.n_free = n_free
@@ -96,8 +117,11 @@ class Connection:
         self._outbox.is_closed = True
         self._note_update()
 
-    def accept(self, request: Request) -> None:
+    def accept(self, request: Request, number: int | None = None) -> None:
+        """Takes a request in; its frontend knows it by the number too, if it is given."""
         self.requests[request.request_id] = request
+        if number is not None:
+            self._numbers[request] = number
         self._outbox.accepted.add(request_id=request.request_id)
         self._note_update()
 
@@ -113,25 +137,36 @@ class Connection:
         self._note_update(error.message)
 
     def update(self, update: Update) -> None:
-        request, reason = update.request, update.finish_reason
-        request_id = request.request_id
+        request, token_id, reason = update.request, update.token_id, update.finish_reason
         if update.logprobs is not None:
             self._add_with_logprobs(update, update.logprobs)
-        elif update.token_id is not None:
+        elif token_id is not None:
             start = update.n_generated - 1
-            self._outbox.tokens.add(
-                request_id=request_id,
-                token_ids=[update.token_id],
-                start=start,
-                n_cached_tokens=0 if start else request.n_cached_tokens,
-            )
+            number = self._numbers.get(request) if start else None
+            if number is None:
+                self._outbox.tokens.add(
+                    request_id=request.request_id,
+                    token_ids=[token_id],
+                    start=start,
+                    n_cached_tokens=0 if start else request.n_cached_tokens,
+                )
+            else:
+                columns = self._columns
+                columns.numbers.append(number)
+                columns.starts.append(start)
+                columns.token_ids.append(token_id)
         if reason is not None:
-            del self.requests[request_id]
+            self._forget(request)
             self._outbox.completed.add(
-                request_id=request_id, reason=_REASONS[reason], message=update.message
+                request_id=request.request_id, reason=_REASONS[reason], message=update.message
             )
-        self._note_bytes(UPDATE_BYTES)
+        self._n_outbox_bytes += UPDATE_BYTES
+        self._n_unsent_bytes += UPDATE_BYTES
         self._has_mail.set()
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self._numbers.pop(request, None)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
         """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
@@ -168,10 +203,15 @@ class Connection:
 
     def _seal(self) -> None:
         """Begins another message, which is sent after all that was before."""
-        self._sealed.append((self._outbox, self._n_outbox_bytes))
-        self._outbox = scheduler_pb2.ConnectResponse()
-        self._n_outbox_bytes = self._n_logprob_bytes = 0
+        n_bytes = self._n_outbox_bytes
+        self._sealed.append((self._take_outbox(), n_bytes))
         self._has_mail.set()
+
+    def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
+        self._columns.write(self._outbox)
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
+        message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        return message
 
     def suspend(self, request: Request) -> None:
         """Tells the frontend that a request waits for the next pipeline."""
@@ -188,6 +228,7 @@ class Connection:
             )
             self._note_update()
         self.requests.clear()
+        self._numbers.clear()
 
     def _note_update(self, text: str = "") -> None:
         self._note_bytes(UPDATE_BYTES + len(text))

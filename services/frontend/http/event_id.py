@@ -70,19 +70,21 @@ class EventIds:
     """The ids of a stream's events, one after the other."""
 
     def __init__(self, request_id: str, answers: Iterable[AnswerPosition]) -> None:
-        self._answers = list(answers)
         self._start = f"{request_id}:"
-        self._marks = [str(answer) for answer in self._answers]
+        answers = tuple(answers)
+        self._n_tokens = [answer.n_tokens for answer in answers]
+        self._marks = [str(answer) for answer in answers]
+        self._has_begun = [answer.has_begun for answer in answers]
 
     def has_begun(self, index: int) -> bool:
         """Returns whether an event of that answer has come."""
-        return self._answers[index].has_begun
+        return self._has_begun[index]
 
     def advance(self, index: int, n_tokens: int, *, is_finished: bool) -> None:
         """Notes an event that brings so many tokens of an answer, or its end."""
-        n_tokens += self._answers[index].n_tokens
-        answer = self._answers[index] = AnswerPosition(True, n_tokens, is_finished)
-        self._marks[index] = str(answer)
+        self._has_begun[index] = True
+        self._n_tokens[index] += n_tokens
+        self._marks[index] = str(AnswerPosition(True, self._n_tokens[index], is_finished))
 
     def current(self) -> bytes:
         """Returns the id of the event that was noted last."""
