@@ -238,9 +238,7 @@ class SchedulerService:
         if account is not None and not submission.is_resubmitted:
             account.charge(request.n_prompt_tokens, now)
         self._connections[request] = connection
-        connection.accept(
-            request, submission.number if submission.HasField("number") else None
-        )
+        connection.accept(request, submission.number if submission.HasField("number") else None)
         self._observer.submitted(request, submission)
 
     def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> Account | None:

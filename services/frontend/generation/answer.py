@@ -13,10 +13,10 @@ from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take three times as long to make; each token makes one
 class Piece:
     """A part of an answer: the tokens and the text that are new. The last one says why the answer
-    ended."""
+    ended. It does not change."""
 
     index: int
     text: str = ""

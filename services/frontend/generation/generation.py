@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.errors import InvalidRequest, OrcinusError, TimedOut
+from services.common.errors import InvalidRequest, TimedOut
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
+from services.frontend.generation.outlet import Outlet
 from services.frontend.generation.place import Place
 from services.frontend.generation.replay import replay
 from services.frontend.generation.whole_answers import WholeAnswers
@@ -106,6 +107,7 @@ class Generation:
         self._trace = span.message
         self._call = call or Call(self.n_answers)
         self._inbox = Inbox(place.budget, refusals=place.refusals)
+        self._outlet: Outlet | None = None
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
         self._replayed: dict[int, MessageReader] = {}
@@ -234,8 +236,10 @@ class Generation:
         if first:
             await self._started
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come; empty pieces are left out.
+    async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
+        """Yields the pieces of all answers as they come; empty pieces are left out. Those that come
+        while the reader waits leave through the outlet instead, if there is one that is ready.
+        Pieces with log-probabilities never do.
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
@@ -245,12 +249,14 @@ class Generation:
         """
         for piece in self._endings:
             yield piece
+        if self.options.n_ranked is None and self.options.n_prompt_logprobs is None:
+            self._outlet = outlet
         while self._running:
             event = await self._inbox.get()
             if event.request_id not in self._running:
                 continue
             piece = self._apply(event)
-            if piece.text or piece.finish_reason or self._shows_tokens(piece):
+            if self._is_shown(piece):
                 yield piece
 
     async def complete(self) -> list[Piece]:
@@ -266,7 +272,12 @@ class Generation:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
         if event.request_id not in self._at_scheduler:
             return
-        if not isinstance(event, Tokens | PromptLogprobs):
+        if isinstance(event, Tokens):
+            outlet = self._outlet
+            if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
+                self._send_at_once(event, outlet)
+                return
+        elif not isinstance(event, PromptLogprobs):
             self._note_arrival(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
@@ -282,6 +293,17 @@ class Generation:
         self._running.clear()
         self._inbox.close()
         self._span.closed(self.usage.completion_tokens)
+
+    def _send_at_once(self, event: Tokens, outlet: Outlet) -> None:
+        """Does what the reader, which waits, would do with new tokens."""
+        try:
+            piece = self._apply(event)
+            if self._is_shown(piece):
+                outlet.take(piece)
+        except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
+            self._inbox.fail(error)
+        if event.request_id not in self._running:
+            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
 
     @property
     def _max_at_once(self) -> int:
@@ -309,7 +331,7 @@ class Generation:
         self._fail_start(error)
         self._withdraw()
 
-    def _fail_start(self, error: OrcinusError) -> None:
+    def _fail_start(self, error: Exception) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 
@@ -476,7 +498,7 @@ class Generation:
                 n_resumed=len(self._tokens_so_far(piece.index)),
             )
 
-    def _shows_tokens(self, piece: Piece) -> bool:
-        if piece.prompt_logprobs is not None:
+    def _is_shown(self, piece: Piece) -> bool:
+        if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:
             return True
         return bool(piece.token_ids) and self.options.shows_tokens

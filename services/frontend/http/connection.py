@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
 from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport
@@ -278,6 +279,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
+        else:
+            ChunkWriter(self.transport, self.flow).offer(cycle.scope)
         super()._start_asgi_task(cycle, app)
 
     # Limits

@@ -36,9 +36,7 @@ class AnswerPosition:
         return cls(True, int(text.removesuffix("f")), text.endswith("f"))
 
     def __str__(self) -> str:
-        if not self.has_begun:
-            return "-"
-        return f"{self.n_tokens}f" if self.is_finished else str(self.n_tokens)
+        return _mark(self.n_tokens, self.is_finished) if self.has_begun else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class EventIds:
         """Notes an event that brings so many tokens of an answer, or its end."""
         self._has_begun[index] = True
         self._n_tokens[index] += n_tokens
-        self._marks[index] = str(AnswerPosition(True, self._n_tokens[index], is_finished))
+        self._marks[index] = _mark(self._n_tokens[index], is_finished)
 
     def current(self) -> bytes:
         """Returns the id of the event that was noted last."""
@@ -93,3 +91,7 @@ class EventIds:
     def usage(self) -> bytes:
         """Returns the id of the event with the usage."""
         return self.current() + b";usage"
+
+
+def _mark(n_tokens: int, is_finished: bool) -> str:
+    return f"{n_tokens}f" if is_finished else str(n_tokens)

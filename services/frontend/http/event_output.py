@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from starlette.types import Send
 
+from services.frontend.http.chunk_writer import ChunkWriter
+
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
@@ -29,13 +31,20 @@ class EventOutput:
     """
 
     def __init__(
-        self, send: Send, headers: Sequence[tuple[bytes, bytes]], *, comment_s: float
+        self,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        comment_s: float,
+        chunks: ChunkWriter | None = None,
     ) -> None:
-        """Prepares for output to an ASGI server; a comment follows `comment_s` seconds of
-        silence."""
+        """Prepares for output to an ASGI server, whose writer of chunks is used if there is one; a
+        comment follows `comment_s` seconds of silence."""
         self.has_started = False
         """Whether the headers are out, or on their way."""
         self._send = send
+        self._chunks = chunks
+        self._is_open = False  # the headers are out
         self._headers = headers
         self._comment_s = comment_s
         self._loop = asyncio.get_running_loop()
@@ -51,11 +60,27 @@ class EventOutput:
             await self._send(
                 {"type": "http.response.start", "status": 200, "headers": list(self._headers)}
             )
+            self._is_open = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `write_now` may be called: the client keeps up."""
+        return self._is_open and self._chunks is not None and self._chunks.is_ready
+
+    def write_now(self, data: bytes) -> None:
+        """Sends data without waiting, if it `is_ready`."""
+        if self._chunks is None:
+            raise RuntimeError("there is no writer of chunks")
+        self._wrote_at = self._loop.time()
+        self._chunks.write(data)
 
     async def write(self, data: bytes) -> None:
         """Sends data, after the headers."""
         if not self.has_started:
             await self.start()
+        if self.is_ready:
+            self.write_now(data)
+            return
         self._wrote_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
