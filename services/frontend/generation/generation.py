@@ -123,6 +123,8 @@ class Generation:
         self._started: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._with_tokens: set[int] = set()
+        """Answers that have got tokens in this call."""
         self._n_cached: dict[int, int] = {}
         """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
         self._call.n_prompt_tokens = self.usage.prompt_tokens
@@ -459,17 +461,7 @@ class Generation:
         answer = self._answers[event.request_id]
         match event:
             case Tokens():
-                self._span.first_token()
-                self._call.took_tokens(answer.index)
-                if not event.start:
-                    self._note_cached(answer.index, event.n_cached)
-                if self._prompt_at(answer.index).max_new_tokens:
-                    piece = answer.add(event.token_ids, event.logprobs)
-                else:
-                    piece = answer.finish(FinishReason.LENGTH)
-                if answer.is_finished:
-                    self._scheduler.cancel(event.request_id)
-                    self._end_at_scheduler(event.request_id)
+                piece = self._take_tokens(event, answer)
             case Finished():
                 piece = answer.finish(event.reason)
             case Failed():
@@ -481,12 +473,32 @@ class Generation:
                 piece = Piece(answer.index)
         if answer.is_finished:
             self._running.discard(event.request_id)
-        self._note_end(piece, answer)
+        if piece.finish_reason is not None:
+            self._note_end(piece, answer)
         return piece
 
-    def _note_cached(self, index: int, n_cached: int) -> None:
-        prompt = index // self.options.n_generated
-        self._n_cached[prompt] = min(n_cached, self._n_cached.get(prompt, n_cached))
+    def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
+        if answer.index not in self._with_tokens:
+            self._note_first(event, answer.index)
+            if not self._prompt_at(answer.index).max_new_tokens:
+                return self._cut_off(event, answer.finish(FinishReason.LENGTH))
+        piece = answer.add(event.token_ids, event.logprobs)
+        return self._cut_off(event, piece) if answer.is_finished else piece
+
+    def _cut_off(self, event: Tokens, last: Piece) -> Piece:
+        """Has the scheduler end an answer that has ended here; returns its last piece."""
+        self._scheduler.cancel(event.request_id)
+        self._end_at_scheduler(event.request_id)
+        return last
+
+    def _note_first(self, event: Tokens, index: int) -> None:
+        self._with_tokens.add(index)
+        self._span.first_token()
+        self._call.took_tokens(index)
+        if not event.start:
+            prompt = index // self.options.n_generated
+            n_cached = self._n_cached.get(prompt, event.n_cached)
+            self._n_cached[prompt] = min(n_cached, event.n_cached)
 
     def _note_end(self, piece: Piece, answer: Answer) -> None:
         if piece.finish_reason is not None:

@@ -24,10 +24,10 @@ class ChunkWriter:
     @property
     def is_ready(self) -> bool:
         """Whether the client keeps up, so that more may be written."""
-        return not (self._flow.write_paused or self._transport.is_closing())
+        return not self._flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Writes a chunk; it must not be empty."""
+        """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def offer(self, scope: Scope) -> None:

@@ -293,7 +293,7 @@ class SchedulerClient:
         request = self._requests.get(event.request_id)
         if request is None or request.is_held:
             return  # cancelled a moment ago, or it has failed already
-        if isinstance(event, Tokens | PromptLogprobs):
+        if isinstance(event, Tokens) or isinstance(event, PromptLogprobs):  # noqa: SIM101 - faster
             news = self._news_of(request, event)
             if news is not None:
                 request.inbox.put_nowait(news)
@@ -342,8 +342,7 @@ class SchedulerClient:
             if request.deadline is not None:
                 left_s = max(0.0, request.deadline - _now())
                 request.submission.time_left.FromNanoseconds(int(left_s * 1e9))
-            message = scheduler_pb2.ConnectRequest(submission=request.submission)
-            self._stream.send(message)
+            self._stream.send(request.message())
             self._gate.note_sent()
             if request.was_sent:
                 self.n_resubmitted += 1
