@@ -300,7 +300,7 @@ class Generation:
         """Does what the reader, which waits, would do with new tokens."""
         try:
             piece = self._apply(event)
-            if self._is_shown(piece):
+            if piece.text or self._is_shown(piece):
                 outlet.take(piece)
         except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
             self._inbox.fail(error)
@@ -375,7 +375,7 @@ class Generation:
         async with self._place.replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
-            self._note_end(piece, answer)
+            self._note_end(piece.finish_reason or FinishReason.STOP, answer)
             if not so_far.is_finished:
                 self._endings.append(piece)
         elif so_far.is_finished:
@@ -459,23 +459,25 @@ class Generation:
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]
+        if isinstance(event, Tokens):
+            piece = self._take_tokens(event, answer)
+        else:
+            piece = self._take_other(event, answer)
+        if answer.is_finished:
+            self._running.discard(event.request_id)
+        if piece.finish_reason is not None:
+            self._note_end(piece.finish_reason, answer)
+        return piece
+
+    def _take_other(self, event: Event, answer: Answer) -> Piece:
         match event:
-            case Tokens():
-                piece = self._take_tokens(event, answer)
             case Finished():
-                piece = answer.finish(event.reason)
+                return answer.finish(event.reason)
             case Failed():
                 raise event.error
             case PromptLogprobs():
                 answer.take_prompt_logprobs(event.logprobs)
-                piece = Piece(answer.index)
-            case Accepted():
-                piece = Piece(answer.index)
-        if answer.is_finished:
-            self._running.discard(event.request_id)
-        if piece.finish_reason is not None:
-            self._note_end(piece, answer)
-        return piece
+        return Piece(answer.index)
 
     def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
         if answer.index not in self._with_tokens:
@@ -500,15 +502,14 @@ class Generation:
             n_cached = self._n_cached.get(prompt, event.n_cached)
             self._n_cached[prompt] = min(n_cached, event.n_cached)
 
-    def _note_end(self, piece: Piece, answer: Answer) -> None:
-        if piece.finish_reason is not None:
-            self._span.finished(piece.index, piece.finish_reason)
-            self._call.finished(
-                piece.index,
-                piece.finish_reason,
-                n_tokens=answer.n_tokens,
-                n_resumed=len(self._tokens_so_far(piece.index)),
-            )
+    def _note_end(self, reason: FinishReason, answer: Answer) -> None:
+        self._span.finished(answer.index, reason)
+        self._call.finished(
+            answer.index,
+            reason,
+            n_tokens=answer.n_tokens,
+            n_resumed=len(self._tokens_so_far(answer.index)),
+        )
 
     def _is_shown(self, piece: Piece) -> bool:
         if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:

@@ -17,9 +17,17 @@ EXTENSION = "orcinus.chunks"
 class ChunkWriter:
     """Writes chunks of one answer to a connection."""
 
-    def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl) -> None:
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        flow: FlowControl,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._transport = transport
         self._flow = flow
+        self._loop = loop
+        self.wrote_at = 0.0
+        """Time of the last chunk, by the event loop's clock."""
 
     @property
     def is_ready(self) -> bool:
@@ -28,6 +36,7 @@ class ChunkWriter:
 
     def write(self, data: bytes) -> None:
         """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
+        self.wrote_at = self._loop.time()
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def offer(self, scope: Scope) -> None:

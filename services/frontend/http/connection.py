@@ -280,7 +280,7 @@ class Connection(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         else:
-            ChunkWriter(self.transport, self.flow).offer(cycle.scope)
+            ChunkWriter(self.transport, self.flow, self.loop).offer(cycle.scope)
         super()._start_asgi_task(cycle, app)
 
     # Limits

@@ -34,7 +34,7 @@ class ReplyStream:
                 self._reply = reply = body.reply(generation)
                 for event in reply.begin():
                     yield event
-                async for piece in generation.pieces(EventOutlet(output, reply.events)):
+                async for piece in generation.pieces(EventOutlet.of(output, reply.events)):
                     for event in reply.events(piece):
                         yield event
 

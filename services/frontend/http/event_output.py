@@ -63,23 +63,17 @@ class EventOutput:
             self._is_open = True
 
     @property
-    def is_ready(self) -> bool:
-        """Whether `write_now` may be called: the client keeps up."""
-        return self._is_open and self._chunks is not None and self._chunks.is_ready
-
-    def write_now(self, data: bytes) -> None:
-        """Sends data without waiting, if it `is_ready`."""
-        if self._chunks is None:
-            raise RuntimeError("there is no writer of chunks")
-        self._wrote_at = self._loop.time()
-        self._chunks.write(data)
+    def chunks(self) -> ChunkWriter | None:
+        """The server's writer of chunks, if there is one, once the headers are out. What is written
+        to it comes after what was written here before."""
+        return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
         """Sends data, after the headers."""
         if not self.has_started:
             await self.start()
-        if self.is_ready:
-            self.write_now(data)
+        if self._is_open and self._chunks is not None and self._chunks.is_ready:
+            self._chunks.write(data)
             return
         self._wrote_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -99,6 +93,8 @@ class EventOutput:
             self._filling.cancel()
 
     def _look(self) -> None:
+        if self._chunks is not None:
+            self._wrote_at = max(self._wrote_at, self._chunks.wrote_at)
         due = self._wrote_at + (self._comment_s if self.has_started else HEADERS_S)
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._look)

@@ -279,7 +279,7 @@ class OpenAIApi:
         async with self._service.open(request, account) as generation:
             shape = _shape(generation, body, position)
             yield ACCEPTED
-            async for piece in generation.pieces(EventOutlet(output, shape.events)):
+            async for piece in generation.pieces(EventOutlet.of(output, shape.events)):
                 events = shape.events(piece)
                 if piece.n_logprobs > MANY_LOGPROBS:
                     events = await asyncio.to_thread(list, events)

@@ -78,9 +78,10 @@ class Shape(ABC):
         # Most of a chunk is the same in all chunks of a stream, so it is written once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
-        self._plain_end = self.text_end + b"]" + self._chunk_end
-        wants_text = generation.options.n_logprobs is None and not shown.counts_usage
-        self._has_plain_chunks = wants_text and not self._has_ids
+        self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
+        self._text_end = self.text_end + b"]" + self._chunk_end
+        wants_more = generation.options.n_logprobs is not None or shown.counts_usage
+        self._has_text_only = not wants_more and not self._has_ids
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
     def answer(self, pieces: Sequence[Piece]) -> Json:
@@ -90,9 +91,9 @@ class Shape(ABC):
 
     def events(self, piece: Piece) -> Iterable[Event]:
         """Returns the events for a new piece of an answer, a chunk in JSON each."""
-        if self._has_plain_chunks and piece.finish_reason is None and self._is_text(piece.index):
-            start = self._chunk_start + b"[" + self.text_start % piece.index
-            return (Event(start + to_json(piece.text) + self._plain_end),)
+        start = self._text_starts.get(piece.index)
+        if start is not None and piece.finish_reason is None:
+            return (Event(start + to_json(piece.text) + self._text_end),)
         return self._events(piece)
 
     def usage_event(self) -> Event:
@@ -118,6 +119,9 @@ class Shape(ABC):
             )
             self._seed = b""  # only in the first
             yield Event(chunk, self._ids.current() if self._has_ids else b"")
+        if self._has_text_only and self._is_text(piece.index):
+            start = self._chunk_start + b"[" + self.text_start % piece.index
+            self._text_starts[piece.index] = start
 
     @abstractmethod
     def _logprobs(self, piece: Piece, *, is_first: bool) -> Json | None:

@@ -291,12 +291,10 @@ class SchedulerClient:
 
     def _deliver(self, event: Event) -> None:
         request = self._requests.get(event.request_id)
-        if request is None or request.is_held:
-            return  # cancelled a moment ago, or it has failed already
+        if request is None or request.next_attempt is not None:
+            return  # cancelled a moment ago, or it has failed already and is held
         if isinstance(event, Tokens) or isinstance(event, PromptLogprobs):  # noqa: SIM101 - faster
-            news = self._news_of(request, event)
-            if news is not None:
-                request.inbox.put_nowait(news)
+            self._deliver_news(request, event)
             return
         match event:
             case Accepted():
@@ -316,16 +314,18 @@ class SchedulerClient:
             self._forget(request)
         request.inbox.put_nowait(event)
 
-    def _news_of(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> Event | None:
-        """Returns what an event brings that is new, if anything is; ends the request if the event
+    def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
+        """Delivers what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
         try:
-            return request.news_of(event)
+            news = request.news_of(event)
         except errors.RequestFailed as error:
             log.error("bug in the scheduler: request %s: %s", request.request_id, error)
             self.cancel(request.request_id)
             self._end(request, error)
-            return None
+            return
+        if news is not None:
+            request.inbox.put_nowait(news)
 
     def _attempt(self, request: SubmittedRequest) -> None:
         """Sends a request, or holds it if it can't be sent."""
