@@ -45,7 +45,6 @@ from services.local.child import Child
 HOST = "127.0.0.1"
 VOCAB_SIZE = 1000  # the null rank's
 PROMPT_TOKENS = 16  # of each of the streams that go on side by side
-ANSWER_TOKENS = 64, 192
 MIN_ITERATION_S = 0.005
 SAMPLE_S = 0.5
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
@@ -226,7 +225,7 @@ def requests_of(
     while n_tokens > 0:
         n_output = n_tokens
         if not options.endless:
-            n_output = min(n_tokens, int(generator.integers(*ANSWER_TOKENS, endpoint=True)))
+            n_output = min(n_tokens, int(generator.integers(*options.answer_tokens, endpoint=True)))
         prompt = generator.integers(0, VOCAB_SIZE, PROMPT_TOKENS).tolist()
         requests.append(workload.PlannedRequest(0.0, tuple(prompt), n_output))
         n_tokens -= n_output
@@ -344,6 +343,9 @@ def main() -> None:
     group = parser.add_argument_group("streams side by side, instead of a workload")
     group.add_argument("--streams", type=int, nargs="+", metavar="N")
     group.add_argument("--tokens-per-s", type=float, default=10_000.0)
+    group.add_argument(
+        "--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B")
+    )
     group.add_argument("--endless", action="store_true", help="one answer in each stream")
     group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")
     workload.add_options(parser)

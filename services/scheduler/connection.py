@@ -7,6 +7,7 @@ bytes; its stream is served, and cut off, by `SchedulerService`.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 from orcinus.v1 import scheduler_pb2
 
@@ -33,23 +34,34 @@ _REASONS = {
 
 
 class _Columns:
-    """New tokens that need no entry of their own in a message."""
+    """New tokens that need no entry of their own in a message. Those of one request come together:
+    a frontend that is behind has one update of each."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.starts: list[int] = []
-        self.token_ids: list[int] = []
+        self._starts: dict[int, int] = {}  # by the number of the request
+        self._token_ids: dict[int, list[int]] = {}
+
+    def add(self, number: int, start: int, token_id: int) -> None:
+        """Adds the next token of a request."""
+        token_ids = self._token_ids.get(number)
+        if token_ids is None:
+            self._starts[number] = start
+            self._token_ids[number] = [token_id]
+        else:
+            token_ids.append(token_id)
 
     def write(self, message: scheduler_pb2.ConnectResponse) -> None:
         """Puts what there is into a message, and begins anew."""
-        if not self.numbers:
+        if not self._starts:
             return
+        token_ids = self._token_ids.values()
         columns = message.columns
-        columns.numbers.extend(self.numbers)
-        columns.starts.extend(self.starts)
-        columns.n_tokens.extend([1] * len(self.numbers))
-        columns.token_ids.extend(self.token_ids)
-        self.numbers, self.starts, self.token_ids = [], [], []
+        columns.numbers.extend(self._starts)
+        columns.starts.extend(self._starts.values())
+        columns.n_tokens.extend(map(len, token_ids))
+        columns.token_ids.extend(chain.from_iterable(token_ids))
+        self._starts.clear()
+        self._token_ids.clear()
 
 
 class Connection:
@@ -151,10 +163,7 @@ class Connection:
                     n_cached_tokens=0 if start else request.n_cached_tokens,
                 )
             else:
-                columns = self._columns
-                columns.numbers.append(number)
-                columns.starts.append(start)
-                columns.token_ids.append(token_id)
+                self._columns.add(number, start, token_id)
         if reason is not None:
             self._forget(request)
             self._outbox.completed.add(

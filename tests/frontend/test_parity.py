@@ -128,7 +128,8 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any]]] = {
 async def outcome_of(
     site: Site, way: Way, body: dict[str, Any]
 ) -> tuple[Outcome, list[scheduler_pb2.Submission]]:
-    """Returns what a client sees, and what the scheduler got, but for names, numbers and drawn seeds."""
+    """Returns what a client sees, and what the scheduler got, but for names, numbers and drawn
+    seeds."""
     outcome = await soon(way(site, {**body, "return_token_ids": True}))
     await soon(site.scheduler.wait_ended())
     submissions = []
