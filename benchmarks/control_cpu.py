@@ -221,11 +221,12 @@ def requests_of(
 ) -> list[workload.PlannedRequest]:
     """Returns the requests of one stream, which follow each other, with so many tokens in all."""
     generator = np.random.default_rng([options.seed, index])
+    low, high = options.answer_tokens
     requests = []
     while n_tokens > 0:
         n_output = n_tokens
         if not options.endless:
-            n_output = min(n_tokens, int(generator.integers(*options.answer_tokens, endpoint=True)))
+            n_output = min(n_tokens, int(generator.integers(low, high, endpoint=True)))
         prompt = generator.integers(0, VOCAB_SIZE, PROMPT_TOKENS).tolist()
         requests.append(workload.PlannedRequest(0.0, tuple(prompt), n_output))
         n_tokens -= n_output
@@ -343,9 +344,7 @@ def main() -> None:
     group = parser.add_argument_group("streams side by side, instead of a workload")
     group.add_argument("--streams", type=int, nargs="+", metavar="N")
     group.add_argument("--tokens-per-s", type=float, default=10_000.0)
-    group.add_argument(
-        "--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B")
-    )
+    group.add_argument("--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B"))
     group.add_argument("--endless", action="store_true", help="one answer in each stream")
     group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")
     workload.add_options(parser)

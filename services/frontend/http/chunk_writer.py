@@ -8,6 +8,7 @@ of the answer goes through them.
 import asyncio
 
 from starlette.types import Scope
+from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION = "orcinus.chunks"
@@ -39,12 +40,12 @@ class ChunkWriter:
         self.wrote_at = self._loop.time()
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def offer(self, scope: Scope) -> None:
+    def offer(self, scope: HTTPScope) -> None:
         """Puts this writer into the scope of the request that it answers."""
-        scope.setdefault("extensions", {})[EXTENSION] = self
+        scope["extensions"] = {**(scope.get("extensions") or {}), EXTENSION: self}
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":
         """Returns the writer that the server offers for a request, if it does."""
-        writer = scope.get("extensions", {}).get(EXTENSION)
+        writer = (scope.get("extensions") or {}).get(EXTENSION)
         return writer if isinstance(writer, ChunkWriter) else None

@@ -188,9 +188,7 @@ class RequestPool:
                     self._on_probation = request
             request.state = _RUNNING
         self._ready = [
-            request
-            for request in self._ready
-            if request.state is not _RUNNING or can_run(request)
+            request for request in self._ready if request.state is not _RUNNING or can_run(request)
         ]
 
     def mark_returned(self, request: Request) -> None:

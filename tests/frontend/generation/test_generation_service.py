@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from orcinus.v1 import scheduler_pb2
 
+from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.outlet import Outlet
 from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
@@ -81,3 +85,48 @@ def test_answer_continues_a_text_and_stands_alone_in_a_conversation() -> None:
     assert EncodedPrompt(conversation, (5, 6), 1, ()).context == ()
     assert EncodedPrompt("x", (5, 6), 1, ()).context == (5, 6)
     assert EncodedPrompt((5, 6), (5, 6), 1, ()).context == (5, 6)
+
+
+class Failing:
+    """An outlet that takes one piece and fails at the next."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.taken: list[str] = []
+
+    def take(self, piece: Piece) -> None:
+        if self.taken:
+            raise ValueError("cannot be written")
+        self.taken.append(piece.text)
+
+
+async def texts_of(generation: Generation, outlet: Outlet) -> list[str]:
+    """The pieces that the reader gets."""
+    return [piece.text async for piece in generation.pieces(outlet)]
+
+
+async def test_an_outlet_that_fails_ends_its_own_stream_alone() -> None:
+    failing, tokenizer = Failing(), Tokenizer(checkpoints.byte_level())
+    request = GenerationRequest(prompts=("hello",), options=GenerationOptions(max_tokens=8))
+    async with connected(FakeScheduler()) as client:
+        service = GenerationService(tokenizer, client)
+        async with service.open(request) as generation, service.open(request) as other:
+            answering = asyncio.ensure_future(other.complete())
+            with pytest.raises(ValueError, match="cannot be written"):
+                await soon(texts_of(generation, failing))
+            (answer,) = await soon(answering)
+    assert answer.text.startswith(failing.taken[0])
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+async def test_an_outlet_that_is_not_ready_leaves_all_to_the_reader() -> None:
+    closed, tokenizer = Failing(), Tokenizer(checkpoints.byte_level())
+    closed.is_ready = False
+    request = GenerationRequest(prompts=("hello",), options=GenerationOptions(max_tokens=8))
+    async with connected(FakeScheduler()) as client:
+        service = GenerationService(tokenizer, client)
+        async with service.open(request) as generation, service.open(request) as other:
+            texts = await soon(texts_of(generation, closed))
+            (answer,) = await soon(other.complete())
+    assert "".join(texts) == answer.text != ""
+    assert not closed.taken
