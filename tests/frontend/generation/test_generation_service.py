@@ -18,7 +18,7 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
-from tests.fake_scheduler import FakeScheduler
+from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend import checkpoints
 from tests.frontend.conftest import connected, soon
 
@@ -108,12 +108,24 @@ async def texts_of(generation: Generation, outlet: Outlet) -> list[str]:
 async def test_an_outlet_that_fails_ends_its_own_stream_alone() -> None:
     failing, tokenizer = Failing(), Tokenizer(checkpoints.byte_level())
     request = GenerationRequest(prompts=("hello",), options=GenerationOptions(max_tokens=8))
-    async with connected(FakeScheduler()) as client:
+    are_reading = asyncio.Event()
+
+    async def wait_and_echo(request: FakeRequest) -> None:
+        request.accept()
+        await are_reading.wait()
+        for token_id in [*request.submission.prompt_token_ids] * 3:
+            request.tokens(token_id)
+        request.complete(scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+    async with connected(FakeScheduler(behaviour=wait_and_echo)) as client:
         service = GenerationService(tokenizer, client)
         async with service.open(request) as generation, service.open(request) as other:
+            reading = asyncio.ensure_future(texts_of(generation, failing))
             answering = asyncio.ensure_future(other.complete())
+            await asyncio.sleep(0)
+            are_reading.set()
             with pytest.raises(ValueError, match="cannot be written"):
-                await soon(texts_of(generation, failing))
+                await soon(reading)
             (answer,) = await soon(answering)
     assert answer.text.startswith(failing.taken[0])
     assert answer.finish_reason is FinishReason.LENGTH
