@@ -11,8 +11,8 @@ from starlette.types import Scope
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 
-EXTENSION = "orcinus.chunks"
-"""Name of the extension of ASGI's scope."""
+EXTENSION, WRITER = "orcinus.chunks", "writer"
+"""Names of the extension of ASGI's scope, and of what is in it."""
 
 
 class ChunkWriter:
@@ -42,10 +42,11 @@ class ChunkWriter:
 
     def offer(self, scope: HTTPScope) -> None:
         """Puts this writer into the scope of the request that it answers."""
-        scope["extensions"] = {**(scope.get("extensions") or {}), EXTENSION: self}
+        scope["extensions"] = {EXTENSION: {WRITER: self}}
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":
         """Returns the writer that the server offers for a request, if it does."""
-        writer = (scope.get("extensions") or {}).get(EXTENSION)
+        extension = scope.get("extensions", {}).get(EXTENSION, {})
+        writer = extension.get(WRITER)
         return writer if isinstance(writer, ChunkWriter) else None
