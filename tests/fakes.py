@@ -73,7 +73,8 @@ class FakeRank:
         timing = worker_pb2.IterationTiming(iteration=plan.iteration, compute_ns=1000)
         if self.stage_index + 1 == self.n_stages:
             report.result.iteration = plan.iteration
-            report.result.token_ids.extend(10 + i for i in range(sum(plan.sample)))
+            n_sampled = sum(plan.sample) + sum(plan.n_drafts)
+            report.result.token_ids.extend(10 + i for i in range(n_sampled))
             report.result.timing.CopyFrom(timing)
         else:
             report.timings.timings.append(timing)
@@ -183,7 +184,7 @@ class FakeEngine:
         """Lets the oldest batch come back with the same token for everyone."""
         batch = await self.next_batch()
         del self.batches[0]
-        n_sampled = sum(span.is_sampled for span in batch.spans)
+        n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
         self._results.append(
             worker_pb2.IterationResult(
                 iteration=batch.iteration,

@@ -20,6 +20,7 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_manager import KVManager
@@ -249,6 +250,7 @@ def build_scheduler(
         policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
         pipeline_depth=depth,
         token_hand_off=has_one_stage,
+        drafter=build_drafter(settings, pipeline),
     )
 
 
@@ -279,6 +281,19 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
         block_size=block_size,
         has_prefix_cache=settings.prefix_cache,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
+    )
+
+
+def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
+    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, and they
+    cannot pay where decodes are recorded and spans of several tokens are not."""
+    if settings.policy == "orca" or not settings.speculative_tokens:
+        return None
+    if any(member.description.records_decodes for member in pipeline.members):
+        return None
+    return Drafter(
+        max_drafts=settings.speculative_tokens,
+        max_batch_tokens=min(settings.speculative_batch_tokens, settings.max_batch_tokens),
     )
 
 

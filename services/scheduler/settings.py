@@ -93,6 +93,16 @@ class SchedulerSettings(ServerSettings):
     """Tokens in one batch of the policy `chunked` at most; more gives throughput where weights are
     slow to read, fewer a steadier pace. Not less than `max_batch_size`."""
 
+    speculative_tokens: int = Field(default=8, ge=0, le=64)
+    """Tokens of a request in one iteration at most that are drafts: they followed where its last
+    tokens occurred before, and are taken as far as the model says the same. Tokens are the same
+    without. 0 is off; so are the policy `orca` and GPUs with graphs of decodes."""
+
+    speculative_batch_tokens: int = Field(default=16, ge=1)
+    """Tokens in a batch with drafts at most. With `n` of that in it, drafts must be right as often
+    as `n` is a part of it, lately and for each request; so there are none where many requests
+    run. About the number of tokens whose computing takes as long as reading the weights."""
+
     pipeline_depth: int | None = Field(default=None, ge=1)
     """Batches in flight at most (the paper's n_workers); when not set, as many as there are stages,
     and two with one stage, so that the next batch is there when the last one is finished."""

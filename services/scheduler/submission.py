@@ -16,6 +16,7 @@ from services.common.priority import PRIORITIES
 from services.common.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.drafts import Speculation
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 
 MAX_SALT_LENGTH = 256
@@ -79,6 +80,7 @@ def to_request(
         sampling=submission.sampling.SerializeToString(),
         grammar_digest=_digest(sampling.grammar) if sampling.grammar else None,
         stop_token_ids=frozenset(sampling.stop_token_ids),
+        speculation=_speculation_of(submission, sampling),
         generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
         n_losses=submission.n_losses,
         account=account,
@@ -157,3 +159,14 @@ def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
 
 def _digest(grammar: str) -> bytes:
     return hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
+
+
+def _speculation_of(
+    submission: scheduler_pb2.Submission, sampling: SamplingParams
+) -> Speculation | None:
+    """Returns the beginning of speculation, where each of a request's tokens is chosen by its
+    logits and position alone; None elsewhere: penalties and grammars look at all tokens before, and
+    log-probabilities of drafts are of no use."""
+    if sampling.has_penalty or sampling.grammar or submission.HasField("n_logprobs"):
+        return None
+    return Speculation()

@@ -271,6 +271,28 @@ def test_every_stage_has_a_batch_and_one_stage_has_the_next_and_hands_tokens_ove
     assert (goes_on is not None) == (n_stages == 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "records_decodes", "limits"),
+    [
+        ({}, False, (8, 16)),
+        ({"speculative_tokens": 4, "max_batch_tokens": 12, "max_batch_size": 2}, False, (4, 12)),
+        ({"speculative_tokens": 0}, False, None),
+        ({"policy": "orca"}, False, None),
+        ({}, True, None),
+    ],
+    ids=["default", "set", "off", "the paper's", "graphs"],
+)
+def test_tokens_are_drafted_where_it_can_pay(
+    given: dict[str, Any], records_decodes: bool, limits: tuple[int, int] | None
+) -> None:
+    pipeline = pipeline_of(1)
+    pipeline.first.records_decodes = records_decodes
+    settings = SchedulerSettings(n_stages=1, **given)
+    drafter = build_scheduler(settings, pipeline, RequestPool(max_requests=8)).drafter
+    found = None if drafter is None else (drafter.max_drafts, drafter.max_batch_tokens)
+    assert found == limits
+
+
 @pytest.mark.parametrize(("policy", "n_tokens"), [("orca", 20), ("chunked", 8)])
 def test_the_policy_is_the_one_that_is_set(
     policy: Literal["orca", "chunked"], n_tokens: int

@@ -41,8 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_stage(model: Path) -> Iterator[Stack]:
-    """One stage; shared, so nobody may harm it."""
-    with serving(model, dtype="float32") as stack:
+    """One stage that drafts nothing; shared, so nobody may harm it."""
+    with serving(model, dtype="float32", scheduler="speculative-tokens=0") as stack:
         yield stack
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 from orcinus.v1 import scheduler_pb2
 
 from tests.system.stack import IterationRecords, Stack
@@ -12,8 +13,14 @@ Record = scheduler_pb2.WatchIterationsResponse
 
 
 def ask(stack: Stack, n_prompt: int, max_tokens: int) -> dict[str, Any]:
+    """An answer that takes an iteration for each token: with log-probabilities there are no
+    drafts."""
     return stack.complete(
-        list(range(3, 3 + n_prompt)), max_tokens=max_tokens, temperature=0, ignore_eos=True
+        list(range(3, 3 + n_prompt)),
+        max_tokens=max_tokens,
+        temperature=0,
+        ignore_eos=True,
+        logprobs=0,
     )
 
 
@@ -100,3 +107,26 @@ def _stream_and_hang_up(stack: Stack, watch: IterationRecords, alone: int) -> No
         while not next(lines).startswith("data:"):
             pass
         watch.wait_for(lambda records: any(r.n_reserved_slots > alone for r in records))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("temperature", [0, 0.3], ids=["greedy", "sampled"])
+def test_drafts_bring_several_tokens_at_once_and_no_others(
+    one_stage: Stack, two_stages: Stack, temperature: float
+) -> None:
+    prompt = [5, 6, 7, 8, 9, 10] * 8
+    asked: dict[str, Any] = {
+        "max_tokens": 300,
+        "temperature": temperature,
+        "seed": 3,
+        "ignore_eos": True,
+    }
+    # A bias towards few tokens: a model of random weights then repeats itself.
+    asked["logit_bias"] = {str(token_id): 40 for token_id in (5, 6, 7)}
+    expected = one_stage.complete(prompt, **asked)
+    with two_stages.iterations() as watch:
+        assert two_stages.complete(prompt, **asked)["token_ids"] == expected["token_ids"]
+        watch.wait_for(lambda records: n_ended(records) == 1)
+    spans = [span for record in watch.records for span in record.spans if span.start_position]
+    assert any(span.n_tokens > 1 for span in spans)
+    assert len(spans) < 290

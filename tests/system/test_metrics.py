@@ -246,4 +246,4 @@ def check_iterations(scheduler: Samples, stages: list[Samples]) -> None:
     assert 0 < overhead < taken  # which is also the wait for a turn, and computation
     assert overhead < taken
     n_sampled = scheduler.sum("orcinus_generation_tokens_total")
-    assert scheduler.sum("orcinus_iteration_batch_size_sum") >= n_sampled
+    assert scheduler.sum("orcinus_iteration_batch_tokens_sum") >= n_sampled

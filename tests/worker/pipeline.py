@@ -175,6 +175,7 @@ class Span:
     row: int
     token_ids: Sequence[int]
     sample: bool = True
+    n_drafts: int = 0
 
 
 class Pipeline:
@@ -224,6 +225,10 @@ class Pipeline:
         self._free_blocks += self._sequences.pop(row).blocks
         self._released_rows.append(row)
 
+    def forget(self, row: int, n_tokens: int) -> None:
+        """Takes the last tokens of a request back, which were drafts."""
+        self._sequences[row].n_stored -= n_tokens
+
     def run(self, spans: Sequence[Span]) -> tuple[list[int], Tensor]:
         """Runs one iteration: the sampled tokens and their logits [n_sampled, vocab_size]."""
         plan = self._plan(spans)
@@ -249,6 +254,7 @@ class Pipeline:
             token_on_rank=[False] * len(spans),
             token_ids=[token for span in spans for token in span.token_ids],
             new_block_ids=[block for blocks in new_blocks for block in blocks],
+            n_drafts=[span.n_drafts for span in spans] if any(s.n_drafts for s in spans) else (),
         )
         self._released_rows, self._admissions = [], []
         return plan

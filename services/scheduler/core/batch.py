@@ -25,6 +25,8 @@ class Span(NamedTuple):
     new_block_ids: list[int]
     """Blocks that the ranks append to the request's; with an admission, also those of the prefix
     cache, which have the tokens before the span."""
+    n_drafts: int = 0
+    """Tokens at its end that are drafts, see `drafts.py`."""
 
 
 class SpanLogprobs(NamedTuple):
@@ -44,3 +46,5 @@ class Batch:
     spans: tuple[Span, ...]
     released_rows: tuple[int, ...]
     """Rows of the ranks' request tables that were given up since the previous batch."""
+    n_drafts: int = 0
+    """Drafts of all spans."""

@@ -129,6 +129,10 @@ class KVManager:
         """Returns whether a reservation is large enough to store `n_tokens` tokens."""
         return n_tokens <= reservation.n_reserved_blocks * self.block_size
 
+    def n_free_slots(self, reservation: Reservation, n_tokens: int) -> int:
+        """Returns how many tokens more than `n_tokens` a reservation is large enough for."""
+        return reservation.n_reserved_blocks * self.block_size - n_tokens
+
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
         """Enlarges a reservation so that it is enough for `n_tokens` tokens, if there is memory
         for all of them; returns whether it is enough."""

@@ -9,6 +9,7 @@ from typing import NewType
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
+from services.scheduler.core.drafts import Speculation
 from services.scheduler.core.prefix_cache import BlockKeys
 from services.scheduler.core.reservation import Reservation
 
@@ -72,6 +73,8 @@ class Request:
     n_prompt_logprobs: int | None = None
     """Likewise of each token of the prompt but the first, before its first new token."""
     stop_token_ids: frozenset[int] = frozenset()
+    speculation: Speculation | None = None
+    """How far drafts of its tokens are right; None where they cannot be verified."""
     account: Account | None = None
     """Whose limits it counts towards; None where nobody has to show a key."""
     priority: int = 0
@@ -95,6 +98,8 @@ class Request:
     """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
     """Batches with this request that have not returned."""
+    n_drafts: int = 0
+    """Drafts in the batch that has not returned; they do not count as scheduled."""
     cache_scope: bytes | None = b""
     """Requests with the same scope share what the prefix cache has; None shares nothing."""
     block_keys: BlockKeys | None = None
@@ -164,10 +169,10 @@ class Request:
 
         It can with a part of the prompt, which depends on nothing that these batches compute, and,
         with `token_hand_off`, with a token that a rank will have sampled by then. It can't while
-        its last token is awaited.
+        its last token is awaited, or nobody knows how many of its drafts are right.
         """
         n_prompt, n_generated = len(self.prompt_token_ids), len(self.generated_token_ids)
-        if self.is_cancelled:
+        if self.is_cancelled or self.n_drafts:
             return False
         if self.n_scheduled < n_prompt + n_generated:
             return True
@@ -197,7 +202,7 @@ class Request:
         ranks must be gone."""
         self.state = RequestState.INITIATION
         self.reservation = None
-        self.n_scheduled = self.n_awaited = self.n_in_flight = 0
+        self.n_scheduled = self.n_awaited = self.n_in_flight = self.n_drafts = 0
         self.n_prefill_tokens = self.n_tokens
 
     def accept(self, token_id: int) -> FinishReason | None:

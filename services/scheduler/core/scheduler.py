@@ -12,17 +12,22 @@ has returned. Its token is left out of the plan then, since the rank that sample
 If that token turns out to end the request, what later batches bring is thrown away, and its memory
 is free when the last of them has returned. Without it, and with whole prompts, a request is in at
 most one batch, as in the paper.
+
+With a `Drafter`, a decode may carry drafts, and bring several tokens. A request is drafted for only
+when its last token is known. So with `token_hand_off`, a batch whose requests have drafts to come
+is waited for, and so is one with drafts.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
+from services.scheduler.core.drafts import SEARCHED_TOKENS, Drafter, n_leading_equal
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
-from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies import Policy, Selection
 from services.scheduler.core.request import (
     MAX_LOSSES,
     FinishReason,
@@ -34,10 +39,12 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
+_NO_DRAFTS: Mapping[Request, Sequence[int]] = MappingProxyType({})
 
 
 class Update(NamedTuple):
-    """The effect of an iteration, or of a cancellation, on one request."""
+    """The effect of an iteration, or of a cancellation, on one request. An iteration with drafts of
+    a request may have several, one for each token."""
 
     request: Request
     token_id: int | None
@@ -66,6 +73,7 @@ class Scheduler:
         policy: Policy,
         pipeline_depth: int,
         token_hand_off: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
@@ -73,6 +81,8 @@ class Scheduler:
         self.pool.grammar_turns.forget()
         self.kv_manager = kv_manager
         self.pipeline_depth = pipeline_depth
+        self.drafter = drafter
+        self._awaits_drafts = False  # whether the next batch waits for those in flight
         self._policy = policy
         self._token_hand_off = token_hand_off
         self._in_flight: dict[int, Batch] = {}
@@ -167,16 +177,23 @@ class Scheduler:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
+        if self._awaits_drafts and self._in_flight:
+            return None
         if self._lending is not None:
             self._lending.make_room()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
         self._n_iterations += 1
+        drafts = _NO_DRAFTS if self.drafter is None else self._draft(self.drafter, selections)
+        self._awaits_drafts = self._token_hand_off and bool(drafts)
         batch = Batch(
             iteration=self._n_iterations,
-            spans=tuple([self._schedule(*selection) for selection in selections]),
+            spans=tuple(
+                [self._schedule(*chosen, drafts.get(chosen.request, ())) for chosen in selections]
+            ),
             released_rows=tuple(self._released_rows),
+            n_drafts=sum([len(draft) for draft in drafts.values()]),
         )
         self.pool.mark_running([span.request for span in batch.spans], can_run=self._can_run)
         self._released_rows.clear()
@@ -196,32 +213,92 @@ class Scheduler:
         *,
         cut: Sequence[int] = (),
     ) -> list[Update]:
-        """Takes the tokens that a batch produced, one per sampled span, in order, and returns the
-        updates. `logprobs` are by the place of their span in the batch; they are passed on. `cut`
-        has the places of tokens that end an output before its grammar ends.
+        """Takes the tokens that a batch produced, one per sampled span and draft, in order, and
+        returns the updates. `logprobs` are by the place of their span in the batch; they are passed
+        on. `cut` has the places of tokens that end an output before its grammar ends.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
         """
         batch = self._return(iteration, len(token_ids))
         if cut:
-            sampled = [span.request for span in batch.spans if span.is_sampled]
+            sampled = [
+                span.request for span in batch.spans for _ in range(span.is_sampled + span.n_drafts)
+            ]
             for place in cut:
                 sampled[place].is_cut = True
         tokens = iter(token_ids)
+        drafted: list[Update] = []
         updates = [
-            self._apply_span(span, next(tokens) if span.is_sampled else None)
+            self._apply_drafts(span, tokens, drafted)
+            if span.n_drafts
+            else self._apply_span(span, next(tokens) if span.is_sampled else None)
             for span in batch.spans
         ]
+        self._awaits_drafts = self._awaits(batch)
         if logprobs:
             for place, brought in logprobs.items():
                 updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
-        return [update for update in updates if update is not None]
+        return [*drafted, *(update for update in updates if update is not None)]
 
     def _can_run(self, request: Request) -> bool:
         return request.can_run(token_hand_off=self._token_hand_off)
 
-    def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
+    def _draft(
+        self, drafter: Drafter, selections: Sequence[Selection]
+    ) -> Mapping[Request, Sequence[int]]:
+        """Returns the drafts of a batch, as long as it has room for them."""
+        n_tokens = sum([chosen.n_tokens for chosen in selections])
+        n_free = drafter.max_batch_tokens - n_tokens
+        if n_free <= 0:
+            return _NO_DRAFTS
+        drafts: dict[Request, Sequence[int]] = {}
+        for n_before, (request, _, reservation) in enumerate(selections):
+            if request.n_awaited or request.n_unscheduled != 1 or not request.generated_token_ids:
+                continue
+            n_room = self.kv_manager.n_free_slots(reservation, request.n_tokens)
+            n_share = -(-n_free // (len(selections) - n_before))
+            draft = self._draft_of(drafter, request, n_tokens, min(n_room, n_share))
+            if draft:
+                drafts[request] = draft
+                n_free -= len(draft)
+        return drafts
+
+    def _draft_of(
+        self, drafter: Drafter, request: Request, n_batch_tokens: int, n_room: int
+    ) -> Sequence[int]:
+        """Returns the draft of a request whose tokens are all known; none if it does not pay."""
+        speculation = request.speculation
+        if speculation is None:
+            return ()
+        n_left = request.max_new_tokens - len(request.generated_token_ids) - 1
+        length = min(speculation.length, n_left, n_room)
+        if length < 1 or not drafter.pays(speculation, request.n_tokens, n_batch_tokens):
+            return ()
+        first = max(0, request.n_tokens - SEARCHED_TOKENS)
+        return drafter.propose(request.packed_span(first, request.n_tokens - first), length)
+
+    def _awaits(self, batch: Batch) -> bool:
+        """Returns whether the next batch is to wait for those in flight, so that requests of one
+        that has returned can have drafts."""
+        drafter, n = self.drafter, len(batch.spans)
+        if drafter is None or not self._token_hand_off or not self._in_flight:
+            return False
+        if any(other.n_drafts for other in self._in_flight.values()):
+            return True
+        return n < drafter.max_batch_tokens and any(
+            self._draft_of(drafter, span.request, n, drafter.max_drafts)
+            for span in batch.spans
+            if span.is_sampled and span.request.state is RequestState.RUNNING
+        )
+
+    def _schedule(
+        self,
+        request: Request,
+        n_tokens: int,
+        reservation: Reservation,
+        draft: Sequence[int] = (),
+    ) -> Span:
         start = request.n_scheduled
         is_sampled = n_tokens == request.n_unscheduled
         is_admission = request.reservation is None
@@ -232,21 +309,24 @@ class Scheduler:
         request.n_scheduled = end = start + n_tokens
         request.n_awaited += is_sampled
         request.n_in_flight += 1
-        new_block_ids = self.kv_manager.allocate(reservation, end)
+        request.n_drafts = n_drafts = len(draft)
+        new_block_ids = self.kv_manager.allocate(reservation, end + n_drafts)
         if is_admission:
             request.reservation = reservation
             request.n_cached_tokens = start
             new_block_ids = list(reservation.block_ids)
         if end >= reservation.next_entry_at:
             self.kv_manager.enter(request, reservation)
+        token_ids = request.span(start, n_tokens) if is_known else []
         return Span(
             request,
             start,
-            n_tokens,
-            request.span(start, n_tokens) if is_known else [],
+            n_tokens + n_drafts,
+            [*token_ids, *draft] if draft else token_ids,
             is_admission,
             is_sampled,
             new_block_ids,
+            n_drafts,
         )
 
     def _return(self, iteration: int, n_tokens: int) -> Batch:
@@ -256,12 +336,33 @@ class Scheduler:
                 f"iteration {iteration} returned, but {oldest} is the oldest in flight"
             )
         batch = self._in_flight.pop(iteration)
-        n_sampled = sum(span.is_sampled for span in batch.spans)
+        n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
         if n_tokens != n_sampled:
             raise ValueError(
                 f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
             )
         return batch
+
+    def _apply_drafts(
+        self, span: Span, token_ids: Iterator[int], updates: list[Update]
+    ) -> Update | None:
+        """Takes the tokens of a span with drafts, as far as these were right; adds to `updates` all
+        but the last, which it returns."""
+        request = span.request
+        sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
+        request.n_drafts = 0
+        if request.state is RequestState.FINISHED or request.is_cancelled:
+            return self._apply_span(span, sampled[0])
+        n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
+        if self.drafter is not None and request.speculation is not None:
+            self.drafter.learn(request.speculation, span.n_drafts, n_right)
+        for token_id in sampled[:n_right]:
+            if token_id in request.stop_token_ids:
+                return self._apply_span(span, token_id)
+            request.accept(token_id)
+            request.n_scheduled += 1  # where the draft of it was
+            updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
+        return self._apply_span(span, sampled[n_right])
 
     def _apply_span(self, span: Span, token_id: int | None) -> Update | None:
         request = span.request

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from services.common import semconv
 from services.common.metrics import SHORT_S, TOKENS
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
@@ -72,6 +73,12 @@ class IterationMetrics:
         )
         self.generated = Counter(
             semconv.GENERATION_TOKENS, "Tokens that were generated.", registry=registry
+        )
+        self.drafted = Counter(
+            semconv.DRAFTED_TOKENS, "Drafts of tokens that were verified.", registry=registry
+        )
+        self.accepted = Counter(
+            semconv.ACCEPTED_TOKENS, "Drafts of tokens that were right.", registry=registry
         )
         self.prefix_cache = PrefixCacheMetrics(registry)
         self._compute = Histogram(
@@ -156,6 +163,7 @@ class EpochObserver:
         self._returned_ns = deque([0] * n_stages, maxlen=n_stages)  # of the last iterations
         self._has_opened = False
         self._n_queried = self._n_hits = self._n_evicted = 0  # of those that are counted
+        self._n_drafted = self._n_accepted = 0  # likewise
 
     def opened(self) -> None:
         kv_manager = self._scheduler.kv_manager
@@ -179,6 +187,8 @@ class EpochObserver:
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
         self._iterations.generated.inc(sum([update.token_id is not None for update in updates]))
+        if scheduler.drafter is not None and scheduler.drafter.n_drafted > self._n_drafted:
+            self._note_drafts(scheduler.drafter)
         now_ns = self._clock_ns()
         # As many iterations as stages are under way; another one waits for the first to return.
         had_room_ns = self._returned_ns[0]
@@ -213,6 +223,12 @@ class EpochObserver:
             queried - self._n_queried, hits - self._n_hits, evicted - self._n_evicted
         )
         self._n_queried, self._n_hits, self._n_evicted = queried, hits, evicted
+
+    def _note_drafts(self, drafter: Drafter) -> None:
+        drafted, accepted = drafter.n_drafted, drafter.n_accepted
+        self._iterations.drafted.inc(drafted - self._n_drafted)
+        self._iterations.accepted.inc(accepted - self._n_accepted)
+        self._n_drafted, self._n_accepted = drafted, accepted
 
     def _note_overhead(self, iteration: int, entry: _Iteration) -> None:
         if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):

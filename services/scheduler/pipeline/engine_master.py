@@ -289,6 +289,8 @@ def plan_of(
         token_ids=list(chain.from_iterable([span.token_ids for span in spans])),
         new_block_ids=list(chain.from_iterable([span.new_block_ids for span in spans])),
     )
+    if batch.n_drafts:
+        plan.n_drafts.extend([span.n_drafts for span in spans])
     for row, span in zip(rows, spans, strict=True):
         if span.is_admission:
             admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)

@@ -84,6 +84,10 @@ class Constraints:
         """Returns whether a request has a grammar."""
         return bool(self._held)
 
+    def __contains__(self, row: int) -> bool:
+        """Returns whether the request of a row has a grammar."""
+        return row in self._held
+
     def admit(self, row: int, grammar: str, *, n_prompt_tokens: int) -> None:
         """Takes a request in.
 

@@ -141,9 +141,8 @@ class BatchBuilder:
         padding behind them."""
         add = self._uploads.add
         numbers = self._table.last_tokens.numbers
-        next_positions = spans.start_positions + spans.n_tokens
         first_tokens = layout.first_tokens[: len(spans.rows)]
-        sampled_rows = spans.rows[spans.sample]
+        sampled = spans.sampled()
         # What layers read comes first, so that its places depend on nothing but the shape.
         token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(layout.positions)))
         batch = InputBatch(
@@ -160,14 +159,14 @@ class BatchBuilder:
                 uploads=self._uploads,
                 has_fixed_shape=shape is not None,
             ),
-            sampled_tokens=add((first_tokens + spans.n_tokens - 1)[spans.sample]),
-            sampled_rows=numbers(sampled_rows, self._uploads),
-            sampling=self._sampling(sampled_rows, next_positions[spans.sample]),
+            sampled_tokens=add((first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back),
+            sampled_rows=numbers(sampled.rows, self._uploads),
+            sampling=self._sampling(sampled.rows, sampled.positions),
             counted=self._counted(spans, first_tokens),
-            constrained=self._table.constraints.rows_of(sampled_rows, next_positions[spans.sample]),
+            constrained=self._table.constraints.rows_of(sampled.rows, sampled.positions),
             logprobs=self._table.logprobs.wanted(spans, first_tokens, self._uploads),
             n_spans=len(spans.rows),
-            n_sampled=len(sampled_rows),
+            n_sampled=len(sampled.rows),
             shape=shape,
         )
         left_out = spans.token_on_rank

@@ -174,6 +174,10 @@ class LogprobRequests:
         if n_given and int(spans.next_token_ids.max()) >= self._vocab_size:
             raise PlanError(f"next_token_ids are not in [0, {self._vocab_size})")
 
+    def are_of_sampled(self, row: int) -> bool:
+        """Returns whether those of a row's sampled tokens are wanted."""
+        return row in self._n_sampled
+
     def are_of_prompts(self, spans: Spans) -> bool:
         """Returns whether tokens of prompts are wanted among those after the tokens of `spans`."""
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
@@ -186,9 +190,9 @@ class LogprobRequests:
         found: list[LogprobSpan] = []
         places: list[int] = []
         n_top_of = self._n_sampled
-        sampled = np.flatnonzero(spans.sample).tolist()
+        sampled = spans.sampled()
         for place, (span, row) in enumerate(
-            zip(sampled, spans.rows[sampled].tolist(), strict=True)
+            zip(sampled.spans.tolist(), sampled.rows.tolist(), strict=True)
         ):
             if row in n_top_of:
                 found.append(LogprobSpan(span, 1, n_top_of[row], None))

@@ -41,7 +41,8 @@ class IterationPlan:
     Columns `rows` to `token_on_rank` have one entry per span; `token_ids` and `new_block_ids` hold
     those of all spans, one after the other. A span with `token_on_rank` is one token, the one that
     was sampled last for the row, and has no entry in `token_ids`. `next_token_ids` has the token
-    after each span that ends within a prompt whose log-probabilities are wanted.
+    after each span that ends within a prompt whose log-probabilities are wanted. `n_drafts` is
+    empty, or says for each span how many tokens at its end are drafts.
     """
 
     iteration: int
@@ -56,6 +57,7 @@ class IterationPlan:
     token_ids: Sequence[int]
     new_block_ids: Sequence[int]
     next_token_ids: Sequence[int] = ()
+    n_drafts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Spans:
     token_ids: Ints  # [n_tokens] less those that are on the rank
     new_block_ids: Ints  # [n_new_blocks]
     next_token_ids: Ints  # [n_cut], of prompts that are cut and whose log-probabilities are wanted
+    n_drafts: Ints | None = None  # [n_spans], or None where no span has any
 
     @classmethod
     def none(cls) -> Spans:
@@ -86,6 +89,8 @@ class Spans:
         for name in ("start_positions", "n_tokens", "n_new_blocks", "sample", "token_on_rank"):
             if (n := len(getattr(plan, name))) != n_spans:
                 raise PlanError(f"{name} has {n} entries for {n_spans} spans")
+        if len(plan.n_drafts) not in (0, n_spans):
+            raise PlanError(f"n_drafts has {len(plan.n_drafts)} entries for {n_spans} spans")
         n_sent = sum(plan.n_tokens) - sum(plan.token_on_rank)
         for total, parts, n_promised in (
             ("token_ids", "n_tokens", n_sent),
@@ -102,7 +107,31 @@ class Spans:
             token_ids=column(plan.token_ids),
             new_block_ids=column(plan.new_block_ids),
             next_token_ids=column(plan.next_token_ids),
+            n_drafts=column(plan.n_drafts) if plan.n_drafts else None,
         )
+
+    def sampled(self) -> Sampled:
+        """Returns the tokens that are sampled: one for each span that wants one, and one for each
+        draft."""
+        rows, last = self.rows[self.sample], np.flatnonzero(self.sample)
+        positions = (self.start_positions + self.n_tokens)[self.sample]
+        if self.n_drafts is None:
+            return Sampled(rows, last, np.zeros_like(rows), positions)
+        n_drafts = self.n_drafts[self.sample]
+        spans = np.repeat(np.arange(len(rows)), 1 + n_drafts)
+        n_before = np.cumsum(1 + n_drafts) - (1 + n_drafts)
+        back = n_drafts[spans] - (np.arange(len(spans)) - n_before[spans])
+        return Sampled(rows[spans], last[spans], back, positions[spans] - back)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens that a batch samples, in order; arrays are [n_sampled]."""
+
+    rows: Ints
+    spans: Ints  # places in the plan
+    back: Ints  # tokens of the span after the one that it is sampled after
+    positions: Ints  # in their sequences
 
 
 def column(values: Sequence[int]) -> Ints:

@@ -41,7 +41,12 @@ class _Held:
 
     n_tokens: int = 0
     n_blocks: int = 0
-    has_last_token: bool = False  # its last span was sampled
+    has_last_token: bool = False  # its last span was sampled, and had no drafts
+    n_drafts: int = 0  # of these tokens, drafts at the end of the last span
+
+    def may_begin_at(self, start: int) -> bool:
+        """Returns whether the next span may: it follows what is stored, or replaces drafts."""
+        return self.n_tokens - self.n_drafts <= start <= self.n_tokens
 
 
 class RequestTable:
@@ -95,6 +100,8 @@ class RequestTable:
         spans = Spans.of(plan)
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
+        if spans.n_drafts is not None:
+            self._note_drafts(spans, spans.n_drafts)
         if self._counts_tokens:
             self.logprobs.check(spans)
         if self.constraints:
@@ -245,7 +252,7 @@ class RequestTable:
                 raise PlanError(f"row {row} is unknown")
             if n_tokens < 1:
                 raise PlanError(f"row {row} has a span without tokens")
-            if start != held.n_tokens:
+            if not held.may_begin_at(start):
                 raise PlanError(
                     f"row {row} has a span that does not continue what is stored: starts {start}, "
                     f"stored {held.n_tokens}"
@@ -261,7 +268,18 @@ class RequestTable:
                 n_taken += n_new
             if end > held.n_blocks * self._block_size:
                 raise PlanError(f"row {row} has too few blocks for its span")
-            held.n_tokens, held.has_last_token = end, is_sampled
+            held.n_tokens, held.n_drafts, held.has_last_token = end, 0, is_sampled
+
+    def _note_drafts(self, spans: Spans, n_drafts: Ints) -> None:
+        for place in np.flatnonzero(n_drafts).tolist():
+            row, n = int(spans.rows[place]), int(n_drafts[place])
+            if n >= spans.n_tokens[place] or not spans.sample[place]:
+                raise PlanError(f"row {row} has {n} drafts, and nothing to verify them")
+            is_counted = self._count_rows[row] != NOT_COUNTED
+            if is_counted or row in self.constraints or self.logprobs.are_of_sampled(row):
+                raise PlanError(f"row {row} has drafts, and options that do not allow them")
+            held = self._held[row]
+            held.n_drafts, held.has_last_token = n, False
 
     def _take_sent(self, plan: IterationPlan) -> None:
         end = 0

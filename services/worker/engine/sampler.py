@@ -140,6 +140,25 @@ def refuse_non_finite(token_ids: Sequence[int]) -> None:
         raise NonFiniteLogits(rows, len(token_ids))
 
 
+def without_rejected(
+    token_ids: Sequence[int], drafts: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """Returns a batch's sampled tokens with 0 in place of each -1 after a draft that was wrong, and
+    for each span the least of the others: -1 if one has no finite logits. What follows a wrong
+    draft is nobody's.
+
+    `drafts` are those of each sampled span, which has one sampled token more.
+    """
+    kept, least, end = list(token_ids), [], 0
+    for draft in drafts:
+        start, end = end, end + 1 + len(draft)
+        sampled = token_ids[start:end]
+        n_right = next((i for i, one in enumerate(draft) if one != sampled[i]), len(draft))
+        least.append(min(sampled[: n_right + 1]))
+        kept[start + n_right + 1 : end] = [max(0, one) for one in sampled[n_right + 1 :]]
+    return kept, least
+
+
 def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Returns a number in [0, 1) of 52 bits for each (seed, position).
 

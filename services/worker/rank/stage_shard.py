@@ -129,6 +129,7 @@ class StageShard:
             max_model_len=model.config.max_position_embeddings,
             eos_token_ids=model.config.eos_token_ids,
             can_follow_grammars=self._grammars is not None,
+            records_decodes=self._new_graphs is not None,
             block_size=settings.block_size,
             n_kv_blocks=self._n_kv_blocks(),
             rendezvous_address=rendezvous_address,

@@ -34,6 +34,7 @@ def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
         token_ids=message.token_ids,
         new_block_ids=message.new_block_ids,
         next_token_ids=message.next_token_ids,
+        n_drafts=message.n_drafts,
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import Order
@@ -78,6 +79,7 @@ def build(
     order: Order | None = None,
     has_prefix_cache: bool = False,
     expected_use: ExpectedUse | None = None,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
@@ -91,6 +93,7 @@ def build(
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
         token_hand_off=token_hand_off,
+        drafter=drafter,
     )
 
 
