@@ -35,11 +35,13 @@ from services.worker.rank.stage_shard import join_peers
 from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
+FIRST_TOKEN_ID, N_TOKENS = 256, 512
+"""The tokens that are sampled; those of models/demo are pieces of words."""
 ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
 
 
 class NullRunner:
-    """Takes any plan, sleeps, and samples token 7."""
+    """Takes any plan, sleeps, and samples one token after the other, whose texts differ."""
 
     def __init__(self, compute_s: float) -> None:
         self._compute_s = compute_s
@@ -59,7 +61,8 @@ class NullRunner:
         return Logits(self.forward(batch, hidden))
 
     def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
-        return torch.full((sum(batch.sample) + sum(batch.n_drafts),), 7)
+        places = torch.arange(sum(batch.sample) + sum(batch.n_drafts))
+        return FIRST_TOKEN_ID + (batch.iteration + 17 * places) % N_TOKENS
 
     def cut(self, batch: IterationPlan) -> list[int]:
         return []

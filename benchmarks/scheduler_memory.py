@@ -18,6 +18,7 @@ from importlib import import_module
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.metrics import new_registry
+from services.scheduler.connection import UPDATE_BYTES, Connection
 from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -26,7 +27,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.metrics import SchedulerMetrics
-from services.scheduler.service import UPDATE_BYTES, Connection, SchedulerService
+from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import FRONTEND_BYTES
 

@@ -84,6 +84,8 @@ class FakeRequest:
         """Cancelled, finished, or its frontend is gone."""
         self.n_tokens = len(submission.generated_token_ids)
         self.n_cached_tokens = 0
+        self._number = submission.number
+        self._has_logprobs = submission.HasField("n_logprobs")
         self._send = send
 
     def accept(self) -> None:
@@ -108,8 +110,18 @@ class FakeRequest:
         self._send(scheduler_pb2.ConnectResponse(rejected=[rejected]))
 
     def tokens(self, *token_ids: int) -> None:
-        """An iteration brought tokens."""
-        self._send(scheduler_pb2.ConnectResponse(tokens=[self._update(token_ids)]))
+        """An iteration brought tokens; they come in columns where they may."""
+        if not self.n_tokens or self._has_logprobs:
+            self._send(scheduler_pb2.ConnectResponse(tokens=[self._update(token_ids)]))
+            return
+        columns = scheduler_pb2.TokenColumns(
+            numbers=[self._number],
+            starts=[self.n_tokens],
+            n_tokens=[len(token_ids)],
+            token_ids=token_ids,
+        )
+        self.n_tokens += len(token_ids)
+        self._send(scheduler_pb2.ConnectResponse(columns=columns))
 
     def complete(self, reason: scheduler_pb2.CompletionReason, message: str = "") -> None:
         """The request ends."""

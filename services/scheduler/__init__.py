@@ -4,6 +4,8 @@ the stages.
     __main__      starts it
     leader        gathers stages, joins an epoch, serves it, and starts again when it is lost
     service       the gRPC face to frontends
+    connection    one of them: its requests, and what is to be sent to it
+    submission    what is checked of a submission, and the request that it becomes
     serving_loop  select a batch → run one iteration → apply its tokens
     observing/    iteration log, metrics and traces: what is told of requests and iterations
     pipeline/     membership of an epoch, and the engine master that runs iterations on it

@@ -23,7 +23,7 @@ from services.common.sampling import (
     WholeNumbers,
 )
 from services.common.sampling_proto import from_proto, to_proto
-from services.scheduler.service import check_sampling
+from services.scheduler.submission import check_sampling
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.engine.request_table import RequestTable
 

@@ -128,12 +128,14 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any]]] = {
 async def outcome_of(
     site: Site, way: Way, body: dict[str, Any]
 ) -> tuple[Outcome, list[scheduler_pb2.Submission]]:
-    """Returns what a client sees, and what the scheduler got, but for names and drawn seeds."""
+    """Returns what a client sees, and what the scheduler got, but for names, numbers and drawn
+    seeds."""
     outcome = await soon(way(site, {**body, "return_token_ids": True}))
     await soon(site.scheduler.wait_ended())
     submissions = []
     for request in sorted(site.scheduler.requests, key=lambda each: each.request_id[33:]):
         request.submission.request_id = ""
+        request.submission.ClearField("number")
         if "seed" not in body:
             request.submission.sampling.ClearField("seed")
         request.submission.ClearField("time_left")  # of gRPC's deadline

@@ -20,24 +20,18 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
-from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import Order
-from services.scheduler.core.request import Request, RequestId
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.request import RequestId
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
-from services.scheduler.service import (
-    MAX_LOGPROB_BYTES,
-    UPDATE_BYTES,
-    Connection,
-    SchedulerService,
-)
+from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
-from services.scheduler.settings import FRONTEND_BYTES
 from tests.exposition import Samples
 from tests.fakes import FakeEngine
 from tests.scheduler.core.workload import build
@@ -666,7 +660,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
 async def test_a_frontend_for_which_too_much_waits_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.service.FRONTEND_BYTES", 100 * UPDATE_BYTES)
+    monkeypatch.setattr("services.scheduler.connection.FRONTEND_BYTES", 100 * UPDATE_BYTES)
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a")
         [connection] = it.service._frontends
@@ -674,39 +668,6 @@ async def test_a_frontend_for_which_too_much_waits_is_cut_off(
             connection.reject(str(number), Unavailable("no"))
         await until(lambda: not it.service._frontends)
         await until(lambda: all(request.is_cancelled for request in it.scheduler.pool))
-
-
-@pytest.mark.parametrize("n_bytes", [0, 250, 1000, 100_000])
-async def test_what_waits_for_a_frontend_is_bounded_in_bytes_whatever_it_is(n_bytes: int) -> None:
-    connection = Connection()
-    request = Request(RequestId("x" * 40), [1], 10**6)
-    n_taken = n_waiting = 0
-    while not connection.is_overfull.is_set():
-        connection.check_unsent()
-        logprobs = SpanLogprobs(bytes(n_bytes)) if n_bytes else None
-        connection.update(Update(request, 5, None, n_waiting + 1, logprobs=logprobs))
-        n_waiting += 1
-        if n_waiting == 10 and not n_taken:  # what was taken counts no more
-            n_taken, n_waiting = len((await connection.next_message()).tokens), 0
-            assert n_taken == 10
-    n_needed = FRONTEND_BYTES // (UPDATE_BYTES + n_bytes)
-    assert n_needed - 10 <= n_waiting <= n_needed + 2
-    while n_waiting:
-        n_waiting -= len((await connection.next_message()).tokens)
-
-
-async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> None:
-    connection = Connection()
-    request = Request(RequestId("a"), [1], 8)
-    large = tuple((1 + i, bytes(MAX_LOGPROB_BYTES)) for i in range(8))
-    connection.check_unsent()
-    connection.update(Update(request, 5, None, 1, logprobs=SpanLogprobs(b"", large)))
-    assert not connection.is_overfull.is_set()
-    n_read = 0
-    while n_read < 8:
-        n_read += sum(len(one.prompt_logprobs) for one in (await connection.next_message()).tokens)
-    connection.check_unsent()
-    assert not connection.is_overfull.is_set()
 
 
 async def test_a_request_whose_name_is_too_long_ends_its_stream() -> None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 
 from orcinus.v1 import scheduler_pb2
 
-from services.common.errors import InvalidRequest, OrcinusError, TimedOut
+from services.common.errors import InvalidRequest, TimedOut
 from services.common.sampling import INT64_MIN, SamplingParams
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
+from services.frontend.generation.outlet import Outlet
 from services.frontend.generation.place import Place
 from services.frontend.generation.replay import replay
 from services.frontend.generation.whole_answers import WholeAnswers
@@ -106,6 +107,7 @@ class Generation:
         self._trace = span.message
         self._call = call or Call(self.n_answers)
         self._inbox = Inbox(place.budget, refusals=place.refusals)
+        self._outlet: Outlet | None = None
         self._endings: list[Piece] = []
         self._answers: dict[str, Answer] = {}
         self._replayed: dict[int, MessageReader] = {}
@@ -121,6 +123,8 @@ class Generation:
         self._started: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._with_tokens: set[int] = set()
+        """Answers that have got tokens in this call."""
         self._n_cached: dict[int, int] = {}
         """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
         self._call.n_prompt_tokens = self.usage.prompt_tokens
@@ -234,8 +238,10 @@ class Generation:
         if first:
             await self._started
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come; empty pieces are left out.
+    async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
+        """Yields the pieces of all answers as they come; empty pieces are left out. Those that come
+        while the reader waits leave through the outlet instead, if there is one that is ready.
+        Pieces with log-probabilities never do.
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
@@ -245,12 +251,14 @@ class Generation:
         """
         for piece in self._endings:
             yield piece
+        if self.options.n_ranked is None and self.options.n_prompt_logprobs is None:
+            self._outlet = outlet
         while self._running:
             event = await self._inbox.get()
             if event.request_id not in self._running:
                 continue
             piece = self._apply(event)
-            if piece.text or piece.finish_reason or self._shows_tokens(piece):
+            if self._is_shown(piece):
                 yield piece
 
     async def complete(self) -> list[Piece]:
@@ -266,7 +274,12 @@ class Generation:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
         if event.request_id not in self._at_scheduler:
             return
-        if not isinstance(event, Tokens | PromptLogprobs):
+        if isinstance(event, Tokens):
+            outlet = self._outlet
+            if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
+                self._send_at_once(event, outlet)
+                return
+        elif not isinstance(event, PromptLogprobs):
             self._note_arrival(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
@@ -282,6 +295,17 @@ class Generation:
         self._running.clear()
         self._inbox.close()
         self._span.closed(self.usage.completion_tokens)
+
+    def _send_at_once(self, event: Tokens, outlet: Outlet) -> None:
+        """Does what the reader, which waits, would do with new tokens."""
+        try:
+            piece = self._apply(event)
+            if piece.text or self._is_shown(piece):
+                outlet.take(piece)
+        except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
+            self._inbox.fail(error)
+        if event.request_id not in self._running:
+            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
 
     @property
     def _max_at_once(self) -> int:
@@ -309,7 +333,7 @@ class Generation:
         self._fail_start(error)
         self._withdraw()
 
-    def _fail_start(self, error: OrcinusError) -> None:
+    def _fail_start(self, error: Exception) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 
@@ -351,7 +375,7 @@ class Generation:
         async with self._place.replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
-            self._note_end(piece, answer)
+            self._note_end(piece.finish_reason or FinishReason.STOP, answer)
             if not so_far.is_finished:
                 self._endings.append(piece)
         elif so_far.is_finished:
@@ -435,48 +459,59 @@ class Generation:
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers[event.request_id]
+        if isinstance(event, Tokens):
+            piece = self._take_tokens(event, answer)
+        else:
+            piece = self._take_other(event, answer)
+        if answer.is_finished:
+            self._running.discard(event.request_id)
+        if piece.finish_reason is not None:
+            self._note_end(piece.finish_reason, answer)
+        return piece
+
+    def _take_other(self, event: Event, answer: Answer) -> Piece:
         match event:
-            case Tokens():
-                self._span.first_token()
-                self._call.took_tokens(answer.index)
-                if not event.start:
-                    self._note_cached(answer.index, event.n_cached)
-                if self._prompt_at(answer.index).max_new_tokens:
-                    piece = answer.add(event.token_ids, event.logprobs)
-                else:
-                    piece = answer.finish(FinishReason.LENGTH)
-                if answer.is_finished:
-                    self._scheduler.cancel(event.request_id)
-                    self._end_at_scheduler(event.request_id)
             case Finished():
-                piece = answer.finish(event.reason)
+                return answer.finish(event.reason)
             case Failed():
                 raise event.error
             case PromptLogprobs():
                 answer.take_prompt_logprobs(event.logprobs)
-                piece = Piece(answer.index)
-            case Accepted():
-                piece = Piece(answer.index)
-        if answer.is_finished:
-            self._running.discard(event.request_id)
-        self._note_end(piece, answer)
-        return piece
+        return Piece(answer.index)
 
-    def _note_cached(self, index: int, n_cached: int) -> None:
-        prompt = index // self.options.n_generated
-        self._n_cached[prompt] = min(n_cached, self._n_cached.get(prompt, n_cached))
+    def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
+        if answer.index not in self._with_tokens:
+            self._note_first(event, answer.index)
+            if not self._prompt_at(answer.index).max_new_tokens:
+                return self._cut_off(event, answer.finish(FinishReason.LENGTH))
+        piece = answer.add(event.token_ids, event.logprobs)
+        return self._cut_off(event, piece) if answer.is_finished else piece
 
-    def _note_end(self, piece: Piece, answer: Answer) -> None:
-        if piece.finish_reason is not None:
-            self._span.finished(piece.index, piece.finish_reason)
-            self._call.finished(
-                piece.index,
-                piece.finish_reason,
-                n_tokens=answer.n_tokens,
-                n_resumed=len(self._tokens_so_far(piece.index)),
-            )
+    def _cut_off(self, event: Tokens, last: Piece) -> Piece:
+        """Has the scheduler end an answer that has ended here; returns its last piece."""
+        self._scheduler.cancel(event.request_id)
+        self._end_at_scheduler(event.request_id)
+        return last
 
-    def _shows_tokens(self, piece: Piece) -> bool:
-        if piece.prompt_logprobs is not None:
+    def _note_first(self, event: Tokens, index: int) -> None:
+        self._with_tokens.add(index)
+        self._span.first_token()
+        self._call.took_tokens(index)
+        if not event.start:
+            prompt = index // self.options.n_generated
+            n_cached = self._n_cached.get(prompt, event.n_cached)
+            self._n_cached[prompt] = min(n_cached, event.n_cached)
+
+    def _note_end(self, reason: FinishReason, answer: Answer) -> None:
+        self._span.finished(answer.index, reason)
+        self._call.finished(
+            answer.index,
+            reason,
+            n_tokens=answer.n_tokens,
+            n_resumed=len(self._tokens_so_far(answer.index)),
+        )
+
+    def _is_shown(self, piece: Piece) -> bool:
+        if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:
             return True
         return bool(piece.token_ids) and self.options.shows_tokens

@@ -46,15 +46,20 @@ class Inbox:
         self._max_loose = MAX_LOOSE
         self._n_read = 0  # tokens, without a pause
         self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
-        self._error: errors.OrcinusError | None = None
+        self._error: Exception | None = None
         self._budget = budget
         self._share = Share(budget)
         self._refusals = refusals
 
     @property
-    def error(self) -> errors.OrcinusError | None:
+    def error(self) -> Exception | None:
         """The error that `get` raises, if too much was unread or the call was ended."""
         return self._error
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader has read everything and waits for more."""
+        return self._arrival is not None and not self._arrival.done()
 
     def put_nowait(self, event: Event) -> None:
         """Adds an event. If too much is unread then, all is dropped, and nothing more is taken."""
@@ -65,7 +70,7 @@ class Inbox:
             self._pack()
         self._wake()
 
-    def fail(self, error: errors.OrcinusError) -> None:
+    def fail(self, error: Exception) -> None:
         """Drops what is unread, and takes nothing more: `get` raises the error."""
         self._error = self._error or error
         self.close()
@@ -76,7 +81,7 @@ class Inbox:
 
         Raises:
             PoolFull: too much was unread.
-            OrcinusError: the call was ended with this error.
+            Exception: the call was ended with this error.
         """
         if self._n_read >= READ_AT_ONCE:
             self._n_read = 0

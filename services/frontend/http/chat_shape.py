@@ -23,6 +23,8 @@ class ChatShape(Shape):
     id_prefix = "chatcmpl-"
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    text_start = b'{"index":%d,"delta":{"content":'
+    text_end = b'},"logprobs":null,"finish_reason":null}'
 
     def __init__(
         self,
@@ -36,6 +38,9 @@ class ChatShape(Shape):
 
     def _end(self, pieces: Sequence[Piece]) -> Json:
         return self._prompt_token_ids(0) | self._prompt_logprobs(pieces[0])
+
+    def _is_text(self, index: int) -> bool:
+        return isinstance(self._readers.get(index), PlainReader)
 
     def _whole_choice(self, piece: Piece) -> Json:
         reader = self._generation.message_reader(piece.index)

@@ -15,6 +15,8 @@ class CompletionShape(Shape):
     id_prefix = "cmpl-"
     answer_object = "text_completion"
     chunk_object = "text_completion"
+    text_start = b'{"index":%d,"text":'
+    text_end = b',"logprobs":null,"finish_reason":null}'
 
     def __init__(
         self,

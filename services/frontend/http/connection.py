@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
 from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport
@@ -342,6 +343,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
+        else:
+            ChunkWriter(self.transport, self.flow, self.loop).offer(cycle.scope)
         share = self._shares.requests
         if cycle.scope["method"] in WITHOUT_BODY:
             share = self._shares.lookups

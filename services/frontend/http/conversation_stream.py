@@ -9,6 +9,8 @@ from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http.conversation_body import GeneratingBody
+from services.frontend.http.event_outlet import EventOutlet
+from services.frontend.http.event_output import EventOutput
 from services.frontend.http.exchange import Event
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reply import Reply
@@ -23,15 +25,16 @@ class ReplyStream:
         self._account = account
         self._reply: Reply | None = None
 
-    async def events(self) -> AsyncGenerator[Event]:
-        """Yields the events; raises what opening the generation and reading its pieces raise."""
+    async def events(self, output: EventOutput) -> AsyncGenerator[Event]:
+        """Yields the events but those that go to the output at once; raises what opening the
+        generation and reading its pieces raise."""
         body = self._body
         with body.in_own_words():
             async with self._service.open(body.to_request(), self._account) as generation:
                 self._reply = reply = body.reply(generation)
                 for event in reply.begin():
                     yield event
-                async for piece in generation.pieces():
+                async for piece in generation.pieces(EventOutlet.of(output, reply.events)):
                     for event in reply.events(piece):
                         yield event
 

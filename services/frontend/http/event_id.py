@@ -36,9 +36,7 @@ class AnswerPosition:
         return cls(True, int(text.removesuffix("f")), text.endswith("f"))
 
     def __str__(self) -> str:
-        if not self.has_begun:
-            return "-"
-        return f"{self.n_tokens}f" if self.is_finished else str(self.n_tokens)
+        return _mark(self.n_tokens, self.is_finished) if self.has_begun else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +68,21 @@ class EventIds:
     """The ids of a stream's events, one after the other."""
 
     def __init__(self, request_id: str, answers: Iterable[AnswerPosition]) -> None:
-        self._answers = list(answers)
         self._start = f"{request_id}:"
-        self._marks = [str(answer) for answer in self._answers]
+        answers = tuple(answers)
+        self._n_tokens = [answer.n_tokens for answer in answers]
+        self._marks = [str(answer) for answer in answers]
+        self._has_begun = [answer.has_begun for answer in answers]
 
     def has_begun(self, index: int) -> bool:
         """Returns whether an event of that answer has come."""
-        return self._answers[index].has_begun
+        return self._has_begun[index]
 
     def advance(self, index: int, n_tokens: int, *, is_finished: bool) -> None:
         """Notes an event that brings so many tokens of an answer, or its end."""
-        n_tokens += self._answers[index].n_tokens
-        answer = self._answers[index] = AnswerPosition(True, n_tokens, is_finished)
-        self._marks[index] = str(answer)
+        self._has_begun[index] = True
+        self._n_tokens[index] += n_tokens
+        self._marks[index] = _mark(self._n_tokens[index], is_finished)
 
     def current(self) -> bytes:
         """Returns the id of the event that was noted last."""
@@ -91,3 +91,7 @@ class EventIds:
     def usage(self) -> bytes:
         """Returns the id of the event with the usage."""
         return self.current() + b";usage"
+
+
+def _mark(n_tokens: int, is_finished: bool) -> str:
+    return f"{n_tokens}f" if is_finished else str(n_tokens)

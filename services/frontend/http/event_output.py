@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from starlette.types import Send
 
+from services.frontend.http.chunk_writer import ChunkWriter
+
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
@@ -29,13 +31,20 @@ class EventOutput:
     """
 
     def __init__(
-        self, send: Send, headers: Sequence[tuple[bytes, bytes]], *, comment_s: float
+        self,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        comment_s: float,
+        chunks: ChunkWriter | None = None,
     ) -> None:
-        """Prepares for output to an ASGI server; a comment follows `comment_s` seconds of
-        silence."""
+        """Prepares for output to an ASGI server, whose writer of chunks is used if there is one; a
+        comment follows `comment_s` seconds of silence."""
         self.has_started = False
         """Whether the headers are out, or on their way."""
         self._send = send
+        self._chunks = chunks
+        self._is_open = False  # the headers are out
         self._headers = headers
         self._comment_s = comment_s
         self._loop = asyncio.get_running_loop()
@@ -51,11 +60,21 @@ class EventOutput:
             await self._send(
                 {"type": "http.response.start", "status": 200, "headers": list(self._headers)}
             )
+            self._is_open = True
+
+    @property
+    def chunks(self) -> ChunkWriter | None:
+        """The server's writer of chunks, if there is one, once the headers are out. What is written
+        to it comes after what was written here before."""
+        return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
         """Sends data, after the headers."""
         if not self.has_started:
             await self.start()
+        if self._is_open and self._chunks is not None and self._chunks.is_ready:
+            self._chunks.write(data)
+            return
         self._wrote_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -74,6 +93,8 @@ class EventOutput:
             self._filling.cancel()
 
     def _look(self) -> None:
+        if self._chunks is not None:
+            self._wrote_at = max(self._wrote_at, self._chunks.wrote_at)
         due = self._wrote_at + (self._comment_s if self.has_started else HEADERS_S)
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._look)

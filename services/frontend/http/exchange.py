@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common import errors
+from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import EventOutput
 from services.frontend.http.json_structure import StructureCount
 from services.frontend.request.memory_budget import MemoryBudget, Share
@@ -164,12 +165,13 @@ class EventStream(Response):
     Its headers go out when the request is accepted, which `ACCEPTED` says, or with the first event.
     An error before that is raised, and so becomes an answer with its own status; a later one
     becomes the last event. `explain` writes it down. After `comment_s` seconds without an event
-    comes a comment. `end` follows the events of a stream that ends well.
+    comes a comment. `end` follows the events of a stream that ends well. `events` makes the events;
+    it may write some to the output itself, between two of them.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[Event],
+        events: Callable[[EventOutput], AsyncGenerator[Event]],
         *,
         explain: Callable[[errors.OrcinusError], Event],
         comment_s: float,
@@ -185,10 +187,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(errors.RequestCancelled):  # nobody is there to be told
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(send, ChunkWriter.of(scope)))
 
-    async def _send_all(self, send: Send) -> None:
-        output = EventOutput(send, self.raw_headers, comment_s=self._comment_s)
+    async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
+        output = EventOutput(send, self.raw_headers, comment_s=self._comment_s, chunks=chunks)
         try:
             await self._write_all(output)
             await output.end()
@@ -197,21 +199,22 @@ class EventStream(Response):
 
     async def _write_all(self, output: EventOutput) -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(self._events(output)) as events:
                 async for event in events:
                     if event is ACCEPTED:
                         await output.start()
                     else:
-                        await output.write(_framed(event))
+                        await output.write(framed(event))
             if self._end:
                 await output.write(self._end)
         except errors.OrcinusError as error:
             if not output.has_started:
                 raise
-            await output.write(_framed(self._explain(error)))
+            await output.write(framed(self._explain(error)))
 
 
-def _framed(event: Event) -> bytes:
+def framed(event: Event) -> bytes:
+    """Returns an event as it is written."""
     data, event_id, name = event
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)

@@ -32,6 +32,8 @@ from services.frontend.http.completion_shape import CompletionShape
 from services.frontend.http.conversation_body import GeneratingBody
 from services.frontend.http.conversation_stream import ReplyStream, whole_reply
 from services.frontend.http.event_id import StreamPosition
+from services.frontend.http.event_outlet import EventOutlet
+from services.frontend.http.event_output import EventOutput
 from services.frontend.http.exchange import (
     ACCEPTED,
     BodyLimits,
@@ -221,7 +223,7 @@ class OpenAIApi:
         if body.stream:
             reply = ReplyStream(self._service, body, account)
             return EventStream(
-                reply.events(), explain=reply.explain, comment_s=self._comment_s, end=b""
+                reply.events, explain=reply.explain, comment_s=self._comment_s, end=b""
             )
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
         return Response(to_json(answer), media_type=media_types.JSON)
@@ -249,7 +251,7 @@ class OpenAIApi:
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
         if body.stream:
-            events = self._events(body, position, account)
+            events = partial(self._events, body, position, account)
             return EventStream(events, explain=_explain, comment_s=self._comment_s)
         body.check_resumption(position)
         return await while_connected(request.receive, self._whole(body, account))
@@ -269,16 +271,20 @@ class OpenAIApi:
             return Response(data, media_type=media_types.JSON)
 
     async def _events(
-        self, body: GenerationBody, position: StreamPosition | None, account: Account
+        self,
+        body: GenerationBody,
+        position: StreamPosition | None,
+        account: Account,
+        output: EventOutput,
     ) -> AsyncGenerator[Event]:
         request = body.to_request(position)
         async with self._service.open(request, account) as generation:
             shape = _shape(generation, body, position)
             yield ACCEPTED
-            async for piece in generation.pieces():
+            async for piece in generation.pieces(EventOutlet.of(output, shape.events)):
                 events = shape.events(piece)
                 if piece.n_logprobs > MANY_LOGPROBS:
-                    events = iter(await asyncio.to_thread(list, events))
+                    events = await asyncio.to_thread(list, events)
                 for event in events:
                     yield event
             if body.includes_usage and not (position and position.has_usage):

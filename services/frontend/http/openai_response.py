@@ -10,7 +10,7 @@ but those of data.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from services.frontend.request.request_id import created_at
 Json = dict[str, Any]
 
 
-def to_json(value: Json) -> bytes:
+def to_json(value: Json | str) -> bytes:
     """Returns JSON in ASCII: some clients of streams take U+2028 or U+0085 for the end of a
     line."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
@@ -55,6 +55,10 @@ class Shape(ABC):
     id_prefix: str
     answer_object: str
     chunk_object: str
+    text_start: bytes
+    """JSON of a choice that has nothing but text, before the text; `%d` is its index,"""
+    text_end: bytes
+    """and after it."""
 
     def __init__(
         self,
@@ -74,6 +78,10 @@ class Shape(ABC):
         # Most of a chunk is the same in all chunks of a stream, so it is written once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
+        self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
+        self._text_end = self.text_end + b"]" + self._chunk_end
+        wants_more = generation.options.n_logprobs is not None or shown.counts_usage
+        self._has_text_only = not wants_more and not self._has_ids
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
@@ -83,8 +91,23 @@ class Shape(ABC):
             yield (b"," if place else b"") + to_json(self._whole_choice(piece))
         yield b"]," + to_json({"usage": self._usage(), **self._end(pieces)})[1:]
 
-    def events(self, piece: Piece) -> Iterator[Event]:
-        """Yields the events for a new piece of an answer, a chunk in JSON each."""
+    def events(self, piece: Piece) -> Iterable[Event]:
+        """Returns the events for a new piece of an answer, a chunk in JSON each."""
+        start = self._text_starts.get(piece.index)
+        if start is not None and piece.finish_reason is None:
+            return (Event(start + to_json(piece.text) + self._text_end),)
+        return self._events(piece)
+
+    def usage_event(self) -> Event:
+        """Returns the last event of a stream, for clients that want to know the usage."""
+        chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
+        return Event(chunk, self._ids.usage() if self._has_ids else b"")
+
+    def _is_text(self, index: int) -> bool:
+        """Returns whether all that is left of an answer, but its end, is text as it comes."""
+        return self._ids.has_begun(index)
+
+    def _events(self, piece: Piece) -> Iterator[Event]:
         is_first = not self._ids.has_begun(piece.index)
         for part, choice in self._chunk_choices(piece, is_first=is_first):
             self._ids.advance(
@@ -98,11 +121,9 @@ class Shape(ABC):
             )
             self._seed = b""  # only in the first
             yield Event(chunk, self._ids.current() if self._has_ids else b"")
-
-    def usage_event(self) -> Event:
-        """Returns the last event of a stream, for clients that want to know the usage."""
-        chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
-        return Event(chunk, self._ids.usage() if self._has_ids else b"")
+        if self._has_text_only and self._is_text(piece.index):
+            start = self._chunk_start + b"[" + self.text_start % piece.index
+            self._text_starts[piece.index] = start
 
     @abstractmethod
     def _logprobs(self, piece: Piece, *, is_first: bool) -> Json | None:

@@ -10,6 +10,7 @@ When the stream ends, the client begins another (`scheduler_stream`) to whoever 
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import random
@@ -84,6 +85,8 @@ class SchedulerClient:
         self._refusals = Refusals() if refusals is None else refusals
         self._gate = PoolGate(self._refusals)
         self._requests: dict[str, SubmittedRequest] = {}
+        self._names: dict[int, str] = {}  # of these, by their numbers
+        self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
         self._last_known: Pipeline | None = None
@@ -196,14 +199,17 @@ class SchedulerClient:
             was_held=was_held,
             span=span,
         )
+        submission.number = next(self._numbers) % 2**32
         self._requests[request.request_id] = request
+        self._names[submission.number] = request.request_id
         self._attempt(request)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request if it still runs; no more of its events are delivered."""
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is None:
             return
+        self._forget(request)
         if request.is_held:
             request.release()
             return
@@ -246,7 +252,7 @@ class SchedulerClient:
             self._shut()
         elif response.HasField("pipeline") and not self._is_stopping:
             self._open(Pipeline.from_proto(response.pipeline))
-        for event in events_of(response):
+        for event in events_of(response, self._names):
             self._deliver(event)
 
     def _open(self, pipeline: Pipeline) -> None:
@@ -285,8 +291,11 @@ class SchedulerClient:
 
     def _deliver(self, event: Event) -> None:
         request = self._requests.get(event.request_id)
-        if request is None or request.is_held:
-            return  # cancelled a moment ago, or it has failed already
+        if request is None or request.next_attempt is not None:
+            return  # cancelled a moment ago, or it has failed already and is held
+        if isinstance(event, Tokens) or isinstance(event, PromptLogprobs):  # noqa: SIM101 - faster
+            self._deliver_news(request, event)
+            return
         match event:
             case Accepted():
                 request.is_accepted = True
@@ -299,27 +308,24 @@ class SchedulerClient:
             case Failed(error=errors.PoolFull() as error) if request.was_held:
                 self._hold(request, error, pause_s=max(error.retry_after_s, ATTEMPT_PAUSE_S))
                 return
-            case Tokens() | PromptLogprobs():
-                news = self._news_of(request, event)
-                if news is None:
-                    return
-                event = news
             case Failed(refusal=Refusal() as refusal):
                 self._refusals[refusal] += 1
         if event.is_last:
-            del self._requests[event.request_id]
+            self._forget(request)
         request.inbox.put_nowait(event)
 
-    def _news_of(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> Event | None:
-        """Returns what an event brings that is new, if anything is; ends the request if the event
+    def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
+        """Delivers what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
         try:
-            return request.news_of(event)
+            news = request.news_of(event)
         except errors.RequestFailed as error:
             log.error("bug in the scheduler: request %s: %s", request.request_id, error)
             self.cancel(request.request_id)
             self._end(request, error)
-            return None
+            return
+        if news is not None:
+            request.inbox.put_nowait(news)
 
     def _attempt(self, request: SubmittedRequest) -> None:
         """Sends a request, or holds it if it can't be sent."""
@@ -336,8 +342,7 @@ class SchedulerClient:
             if request.deadline is not None:
                 left_s = max(0.0, request.deadline - _now())
                 request.submission.time_left.FromNanoseconds(int(left_s * 1e9))
-            message = scheduler_pb2.ConnectRequest(submission=request.submission)
-            self._stream.send(message)
+            self._stream.send(request.message())
             self._gate.note_sent()
             if request.was_sent:
                 self.n_resubmitted += 1
@@ -366,8 +371,13 @@ class SchedulerClient:
 
     def _fail(self, request: SubmittedRequest, error: errors.Unavailable | errors.PoolFull) -> None:
         request.release()
-        if self._requests.pop(request.request_id, None) is not None:
+        if request.request_id in self._requests:
+            self._forget(request)
             self._end(request, error)
+
+    def _forget(self, request: SubmittedRequest) -> None:
+        del self._requests[request.request_id]
+        del self._names[request.submission.number]
 
     def _end(self, request: SubmittedRequest, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))

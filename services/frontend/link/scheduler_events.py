@@ -5,9 +5,10 @@ each of which concerns one request. Reasons become either a way to finish or an 
 tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 from orcinus.v1 import scheduler_pb2
 
@@ -37,8 +38,7 @@ class Accepted:
     is_last: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Event: the request has new tokens; `start` is the first one's place in the output, from 0."""
 
     request_id: str
@@ -47,7 +47,10 @@ class Tokens:
     logprobs: Logprobs | None = None
     n_cached: int = 0
     """Tokens of the prompt that were not computed; comes with the first token."""
-    is_last: ClassVar[bool] = False
+
+    @property
+    def is_last(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,16 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
+NO_NAMES: Mapping[int, str] = MappingProxyType({})
+
 Event = Accepted | PromptLogprobs | Tokens | Suspended | Finished | Failed
 
 
-def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the events of one message, in the order in which they happened."""
+def events_of(
+    response: scheduler_pb2.ConnectResponse, names: Mapping[int, str] = NO_NAMES
+) -> Iterator[Event]:
+    """Yields the events of one message, in the order in which they happened. `names` are those of
+    requests by their numbers; others by number are left out."""
     for suspension in response.suspended:  # a loss begins a message of its own
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -112,8 +120,20 @@ def events_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         start = update.start
         n_cached = 0 if start else update.n_cached_tokens
         yield Tokens(update.request_id, token_ids, start, of_tokens, n_cached)
+    if response.HasField("columns"):
+        yield from _tokens_of(response.columns, names)
     for completed in response.completed:
         yield _end(completed)
+
+
+def _tokens_of(columns: scheduler_pb2.TokenColumns, names: Mapping[int, str]) -> Iterator[Tokens]:
+    token_ids, at = tuple(columns.token_ids), 0
+    places = zip(columns.numbers, columns.starts, columns.n_tokens, strict=False)
+    for number, start, n_tokens in places:  # tokens that are missing are noticed by `start`
+        name = names.get(number)
+        if name is not None:
+            yield Tokens(name, token_ids[at : at + n_tokens], start)
+        at += n_tokens
 
 
 def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:

@@ -1,10 +1,11 @@
 """A request of the stream to the scheduler, with the tokens that have come.
 
-Every token that came is kept in the request's submission, so that it can be submitted again with
-what it has. Each update says where its tokens belong, so that none comes twice and none is missing.
+Every token that came is kept, so that the request can be submitted again with what it has. Each
+update says where its tokens belong, so that none comes twice and none is missing.
 """
 
 import asyncio
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,9 +46,11 @@ class SubmittedRequest:
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
     wants_logprobs: bool = field(init=False)
+    token_ids: "array[int]" = field(init=False)  # of its output, as far as it is there
 
     def __post_init__(self) -> None:
         submission = self.submission
+        self.token_ids = array("I", submission.generated_token_ids)
         self.wants_logprobs = submission.HasField("n_logprobs") or submission.HasField(
             "n_prompt_logprobs"
         )
@@ -72,11 +75,17 @@ class SubmittedRequest:
             return self.new_tokens(event)
         return self.new_prompt_logprobs(event)
 
+    def message(self) -> scheduler_pb2.ConnectRequest:
+        """Returns the message that submits it, with the tokens that it has."""
+        submission = self.submission
+        submission.generated_token_ids.extend(self.token_ids[len(submission.generated_token_ids) :])
+        return scheduler_pb2.ConnectRequest(submission=submission)
+
     def suspend(self, n_losses: int) -> None:
         """Notes that its pipeline was lost, `n_losses` times in a row by now; the scheduler goes on
         with it at the next one."""
         self.is_stalled = True
-        self.n_at_loss = len(self.submission.generated_token_ids)
+        self.n_at_loss = len(self.token_ids)
         self.submission.n_losses = n_losses
         self.span.suspended(self.request_id, n_losses)
 
@@ -102,13 +111,13 @@ class SubmittedRequest:
             RequestFailed: tokens are missing, or other ones were there before, or log-probabilities
             are missing.
         """
-        kept = self.submission.generated_token_ids
+        kept = self.token_ids
         n_kept = len(kept)
         if self.wants_logprobs:
             self._check_logprobs(event, has_tokens=n_kept > 0)
         if event.start != n_kept:
             n_known = n_kept - event.start
-            if n_known < 0 or tuple(kept[event.start :]) != event.token_ids[:n_known]:
+            if n_known < 0 or tuple(kept[event.start :]) != tuple(event.token_ids[:n_known]):
                 raise errors.RequestFailed(
                     f"tokens from {event.start} on do not continue the {n_kept} that are there"
                 )

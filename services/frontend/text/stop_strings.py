@@ -17,6 +17,8 @@ class StopStrings:
         self._are_shown = are_shown
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
+        self.is_empty = not self._matches
+        """Whether there are none, so that all text is delivered as it comes."""
         self.is_met = False
         self.met = ""
         """The stop string that was met."""

@@ -24,10 +24,20 @@ class TokenTexts:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._byte_of = _bytes_of_characters() if _is_byte_level(tokenizer) else {}
+        decoders = _decoders(tokenizer)
+        self._byte_of = _bytes_of_characters() if "ByteLevel" in decoders else {}
+        self._joins_bytes = set(decoders) == {"ByteLevel"}
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
         self._anchor, self._anchor_text = _anchor(tokenizer)
         self.text = functools.lru_cache(MAX_CACHED)(self._text)
         """Returns the text of a token."""
+        self.whole_text = functools.lru_cache(MAX_CACHED)(self._whole_text)
+        """Returns the text that a token adds to any text of whole characters; None if that depends
+        on the text, or if it may be left out."""
 
     def to_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token, in UTF-8 unless it is a part of a character."""
@@ -48,6 +58,13 @@ class TokenTexts:
             return text[len(self._anchor_text) :]
         return self._decoded([token_id])
 
+    def _whole_text(self, token_id: int) -> str | None:
+        # The bytes of all tokens, one after the other, are the text: whole characters stay whole.
+        if not self._joins_bytes or token_id in self._special_ids:
+            return None
+        text = self.text(token_id)
+        return None if REPLACEMENT in text else text or None
+
     def _decoded(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
@@ -62,10 +79,11 @@ def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
     return [], ""
 
 
-def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+def _decoders(tokenizer: tokenizers.Tokenizer) -> list[str]:
+    """Returns the kinds of the decoders that make text of tokens, in order."""
     decoder = json.loads(tokenizer.to_str())["decoder"] or {}
     parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
-    return any(part.get("type") == "ByteLevel" for part in parts)
+    return [part.get("type", "") for part in parts]
 
 
 def _bytes_of_characters() -> dict[str, int]:

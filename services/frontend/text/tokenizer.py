@@ -186,9 +186,15 @@ class IncrementalText:
         self._window = _clean_tail(tokenizer, context)
         self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
         self._delivered = tokenizer.to_text(self._window)  # what the window's text starts with
+        self._is_whole = True  # no token of the window lacks a part of its text
 
     def feed(self, token_id: int) -> str:
         """Takes one more token and returns the text that is now final."""
+        if self._is_whole:
+            text = self._tokenizer.token_texts.whole_text(token_id)
+            if text is not None:
+                self._window, self._n_settled, self._delivered = [token_id], 1, text
+                return text
         if self._tokenizer.is_silent(token_id):
             return self._mark(token_id) if token_id in self._marks else ""
         self._window.append(token_id)
@@ -201,6 +207,7 @@ class IncrementalText:
             n_held = min(n_held, MAX_HELD)
         piece = text[len(self._delivered) : len(text) - n_held]
         self._delivered += piece
+        self._is_whole = n_held == 0
         if is_garbage:
             self._shorten(n_held)
         elif n_held == 0:
@@ -216,6 +223,7 @@ class IncrementalText:
         self._window.clear()
         self._n_settled = 0
         self._delivered = ""
+        self._is_whole = True
         return piece
 
     def _without_context(self) -> str:

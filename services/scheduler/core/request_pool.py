@@ -36,6 +36,11 @@ PRIORITY_KINDS = ("raised", "normal", "lowered")
 RETRY_AFTER_S = 1.0
 """Seconds after which a request may be sent again to a pool that was full."""
 
+# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+_INITIATION = RequestState.INITIATION
+_RUNNING = RequestState.RUNNING
+_INCREMENT = RequestState.INCREMENT
+
 
 def _place_of(request: Request) -> int:
     return request.place
@@ -157,7 +162,7 @@ class RequestPool:
         result = []
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heappop(self._deadlines)[2]
-            if request.state is RequestState.INITIATION:
+            if request.state is _INITIATION:
                 result.append(request)
         return result
 
@@ -183,7 +188,7 @@ class RequestPool:
         """Moves all requests of a batch from INITIATION or INCREMENT to RUNNING. Those for which
         `can_run` is true stay selectable for the next iteration."""
         for request in requests:
-            if request.state is RequestState.INITIATION:
+            if request.state is _INITIATION:
                 self.order.admit(request)
                 self._note_waiting(request, -1)
                 self._admitted[request] = None
@@ -191,16 +196,14 @@ class RequestPool:
                 if request.is_suspect:
                     del self._suspects[request]
                     self._on_probation = request
-            request.state = RequestState.RUNNING
+            request.state = _RUNNING
         self._ready = [
-            request
-            for request in self._ready
-            if request.state is not RequestState.RUNNING or can_run(request)
+            request for request in self._ready if request.state is not _RUNNING or can_run(request)
         ]
 
     def mark_returned(self, request: Request) -> None:
         """Moves a request from RUNNING to INCREMENT."""
-        request.state = RequestState.INCREMENT
+        request.state = _INCREMENT
         self._make_ready(request)
 
     def hold_back(self, request: Request) -> None:
@@ -231,7 +234,7 @@ class RequestPool:
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""
         self.order.remove(request)
-        if request.state is RequestState.INITIATION:
+        if request.state is _INITIATION:
             self._suspects.pop(request, None)
             self._note_waiting(request, -1)
         else:

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from orcinus.v1 import scheduler_pb2
 
+from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
+from services.frontend.generation.outlet import Outlet
 from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.frontend.text.text_threads import INLINE_CHARACTERS
 from services.frontend.text.tokenizer import Tokenizer
-from tests.fake_scheduler import FakeScheduler
+from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend import checkpoints
 from tests.frontend.conftest import connected, soon
 
@@ -81,3 +85,60 @@ def test_answer_continues_a_text_and_stands_alone_in_a_conversation() -> None:
     assert EncodedPrompt(conversation, (5, 6), 1, ()).context == ()
     assert EncodedPrompt("x", (5, 6), 1, ()).context == (5, 6)
     assert EncodedPrompt((5, 6), (5, 6), 1, ()).context == (5, 6)
+
+
+class Failing:
+    """An outlet that takes one piece and fails at the next."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.taken: list[str] = []
+
+    def take(self, piece: Piece) -> None:
+        if self.taken:
+            raise ValueError("cannot be written")
+        self.taken.append(piece.text)
+
+
+async def texts_of(generation: Generation, outlet: Outlet) -> list[str]:
+    """The pieces that the reader gets."""
+    return [piece.text async for piece in generation.pieces(outlet)]
+
+
+async def test_an_outlet_that_fails_ends_its_own_stream_alone() -> None:
+    failing, tokenizer = Failing(), Tokenizer(checkpoints.byte_level())
+    request = GenerationRequest(prompts=("hello",), options=GenerationOptions(max_tokens=8))
+    are_reading = asyncio.Event()
+
+    async def wait_and_echo(request: FakeRequest) -> None:
+        request.accept()
+        await are_reading.wait()
+        for token_id in [*request.submission.prompt_token_ids] * 3:
+            request.tokens(token_id)
+        request.complete(scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+    async with connected(FakeScheduler(behaviour=wait_and_echo)) as client:
+        service = GenerationService(tokenizer, client)
+        async with service.open(request) as generation, service.open(request) as other:
+            reading = asyncio.ensure_future(texts_of(generation, failing))
+            answering = asyncio.ensure_future(other.complete())
+            await asyncio.sleep(0)
+            are_reading.set()
+            with pytest.raises(ValueError, match="cannot be written"):
+                await soon(reading)
+            (answer,) = await soon(answering)
+    assert answer.text.startswith(failing.taken[0])
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+async def test_an_outlet_that_is_not_ready_leaves_all_to_the_reader() -> None:
+    closed, tokenizer = Failing(), Tokenizer(checkpoints.byte_level())
+    closed.is_ready = False
+    request = GenerationRequest(prompts=("hello",), options=GenerationOptions(max_tokens=8))
+    async with connected(FakeScheduler()) as client:
+        service = GenerationService(tokenizer, client)
+        async with service.open(request) as generation, service.open(request) as other:
+            texts = await soon(texts_of(generation, closed))
+            (answer,) = await soon(other.complete())
+    assert "".join(texts) == answer.text != ""
+    assert not closed.taken

@@ -125,7 +125,9 @@ def stream_of(
     async def main() -> list[tuple[float, bytes | str]]:
         wire = Wire()
         stream = EventStream(
-            make(), explain=lambda error: Event(error.message.encode()), comment_s=COMMENT_S
+            lambda _: make(),
+            explain=lambda error: Event(error.message.encode()),
+            comment_s=COMMENT_S,
         )
 
         async def receive() -> Message:

@@ -19,6 +19,7 @@ from services.common.sampling_proto import to_proto
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Event, Failed, Tokens
 from services.frontend.link.scheduler_stream import SchedulerStream
+from services.scheduler.connection import Connection
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -27,7 +28,7 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObservers
-from services.scheduler.service import Connection, SchedulerService
+from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from tests.fake_scheduler import PIPELINE
 from tests.fakes import FakeEngine

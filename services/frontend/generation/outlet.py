@@ -1,0 +1,20 @@
+"""The interface of an outlet, through which pieces of answers leave as soon as their tokens come.
+
+The task that reads a generation sleeps between tokens, and to wake it costs as much as to write a
+token out. So while it waits for more, pieces may go past it.
+"""
+
+from typing import Protocol
+
+from services.frontend.generation.answer import Piece
+
+
+class Outlet(Protocol):
+    """A way out for pieces that needs no task."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a piece can be taken now."""
+
+    def take(self, piece: Piece) -> None:
+        """Takes a piece."""

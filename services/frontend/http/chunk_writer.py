@@ -1,0 +1,52 @@
+"""Chunks of a streamed answer, written straight to the transport.
+
+A message of ASGI goes through the layers of the app, each a coroutine. That is a third of what a
+token costs, so a connection offers a stream this way around them, once its headers are out. The end
+of the answer goes through them.
+"""
+
+import asyncio
+
+from starlette.types import Scope
+from uvicorn._types import HTTPScope
+from uvicorn.protocols.http.flow_control import FlowControl
+
+EXTENSION, WRITER = "orcinus.chunks", "writer"
+"""Names of the extension of ASGI's scope, and of what is in it."""
+
+
+class ChunkWriter:
+    """Writes chunks of one answer to a connection."""
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        flow: FlowControl,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._loop = loop
+        self.wrote_at = 0.0
+        """Time of the last chunk, by the event loop's clock."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client keeps up, so that more may be written."""
+        return not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
+        self.wrote_at = self._loop.time()
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def offer(self, scope: HTTPScope) -> None:
+        """Puts this writer into the scope of the request that it answers."""
+        scope["extensions"] = {EXTENSION: {WRITER: self}}
+
+    @staticmethod
+    def of(scope: Scope) -> "ChunkWriter | None":
+        """Returns the writer that the server offers for a request, if it does."""
+        extension = scope.get("extensions", {}).get(EXTENSION, {})
+        writer = extension.get(WRITER)
+        return writer if isinstance(writer, ChunkWriter) else None

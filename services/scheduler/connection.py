@@ -1,0 +1,257 @@
+"""The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
+
+All that an iteration brings a frontend leaves as one message. What it does not read is bounded in
+bytes; its stream is served, and cut off, by `SchedulerService`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common.errors import InvalidRequest, OrcinusError, PoolFull
+from services.scheduler.core.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.core.scheduler import Update
+from services.scheduler.settings import FRONTEND_BYTES
+
+UPDATE_BYTES = 208
+"""Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+
+MAX_LOGPROB_BYTES = 2**20
+"""Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
+
+_REASONS = {
+    FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
+    FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
+    FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
+    FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
+    FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
+}
+
+
+class _Columns:
+    """New tokens that need no entry of their own in a message. Those of one request come together:
+    a frontend that is behind has one update of each."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}  # by the number of the request
+        self._token_ids: dict[int, list[int]] = {}
+
+    def add(self, number: int, start: int, token_id: int) -> None:
+        """Adds the next token of a request."""
+        token_ids = self._token_ids.get(number)
+        if token_ids is None:
+            self._starts[number] = start
+            self._token_ids[number] = [token_id]
+        else:
+            token_ids.append(token_id)
+
+    def write(self, message: scheduler_pb2.ConnectResponse) -> None:
+        """Puts what there is into a message, and begins anew."""
+        if not self._starts:
+            return
+        token_ids = self._token_ids.values()
+        columns = message.columns
+        columns.numbers.extend(self._starts)
+        columns.starts.extend(self._starts.values())
+        columns.n_tokens.extend(map(len, token_ids))
+        columns.token_ids.extend(chain.from_iterable(token_ids))
+        self._starts.clear()
+        self._token_ids.clear()
+
+
+class Connection:
+    """A connected frontend: its requests, and the message that waits to be sent to it."""
+
+    def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
+        """`n_free` returns the places that the pool has at the moment, None while no request is
+        taken."""
+        self._n_free = n_free
+        self._is_told_full = False
+        self.requests: dict[str, Request] = {}
+        self._numbers: dict[Request, int] = {}  # of those whose tokens may come in columns
+        self.is_overfull = asyncio.Event()
+        """Set once too much waits to be sent."""
+        self._outbox = scheduler_pb2.ConnectResponse()
+        self._columns = _Columns()  # of the outbox
+        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
+        self._n_logprob_bytes = 0  # in the outbox
+        self._n_outbox_bytes = 0
+        self._n_leaving_bytes = 0  # of the message that was returned last
+        self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
+        self._has_mail = asyncio.Event()
+
+    async def next_message(self) -> scheduler_pb2.ConnectResponse:
+        """Waits for news and returns all that has come since the last message, which has been sent
+        when this is called."""
+        self._n_unsent_bytes -= self._n_leaving_bytes
+        self._n_leaving_bytes = 0
+        await self._has_mail.wait()
+        if self._sealed:
+            message, self._n_leaving_bytes = self._sealed.popleft()
+            return message
+        self._has_mail.clear()
+        self._n_leaving_bytes = self._n_outbox_bytes
+        message = self._take_outbox()
+        n_free = self._n_free()
+        if n_free is not None:
+            message.n_free = n_free
+        self._is_told_full = n_free == 0
+        return message
+
+    def check_unsent(self) -> None:
+        """Sets `is_overfull` if more waits to be sent than the memory that there is for it. Called
+        before an iteration's updates come: what a single one brings is never too much."""
+        if self._n_unsent_bytes > FRONTEND_BYTES:
+            self.is_overfull.set()
+
+    def note_room(self) -> None:
+        """Tells the frontend of a free place, if it was told that there is none."""
+        if self._is_told_full:
+            self._has_mail.set()
+
+    def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
+        """Tells the frontend what is served, so that requests may come."""
+        self._outbox.pipeline.CopyFrom(pipeline)
+        self._outbox.is_closed = False
+        self._note_update()
+
+    def close(self) -> None:
+        """Tells the frontend that no more requests are taken, in a message after all that was
+        before."""
+        if self._has_mail.is_set():
+            self._seal()
+        self._outbox.ClearField("pipeline")
+        self._outbox.is_closed = True
+        self._note_update()
+
+    def accept(self, request: Request, number: int | None = None) -> None:
+        """Takes a request in; its frontend knows it by the number too, if it is given."""
+        self.requests[request.request_id] = request
+        if number is not None:
+            self._numbers[request] = number
+        self._outbox.accepted.add(request_id=request.request_id)
+        self._note_update()
+
+    def reject(self, request_id: str, error: OrcinusError) -> None:
+        rejection = self._outbox.rejected.add(
+            request_id=request_id, reason=_rejection_reason(error), message=error.message
+        )
+        if isinstance(error, InvalidRequest):
+            rejection.field = error.field
+            rejection.message = error.message.removeprefix(f"{error.field}: ")
+        if isinstance(error, PoolFull):
+            rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
+        self._note_update(error.message)
+
+    def update(self, update: Update) -> None:
+        request, token_id, reason = update.request, update.token_id, update.finish_reason
+        if update.logprobs is not None:
+            self._add_with_logprobs(update, update.logprobs)
+        elif token_id is not None:
+            start = update.n_generated - 1
+            number = self._numbers.get(request) if start else None
+            if number is None:
+                self._outbox.tokens.add(
+                    request_id=request.request_id,
+                    token_ids=[token_id],
+                    start=start,
+                    n_cached_tokens=0 if start else request.n_cached_tokens,
+                )
+            else:
+                self._columns.add(number, start, token_id)
+        if reason is not None:
+            self._forget(request)
+            self._outbox.completed.add(
+                request_id=request.request_id, reason=_REASONS[reason], message=update.message
+            )
+        self._n_outbox_bytes += UPDATE_BYTES
+        self._n_unsent_bytes += UPDATE_BYTES
+        self._has_mail.set()
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self._numbers.pop(request, None)
+
+    def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
+        """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
+        is made when there are many."""
+        pieces = iter(logprobs.prompt)
+        while True:
+            has_token = update.token_id is not None
+            tokens = self._outbox.tokens.add(
+                request_id=update.request.request_id, start=update.n_generated - has_token
+            )
+            for position, data in pieces:
+                tokens.prompt_logprobs.add(position=position, logprobs=data)
+                self._note_logprobs(len(data))
+                if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+                    break
+            else:
+                break
+            self._seal()
+        if update.token_id is not None:
+            tokens.token_ids.append(update.token_id)
+            tokens.n_cached_tokens = 0 if tokens.start else update.request.n_cached_tokens
+            tokens.logprobs = logprobs.sampled
+            self._note_logprobs(len(logprobs.sampled))
+        if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+            self._seal()
+
+    def _note_logprobs(self, n_bytes: int) -> None:
+        self._n_logprob_bytes += n_bytes
+        self._note_bytes(n_bytes)
+
+    def _note_bytes(self, n_bytes: int) -> None:
+        self._n_outbox_bytes += n_bytes
+        self._n_unsent_bytes += n_bytes
+
+    def _seal(self) -> None:
+        """Begins another message, which is sent after all that was before."""
+        n_bytes = self._n_outbox_bytes
+        self._sealed.append((self._take_outbox(), n_bytes))
+        self._has_mail.set()
+
+    def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
+        self._columns.write(self._outbox)
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
+        message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        return message
+
+    def suspend(self, request: Request) -> None:
+        """Tells the frontend that a request waits for the next pipeline."""
+        self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
+        self._note_update()
+
+    def fail(self, message: str) -> None:
+        """Ends all requests as UNAVAILABLE."""
+        for request_id in self.requests:
+            self._outbox.completed.add(
+                request_id=request_id,
+                reason=scheduler_pb2.COMPLETION_REASON_UNAVAILABLE,
+                message=message,
+            )
+            self._note_update()
+        self.requests.clear()
+        self._numbers.clear()
+
+    def _note_update(self, text: str = "") -> None:
+        self._note_bytes(UPDATE_BYTES + len(text))
+        self.check_unsent()
+        self._has_mail.set()
+
+
+def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
+    if isinstance(error, InvalidRequest):
+        return scheduler_pb2.REJECTION_REASON_INVALID
+    if isinstance(error, KeyRate):
+        return scheduler_pb2.REJECTION_REASON_KEY_RATE
+    if isinstance(error, KeyInFlight):
+        return scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+    if isinstance(error, PoolFull):
+        return scheduler_pb2.REJECTION_REASON_POOL_FULL
+    return scheduler_pb2.REJECTION_REASON_UNAVAILABLE
