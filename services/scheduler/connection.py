@@ -12,6 +12,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.scheduler.core.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.admission_control import TooLate
 from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Update
@@ -202,6 +203,8 @@ def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
         return scheduler_pb2.REJECTION_REASON_KEY_RATE
     if isinstance(error, KeyInFlight):
         return scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+    if isinstance(error, TooLate):
+        return scheduler_pb2.REJECTION_REASON_TOO_LATE
     if isinstance(error, PoolFull):
         return scheduler_pb2.REJECTION_REASON_POOL_FULL
     return scheduler_pb2.REJECTION_REASON_UNAVAILABLE
