@@ -111,6 +111,8 @@ class Connection:
             rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
+        if isinstance(error, TooLate) and error.account_s:
+            rejection.account_time.FromNanoseconds(int(error.account_s * 1e9))
         self._note_update(error.message)
 
     def update(self, update: Update) -> None:

@@ -20,7 +20,7 @@ from services.scheduler.core.forecast import Forecast, Machine
 from services.scheduler.core.order import Order
 from services.scheduler.core.request import Request
 
-RETRY_AFTER_S = 0.1
+RETRY_AFTER_S = 0.001
 """Seconds at least after which to try again."""
 
 ON_TIME = 0.95
@@ -53,6 +53,12 @@ SURELY = 0.5
 
 class TooLate(PoolFull):
     """The request would have its first token too late."""
+
+    def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
+        """`account_s` says for how long the same holds for all requests of its account that are no
+        more important, however short they are."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.account_s = account_s
 
 
 class AdmissionControl:
@@ -92,12 +98,21 @@ class AdmissionControl:
         before = self.backlog.before(request)
         if before.n_requests < 1 or not self.forecast.is_known:
             return 0.0
+        others_s = self.forecast.first_token_s(before, NOTHING, now)
         wait_s = self.forecast.first_token_s(before, self.backlog.work_of(request), now)
-        late_by_s = self._late_by_s(request, wait_s, now)
-        if late_by_s > 0:
+        over_s = 0.0 if request.deadline is None else now + others_s - request.deadline
+        account_s = 0.0
+        if self.goal_s is not None:
+            goal_s = self.goal_s - self.allowance_s
+            if wait_s - others_s > goal_s:  # none of its kind would ever be taken
+                wait_s = others_s
+            over_s = max(over_s, wait_s - goal_s)
+            account_s = max(0.0, others_s - goal_s)
+        if over_s > 0:
             raise TooLate(
                 f"the first token would come after about {wait_s:.2g} s, which is too late",
-                retry_after_s=max(RETRY_AFTER_S, late_by_s),
+                retry_after_s=max(RETRY_AFTER_S, over_s),
+                account_s=account_s,
             )
         return wait_s
 
@@ -145,11 +160,3 @@ class AdmissionControl:
                     continue
             before = before.plus(own)
         return result
-
-    def _late_by_s(self, request: Request, wait_s: float, now: float) -> float:
-        late_by_s = 0.0
-        if self.goal_s is not None:
-            late_by_s = wait_s + self.allowance_s - self.goal_s
-        if request.deadline is not None:
-            late_by_s = max(late_by_s, now + wait_s - request.deadline)
-        return late_by_s

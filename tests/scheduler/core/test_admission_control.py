@@ -40,7 +40,7 @@ def prompts(at: float, chance: random.Random) -> Caller:
     return Caller(at, 300, 4, 4)
 
 
-CAPACITY = {same: 11.4, uniform: 11.4, exponential: 11.5, prompts: 5.2}
+CAPACITY: dict[Make, float] = {same: 11.4, uniform: 11.4, exponential: 11.5, prompts: 5.2}
 """Requests a second that an engine serves which is never without."""
 
 WARM_S, LOAD_S = 12.0, 24.0
