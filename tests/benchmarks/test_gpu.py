@@ -133,6 +133,7 @@ def test_a_section_that_is_not_there_is_refused() -> None:
         names("attention,speed")
 
 
+@pytest.mark.thorough
 def test_a_section_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     assert section.in_process("limits", rows, device=CPU, is_tiny=True) is None

@@ -17,7 +17,7 @@ def where(site: Site, protocol: str) -> str:
     return f"--url={site.url}" if protocol == "http" else f"--grpc={frontend.grpc_address}"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.thorough)])
 async def test_every_request_gets_its_tokens_and_a_record(
     tmp_path: Path, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_an_instruction_set_that_nobody_knows_is_not_there() -> None:
     assert not has(b"avx1024")
 
 
+@pytest.mark.thorough
 @needs_native
 def test_one_openmp_runtime_serves_both() -> None:
     program = """

@@ -59,6 +59,7 @@ attempt("layers", TrialIteration(stage, [8, 1], block_size=16).run)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not runnable(), reason="the native library is not built")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a compiler")
 def test_memory_that_is_not_there_is_a_memory_error(tmp_path: Path) -> None:

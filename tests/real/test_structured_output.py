@@ -31,6 +31,8 @@ SCHEMA: dict[str, Any] = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
 MAX_TOKENS = 400
 BATCH_SIZE = 16
+ANSWER_TIMEOUT_S = 300
+LONG_TIMEOUT_S = 3600
 
 
 def ask(stack: Stack, seed: int) -> str:
@@ -44,6 +46,7 @@ def ask(stack: Stack, seed: int) -> str:
             "seed": seed,
             "max_tokens": MAX_TOKENS,
         },
+        timeout_s=ANSWER_TIMEOUT_S,
     )
     assert response.status_code == 200, response.text
     [choice] = response.json()["choices"]
@@ -55,7 +58,10 @@ def ask(stack: Stack, seed: int) -> str:
 
 @pytest.mark.parametrize(
     ("n_alone", "n_together"),
-    [(4, 16), pytest.param(200, 200, marks=pytest.mark.thorough)],
+    [
+        (4, 16),
+        pytest.param(200, 200, marks=(pytest.mark.thorough, pytest.mark.timeout(LONG_TIMEOUT_S))),
+    ],
     ids=["20", "400"],
 )
 def test_every_sampled_answer_keeps_its_schema(stack: Stack, n_alone: int, n_together: int) -> None:

@@ -108,6 +108,7 @@ async def test_a_standby_takes_over_from_a_leader_that_was_killed_before_its_lea
     assert site.holder.startswith("scheduler-1_scheduler-1-uid_")
 
 
+@pytest.mark.thorough
 async def test_a_container_that_starts_again_leads_again_before_its_lease_expires(
     site: Site,
 ) -> None:

@@ -93,9 +93,11 @@ class Stack:
         _, alive = psutil.wait_procs(self.tree, timeout=3)
         return alive
 
-    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+    def post(
+        self, path: str, body: dict[str, Any], *, timeout_s: float = 60, **options: Any
+    ) -> httpx.Response:
         """A request over HTTP."""
-        return httpx.post(f"{self.http}{path}", json=body, timeout=60, **options)
+        return httpx.post(f"{self.http}{path}", json=body, timeout=timeout_s, **options)
 
     def complete(self, prompt: list[int] | str, **options: Any) -> dict[str, Any]:
         """The first choice of a completion, with its token ids."""

@@ -175,6 +175,7 @@ def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -
         assert stack.survivors() == []
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
     model: Path, tmp_path: Path
 ) -> None:

@@ -353,6 +353,7 @@ async def test_a_stage_says_how_it_is(model: Path) -> None:
         await stage.end()
 
 
+@pytest.mark.thorough
 async def test_with_certificates_only_the_right_roles_reach_a_stage_and_plans_pass(
     model: Path, tmp_path: Path
 ) -> None:

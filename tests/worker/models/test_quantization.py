@@ -80,6 +80,7 @@ def test_logits_are_close_and_most_tokens_the_same(
     assert (quantised.argmax(1) == plain.argmax(1)).float().mean() >= 0.8
 
 
+@pytest.mark.thorough
 def test_on_a_gpu_it_needs_triton_and_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
