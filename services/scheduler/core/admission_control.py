@@ -6,7 +6,7 @@ ten times the capacity nearly all of them in vain. Nobody is refused before whom
 before enough is known; and who has been taken stays.
 
 A forecast may be off, mostly in the same direction for a while. So the goal is compared with the
-forecast and an allowance, by which nine of ten first tokens have come no later. It moves a little
+forecast and an allowance, by which 19 of 20 first tokens have come no later. It moves a little
 with each first token, and is never more than half of the goal, so that it cannot by itself make
 everybody late.
 
@@ -30,7 +30,7 @@ STEP = 1 / 32
 """The part of the goal by which the allowance moves at most with a first token."""
 
 TELLING = 0.5
-"""Forecasts tell something of the allowance from this part of the goal on."""
+"""A forecast tells something of the allowance from this part of the longest that is taken on."""
 
 STEADINESS = 1 / 8
 """The more first tokens are foretold, the smaller are the steps, by this part for each."""
@@ -118,7 +118,9 @@ class AdmissionControl:
 
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
         """Notes that a request is in the pool, of which `check` foretold this."""
-        if self.goal_s is not None and wait_s > TELLING * self.goal_s:
+        if self.goal_s is None:
+            return
+        if wait_s > TELLING * (self.goal_s - self.allowance_s):
             self._foretold[request] = now, wait_s
 
     def note_first_token(self, request: Request, now: float) -> None:
