@@ -6,7 +6,7 @@ ten times the capacity nearly all of them in vain. Nobody is refused before whom
 before enough is known; and who has been taken stays.
 
 A forecast may be off, mostly in the same direction for a while. So the goal is compared with the
-forecast and an allowance, by which 19 of 20 first tokens have come no later. It moves a little
+forecast and an allowance, by which 99 of 100 first tokens have come no later. It moves a little
 with each first token, and is never more than half of the goal, so that it cannot by itself make
 everybody late.
 
@@ -23,7 +23,7 @@ from services.scheduler.core.request import Request
 RETRY_AFTER_S = 0.001
 """Seconds at least after which to try again."""
 
-ON_TIME = 0.95
+ON_TIME = 0.99
 """The part of first tokens that come no later than foretold, with the allowance."""
 
 STEP = 1 / 32
