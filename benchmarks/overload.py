@@ -128,8 +128,12 @@ async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float
         nonlocal n_complete
         while loop.time() < start_s + for_s:
             call = client.prepare(request)
-            await call.send()
-            if call.read().error is None:
+            try:
+                await call.send()
+                is_complete = call.read().error is None
+            except ConnectionError:
+                is_complete = False
+            if is_complete:
                 n_complete += start_s <= loop.time() < start_s + for_s
             else:
                 await asyncio.sleep(RETRY_S)
