@@ -1,14 +1,17 @@
 """Ten times the load that the system can bear: what is refused, how fast, and what is still done.
 
-    python -m benchmarks.overload                       both protocols, 60 s each
-    python -m benchmarks.overload --seconds 20 --protocols http
+    python -m benchmarks.overload                       both protocols, 60 s each, without a goal
+    python -m benchmarks.overload --goals 2             the same with a goal for first tokens
+    python -m benchmarks.overload --protocols http --goals 0 2 --times 1 1.5 2 3 5 10 \
+        --figure docs/images/overload.png               goodput over the load, without and with it
 
 Clients that ask one request after the other find the capacity, in complete answers a second, before
-and afterwards; it is the mean. In between requests come ten times as fast, as a Poisson process,
-whether or not those before them have ended. Goodput is the complete answers a second from when the
-queue is full until requests stop coming. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
+and afterwards; it is the mean. In between requests come so many times as fast, as a Poisson
+process, whether or not those before them have ended. Goodput is the complete answers a second from
+when the queue is full until requests stop coming; `on time` are those of them whose first tokens
+came within the largest of the goals. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
 counts from when it was sent. The pool has a quarter of the places that a frontend has for
-connections, so that it is the pool that is full.
+connections, so that without a goal it is the pool that is full.
 
 The engine has a processor of its own, as its pod has. All others share the rest with the client,
 which stamps answers and reads them afterwards; its own use of them is printed.
@@ -17,16 +20,20 @@ which stamps answers and reads them afterwards; its own use of them is printed.
 import argparse
 import asyncio
 import contextlib
+import itertools
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import grpc.aio
 import numpy as np
 import psutil
 import uvloop
+from matplotlib.figure import Figure
 
 from benchmarks import load, local_system
 from benchmarks.grpc_client import GrpcClient
@@ -47,6 +54,8 @@ N_CONNECTIONS = 16
 """Connections over gRPC, whose calls beyond 256 on one would wait in the client."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 WARM_UP_S = 5.0
+RETRY_S = 0.2
+"""Seconds after which a client that finds the capacity asks again when it was refused."""
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_S = 0.05
 MAX_GROWTH = 0.1
@@ -57,12 +66,16 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Overloaded:
-    """The figures of one protocol."""
+    """The figures of one load."""
 
     protocol: str
+    goal_s: float
+    """The goal for first tokens; 0 is none."""
     capacity_per_s: float
     offered_per_s: float
     goodput_per_s: float
+    on_time_per_s: float
+    """The part of the goodput whose first tokens came within the largest goal."""
     refusal_s: Spread | None
     first_token_s: Spread | None
     n_complete: int
@@ -76,20 +89,28 @@ class Overloaded:
     @property
     def is_held(self) -> bool:
         """Whether all that is asked of an overloaded system holds."""
+        goodput_per_s = self.on_time_per_s if self.goal_s else self.goodput_per_s
         return (
-            self.goodput_per_s >= MIN_GOODPUT * self.capacity_per_s
+            goodput_per_s >= MIN_GOODPUT * self.capacity_per_s
             and self.refusal_s is not None
             and self.refusal_s.p99 < MAX_REFUSAL_S
             and self.growth < MAX_GROWTH
             and not self.others
         )
 
+    @property
+    def name(self) -> str:
+        """The goal, for people."""
+        return f"goal of {self.goal_s:g} s" if self.goal_s else "no goal"
+
     def lines(self) -> list[str]:
         """Returns the figures for people."""
         part = self.goodput_per_s / self.capacity_per_s
+        on_time = self.on_time_per_s / self.capacity_per_s
         return [
-            f"{self.protocol}: capacity {self.capacity_per_s:.1f}/s, offered "
-            f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s ({part:.0%})",
+            f"{self.protocol}, {self.name}: capacity {self.capacity_per_s:.1f}/s, offered "
+            f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s ({part:.0%}), "
+            f"on time {self.on_time_per_s:.1f}/s ({on_time:.0%})",
             f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}",
             f"  {self.n_refused} refused after {_milliseconds(self.refusal_s)}",
             f"  otherwise: {dict(self.others)}; memory grew by {self.growth:.1%} at most; "
@@ -107,9 +128,15 @@ async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float
         nonlocal n_complete
         while loop.time() < start_s + for_s:
             call = client.prepare(request)
-            await call.send()
-            if call.read().error is None:
+            try:
+                await call.send()
+                is_complete = call.read().error is None
+            except ConnectionError:
+                is_complete = False
+            if is_complete:
                 n_complete += start_s <= loop.time() < start_s + for_s
+            else:
+                await asyncio.sleep(RETRY_S)
 
     await asyncio.gather(*(ask_all_the_time() for _ in range(N_CLIENTS)))
     return n_complete / for_s
@@ -127,11 +154,17 @@ def request_at(arrival_s: float) -> PlannedRequest:
 
 
 async def overload(
-    protocol: str, client: load.Client, system: System, options: argparse.Namespace
+    protocol: str,
+    client: load.Client,
+    system: System,
+    options: argparse.Namespace,
+    *,
+    goal_s: float,
+    times: float,
 ) -> Overloaded:
     """Finds the capacity over a protocol, and offers a multiple of it."""
     before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
-    requests = arrivals(options.times * before_per_s, options.seconds, seed=options.seed)
+    requests = arrivals(times * before_per_s, options.seconds, seed=options.seed)
     full_s = options.seconds / 4
     root = psutil.Process(system.pid)
     watching = asyncio.create_task(growth_of(root, full_s, options.seconds))
@@ -142,6 +175,8 @@ async def overload(
     return figures(
         protocol,
         records,
+        goal_s=goal_s,
+        on_time_s=max(options.goals) or float("inf"),
         capacity_per_s=(before_per_s + after_per_s) / 2,
         window_s=(full_s, options.seconds),
         growth=await watching,
@@ -153,22 +188,29 @@ def figures(
     protocol: str,
     records: Sequence[RequestRecord],
     *,
+    goal_s: float = 0.0,
+    on_time_s: float = float("inf"),
     capacity_per_s: float,
     window_s: tuple[float, float],
     growth: float,
     client_cpus: float,
 ) -> Overloaded:
-    """Returns a run in figures; goodput counts what ended within the window."""
+    """Returns a run in figures; goodput counts what ended within the window, and as on time what
+    had its first token within `on_time_s`."""
     done = [record for record in records if record.is_complete]
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
     begin_s, end_s = window_s
-    n_in_window = sum(begin_s <= record.end_s < end_s for record in done)
+    in_window = [record for record in done if begin_s <= record.end_s < end_s]
+    first_s = [record.time_to_first_token_s for record in in_window]
+    n_on_time = sum(time_s is not None and time_s <= on_time_s for time_s in first_s)
     return Overloaded(
         protocol=protocol,
+        goal_s=goal_s,
         capacity_per_s=capacity_per_s,
         offered_per_s=len(records) / end_s,
-        goodput_per_s=n_in_window / (end_s - begin_s),
+        goodput_per_s=len(in_window) / (end_s - begin_s),
+        on_time_per_s=n_on_time / (end_s - begin_s),
         refusal_s=Spread.of(record.end_s - record.start_s for record in refused),
         first_token_s=Spread.of(filter(None, (r.time_to_first_token_s for r in done))),
         n_complete=len(done),
@@ -222,17 +264,46 @@ def _milliseconds(spread: Spread | None) -> str:
 async def run(options: argparse.Namespace) -> int:
     """Overloads a system over each protocol; the exit status says whether all held."""
     results = []
-    for protocol in options.protocols:
+    for protocol, goal_s in itertools.product(options.protocols, options.goals):
         arguments = ["--model=models/demo", "--threads=1", *SMALL_POOL, *options.system.split()]
+        if goal_s:
+            arguments.append(f"--scheduler=first_token_goal_s={goal_s}")
         async with (
             local_system.running(arguments) as system,
             client_of(protocol, system) as client,
         ):
             pin_ranks(psutil.Process())
-            result = await overload(protocol, client, system, options)
-        print("\n".join(result.lines()), flush=True)
-        results.append(result)
+            for times in options.times:
+                result = await overload(
+                    protocol, client, system, options, goal_s=goal_s, times=times
+                )
+                print("\n".join(result.lines()), flush=True)
+                results.append(result)
+    if options.out is not None:
+        options.out.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+    if options.figure is not None:
+        draw(options.figure, results, on_time_s=max(options.goals))
     return int(not all(result.is_held for result in results))
+
+
+def draw(path: Path, results: Sequence[Overloaded], *, on_time_s: float) -> None:
+    """Draws goodput over the offered load, both in parts of the capacity, for each goal."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys((result.protocol, result.name) for result in results):
+        own = [result for result in results if (result.protocol, result.name) == name]
+        axes.plot(
+            [result.offered_per_s / result.capacity_per_s for result in own],
+            [result.on_time_per_s / result.capacity_per_s for result in own],
+            marker="o",
+            label=", ".join(name),
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("offered requests, in multiples of the capacity")
+    axes.set_ylabel(f"answers that begin within {on_time_s:g} s, in parts of it")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
 
 
 def main() -> int:
@@ -241,7 +312,12 @@ def main() -> int:
     parser.add_argument("--protocols", nargs="+", default=["http", "grpc"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
     parser.add_argument("--capacity-s", type=float, default=20.0, help="to find the capacity in")
-    parser.add_argument("--times", type=float, default=10.0, help="the capacity is offered")
+    parser.add_argument("--times", type=float, nargs="+", default=[10.0], help="the capacity")
+    parser.add_argument(
+        "--goals", type=float, nargs="+", default=[0.0], help="for first tokens, in s; 0 is none"
+    )
+    parser.add_argument("--out", type=Path, help="file for the figures, JSON")
+    parser.add_argument("--figure", type=Path, help="file for the plot")
     parser.add_argument("--timeout-s", type=float, default=180.0, help="that a client waits")
     parser.add_argument("--system", default="", help="more options of services.local")
     parser.add_argument("--seed", type=int, default=0)

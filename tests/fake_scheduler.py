@@ -100,6 +100,7 @@ class FakeRequest:
         *,
         field: str = "",
         retry_after_s: float | None = None,
+        account_s: float | None = None,
     ) -> None:
         """The request is refused."""
         rejected = scheduler_pb2.Rejection(
@@ -107,6 +108,8 @@ class FakeRequest:
         )
         if retry_after_s is not None:
             rejected.retry_after.FromNanoseconds(int(retry_after_s * 1e9))
+        if account_s is not None:
+            rejected.account_time.FromNanoseconds(int(account_s * 1e9))
         self._send(scheduler_pb2.ConnectResponse(rejected=[rejected]))
 
     def tokens(self, *token_ids: int) -> None:

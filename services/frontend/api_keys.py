@@ -155,6 +155,16 @@ class Account:
         elif self._bucket is None or self._bucket.per_minute != per_minute:
             self._bucket = TokenBucket(per_minute, now=now)
 
+    @property
+    def name(self) -> str:
+        """Its name; empty without a key."""
+        return "" if self._message is None else self._message.name
+
+    @property
+    def min_priority(self) -> int:
+        """The most important priority that its requests may have."""
+        return self._min_priority
+
     def to_proto(self) -> scheduler_pb2.Account | None:
         """Returns the account as the scheduler is told of it, which enforces the limits in tokens;
         None without a key. The message must not be changed."""

@@ -30,9 +30,11 @@ from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
+from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.progress import Progress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
@@ -66,9 +68,15 @@ class SchedulerProcess:
                 policy=settings.policy,
                 iterations_per_s=settings.traced_iterations_per_s,
             )
+        self._control = AdmissionControl(
+            goal_s=settings.first_token_goal_s, is_fair=settings.order == "fair"
+        )
+        self._pace = Pace(self._control, settings)
         traced = () if self._traces is None else (self._traces.requests,)
-        self._requests = RequestObservers(self._metrics.requests, *traced)
-        self._service = SchedulerService(self._requests, max_frontends=settings.max_frontends)
+        self._requests = RequestObservers(self._metrics.requests, self._pace, *traced)
+        self._service = SchedulerService(
+            self._requests, control=self._control, max_frontends=settings.max_frontends
+        )
         self._serving = ServingWatch(
             trouble=self._trouble,
             n_waiting=lambda: self._progress.n_requests,
@@ -152,7 +160,8 @@ class SchedulerProcess:
             stages,
             self._service,
             requests=self._requests,
-            observe=[self._metrics.observe, self._progress.observe],
+            control=self._control,
+            observe=[self._metrics.observe, self._progress.observe, self._pace.observe],
             traces=self._traces,
             connect=connect,
             build=self._build,

@@ -13,6 +13,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.scheduler.core.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.admission_control import TooLate
 from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Update
@@ -146,6 +147,8 @@ class Connection:
             rejection.message = error.message.removeprefix(f"{error.field}: ")
         if isinstance(error, PoolFull):
             rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
+        if isinstance(error, TooLate) and error.account_s:
+            rejection.account_time.FromNanoseconds(int(error.account_s * 1e9))
         self._note_update(error.message)
 
     def update(self, update: Update) -> None:
@@ -252,6 +255,8 @@ def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
         return scheduler_pb2.REJECTION_REASON_KEY_RATE
     if isinstance(error, KeyInFlight):
         return scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+    if isinstance(error, TooLate):
+        return scheduler_pb2.REJECTION_REASON_TOO_LATE
     if isinstance(error, PoolFull):
         return scheduler_pb2.REJECTION_REASON_POOL_FULL
     return scheduler_pb2.REJECTION_REASON_UNAVAILABLE

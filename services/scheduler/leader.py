@@ -20,6 +20,7 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
@@ -93,6 +94,7 @@ class Leader:
         service: SchedulerService,
         *,
         requests: RequestObserver,
+        control: AdmissionControl | None = None,
         observe: Sequence[ObserveEpoch] = (),
         traces: Traces | None = None,
         connect: rpc.Connect = rpc.connect,
@@ -112,6 +114,7 @@ class Leader:
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
             order=build_order(settings),
+            control=control,
         )
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:

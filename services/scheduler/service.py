@@ -22,6 +22,7 @@ from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
 from services.scheduler.connection import Connection
 from services.scheduler.core.accounts import Account, Accounts
+from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.iteration_log import IterationLog
@@ -56,11 +57,13 @@ class SchedulerService:
         self,
         requests: RequestObserver,
         *,
+        control: AdmissionControl | None = None,
         max_frontends: int = 32,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observer = requests
         self._now = now
+        self._control = control
         self._accounts = Accounts()
         self._frontend_places = StreamPlaces(max_frontends, of="frontends")
         self._watcher_places = StreamPlaces(MAX_WATCHERS, of="watchers of iterations")
@@ -234,7 +237,12 @@ class SchedulerService:
         now = self._now()
         account = self._account_of(submission, now)
         request = to_request(submission, sampling, account=account, now=now)
+        wait_s = 0.0
+        if self._control is not None and not submission.is_resubmitted:
+            wait_s = self._control.check(request, now)
         self._loop.submit(request)
+        if self._control is not None:
+            self._control.note_submitted(request, wait_s, now)
         if account is not None and not submission.is_resubmitted:
             account.charge(request.n_prompt_tokens, now)
         self._connections[request] = connection

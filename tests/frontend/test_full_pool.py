@@ -148,3 +148,29 @@ async def test_call_waits_for_the_next_pipeline_though_the_pool_was_full(tmp_pat
         site.scheduler.n_free = 1
         site.scheduler.open()
         assert await soon(waiting) == 200
+
+
+async def test_who_would_be_too_late_is_refused_in_both_protocols_before_its_body(
+    tmp_path: Any,
+) -> None:
+    late = scheduler_pb2.REJECTION_REASON_TOO_LATE
+
+    async def refuse(request: FakeRequest) -> None:
+        request.reject(late, "too late", retry_after_s=3.0, account_s=0.8)
+
+    async with running(tmp_path) as site:
+        site.scheduler.behaviour = refuse
+        assert await post(site) == 429
+        answer = await head_of_answer(site, HEAD)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1\r\n" in answer
+        code, retry_after_s = await status_of(
+            site.inference.generate(inference_pb2.GenerateRequest(prompt=PROMPT))
+        )
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 0 < retry_after_s <= 0.8
+        assert len(site.scheduler.requests) == 1
+        assert site.frontend._refusals[Refusal.TOO_LATE] == 3
+        site.scheduler.behaviour = echo
+        while await post(site) != 200:
+            await asyncio.sleep(0.05)

@@ -21,10 +21,11 @@ from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES
+from services.scheduler.core.admission_control import AdmissionControl, TooLate
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import Order
-from services.scheduler.core.request import RequestId
+from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_metrics import RequestMetrics
@@ -64,6 +65,7 @@ async def world(
     has_prefix_cache: bool = False,
     expected_use: ExpectedUse | None = None,
     observer: RequestObserver | None = None,
+    control: AdmissionControl | None = None,
 ) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4,
@@ -81,7 +83,7 @@ async def world(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
     requests = RequestObservers(*() if observer is None else (observer,))
-    service = SchedulerService(requests, max_frontends=max_frontends, now=now)
+    service = SchedulerService(requests, control=control, max_frontends=max_frontends, now=now)
     loop = ServingLoop(
         scheduler,
         engine,
@@ -537,6 +539,40 @@ async def test_a_pool_full_of_tokens_rejects_with_a_retry_delay() -> None:
 
 
 RATE = scheduler_pb2.Account(name="alice", tokens_per_minute=6)
+
+
+class Overloaded(AdmissionControl):
+    """A control to which all but the second request would be too late."""
+
+    def __init__(self) -> None:
+        super().__init__(goal_s=1.0, is_fair=False)
+        self.n_checked = 0
+
+    def check(self, request: Request, now: float) -> float:
+        self.n_checked += 1
+        if self.n_checked != 2:
+            raise TooLate("too late", retry_after_s=2.5, account_s=1.5)
+        return 0.0
+
+
+async def test_who_would_be_too_late_is_refused_with_when_to_try_again() -> None:
+    registry = CollectorRegistry()
+    observer = RequestObservers(RequestMetrics(registry))
+    control = Overloaded()
+    async with (
+        world(control=control, observer=observer) as it,
+        Frontend(it.address) as frontend,
+    ):
+        rejection = await frontend.rejection("a")
+        assert rejection.reason == scheduler_pb2.REJECTION_REASON_TOO_LATE
+        assert rejection.retry_after.ToTimedelta() == timedelta(seconds=2.5)
+        assert rejection.account_time.ToTimedelta() == timedelta(seconds=1.5)
+        samples = Samples.of(registry)
+        assert samples.sum("orcinus_requests_rejected_total", reason="too_late") == 1
+        await frontend.accepted("b")
+        await frontend.rejection("c")
+        await frontend.accepted("d", is_resubmitted=True)  # a scheduler has promised it a place
+        assert control.n_checked == 3
 
 
 async def test_a_key_pays_for_prompts_and_outputs_at_all_frontends_together() -> None:

@@ -151,9 +151,10 @@ class GenerationService:
         Unavailable before the first pipeline."""
         return self._model_limits(self.describe()).names
 
-    def check_room(self) -> None:
-        """Refuses a new call that would find no place, before it costs anything. Calls that go on
-        with a stream that broke need not ask.
+    def check_room(self, account: Account) -> None:
+        """Refuses a new call that would find no place, or wait too long even if it is as important
+        as its account allows, before it costs anything. Calls that go on with a stream that broke
+        need not ask.
 
         Raises:
             PoolFull: there is too much at once.
@@ -162,6 +163,7 @@ class GenerationService:
         self._check_stopping()
         self._check_in_flight(1)
         self._scheduler.check_room()
+        self._scheduler.check_time(account.name, account.min_priority)
 
     async def tokenize(
         self,
@@ -249,7 +251,10 @@ class GenerationService:
             request.check()
             deadline = self._deadline()
             span.checked(request)
-            with self._admitted(request, account or self._anybody) as place:
+            account = account or self._anybody
+            if request.resumption is None:
+                self._scheduler.check_time(account.name, request.options.priority)
+            with self._admitted(request, account) as place:
                 async with _until(deadline):
                     generation = await self._generation(request, until, place, span, call)
                 try:

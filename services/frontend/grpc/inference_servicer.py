@@ -50,7 +50,7 @@ class InferenceServicer:
     ) -> inference_pb2.GenerateResponse:
         """Answers when everything is there."""
         account = self._api_keys.account_of(_authorization(context))
-        self._service.check_room()
+        self._service.check_room(account)
         request = self._to_request(message)
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
@@ -65,7 +65,7 @@ class InferenceServicer:
         """Answers piece by piece."""
         account = self._api_keys.account_of(_authorization(context))
         if not message.HasField("resumption"):
-            self._service.check_room()
+            self._service.check_room(account)
         request = self._to_request(message)
         check_stream(request.options)
         if message.HasField("resumption"):

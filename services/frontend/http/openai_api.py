@@ -237,7 +237,7 @@ class OpenAIApi:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""
         account = self._admit(request)
         if event_id.HEADER not in request.headers:
-            self._service.check_room()
+            self._service.check_room(account)
         return account
 
     async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:

@@ -1,9 +1,13 @@
-"""A gate that refuses new calls while the scheduler's pool is full, before they cost anything.
+"""A gate that refuses new calls that the scheduler would refuse, before they cost anything.
 
 The scheduler says with each message how many places are free; of these the gate takes away the
 submissions that are not answered. A word is believed for a second: a frontend without requests gets
 no other. Whoever comes too late all the same, behind a call that had yet
 to submit its requests or behind another frontend's, is refused by the scheduler.
+
+It may also say that a request would have its first token too late, and when it would not. Until
+then, though for no more than a second, that holds for all requests of the same account that are no
+more important.
 """
 
 from orcinus.v1 import scheduler_pb2
@@ -13,7 +17,9 @@ from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the scheduler's last word of its places is believed."""
+"""Seconds for which the scheduler's last word is believed."""
+
+TOO_LATE = "the first token would come too late"
 
 
 class PoolGate:
@@ -24,10 +30,12 @@ class PoolGate:
         self._n_free: int | None = None  # as the scheduler has said last
         self._n_unanswered = 0
         self._told_at = 0.0
+        self._late: dict[str, tuple[int, float, float]] = {}  # see `note_late`
 
     def reset(self) -> None:
         """Forgets the scheduler: there is another one, or the same on a new stream."""
         self._n_free, self._n_unanswered = None, 0
+        self._late.clear()
 
     def update(self, response: scheduler_pb2.ConnectResponse, *, now: float) -> None:
         """Notes what a message of the scheduler says; times are those of one clock."""
@@ -50,3 +58,21 @@ class PoolGate:
         if self._n_free <= self._n_unanswered:
             self._refusals[Refusal.IN_FLIGHT] += 1
             raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+
+    def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
+        """Notes that requests of an account, of a priority and less important ones, would be too
+        late for so long."""
+        known = self._late.get(account)
+        if known is None or known[0] >= priority or now >= known[1]:
+            self._late[account] = priority, now + min(for_s, BELIEVED_S), now + for_s
+
+    def check_time(self, account: str, priority: int, *, now: float) -> None:
+        """Returns if a request of an account may have its first token in time.
+
+        Raises:
+            PoolFull: it would not.
+        """
+        late = self._late.get(account)
+        if late is not None and priority >= late[0] and now < late[1]:
+            self._refusals[Refusal.TOO_LATE] += 1
+            raise errors.PoolFull(TOO_LATE, retry_after_s=late[2] - now)

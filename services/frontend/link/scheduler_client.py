@@ -169,6 +169,16 @@ class SchedulerClient:
         if self.is_open:
             self._gate.check(now=_now())
 
+    def check_time(self, account: str, priority: int) -> None:
+        """Returns if a request of an account may have its first token in time; without a pipeline
+        it may be held.
+
+        Raises:
+            PoolFull: it would have it too late.
+        """
+        if self.is_open:
+            self._gate.check_time(account, priority, now=_now())
+
     def submit(
         self,
         submission: scheduler_pb2.Submission,
@@ -246,6 +256,9 @@ class SchedulerClient:
         if response.tokens or response.completed:
             self._on_tokens()
         self._gate.update(response, now=_now())
+        for rejected in response.rejected:
+            if rejected.HasField("account_time"):
+                self._note_late(rejected)
         # One message may have failures and the pipeline that came after them: what is to be sent
         # again must meet the state that holds now.
         if response.is_closed:
@@ -254,6 +267,13 @@ class SchedulerClient:
             self._open(Pipeline.from_proto(response.pipeline))
         for event in events_of(response, self._names):
             self._deliver(event)
+
+    def _note_late(self, rejected: scheduler_pb2.Rejection) -> None:
+        request = self._requests.get(rejected.request_id)
+        if request is not None:
+            submission = request.submission
+            for_s = rejected.account_time.ToNanoseconds() / 1e9
+            self._gate.note_late(submission.account.name, submission.priority, for_s, now=_now())
 
     def _open(self, pipeline: Pipeline) -> None:
         if pipeline != self._last_known:

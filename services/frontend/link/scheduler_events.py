@@ -27,6 +27,7 @@ _LIMITS = {
     scheduler_pb2.REJECTION_REASON_POOL_FULL: Refusal.IN_FLIGHT,
     scheduler_pb2.REJECTION_REASON_KEY_RATE: Refusal.KEY_RATE,
     scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT: Refusal.KEY_IN_FLIGHT,
+    scheduler_pb2.REJECTION_REASON_TOO_LATE: Refusal.TOO_LATE,
 }
 
 
@@ -161,6 +162,7 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
             scheduler_pb2.REJECTION_REASON_POOL_FULL
             | scheduler_pb2.REJECTION_REASON_KEY_RATE
             | scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+            | scheduler_pb2.REJECTION_REASON_TOO_LATE
         ):
             return errors.PoolFull(
                 rejected.message or "too many requests", retry_after_s=_retry_after_s(rejected)

@@ -18,6 +18,8 @@ class Refusal(StrEnum):
     """Its key allows no more answers, or tokens, at once."""
     IN_FLIGHT = "in_flight"
     """There are too many answers in the making."""
+    TOO_LATE = "too_late"
+    """It would have its first token too late."""
     MEMORY = "memory"
     """What clients have sent, and not read, takes all the memory that it may."""
     CONNECTIONS = "connections"

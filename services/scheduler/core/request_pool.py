@@ -15,10 +15,11 @@ was on board, and one that is put down to it again runs alone the next time.
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
+from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.grammar_turns import GrammarTurns
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.request import Request, RequestState
@@ -54,9 +55,15 @@ class RequestPool:
     """Holds every request from its arrival to its end, in exactly one of its states."""
 
     def __init__(
-        self, *, max_requests: int, max_tokens: int = sys.maxsize, order: Order | None = None
+        self,
+        *,
+        max_requests: int,
+        max_tokens: int = sys.maxsize,
+        order: Order | None = None,
+        control: AdmissionControl | None = None,
     ) -> None:
-        """`order` is the paper's unless it is given: first come, first served."""
+        """`order` is the paper's unless it is given: first come, first served. `control` is told of
+        those that wait."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.n_tokens = 0
@@ -73,6 +80,7 @@ class RequestPool:
         self._n_with_grammar = 0
         self.grammar_turns = GrammarTurns()
         """The turns of those whose grammars are not compiled."""
+        self._control = control
 
     def __len__(self) -> int:
         return len(self.order) + len(self._admitted)
@@ -101,9 +109,9 @@ class RequestPool:
         return len(self._admitted)
 
     @property
-    def running(self) -> Iterable[Request]:
+    def running(self) -> Collection[Request]:
         """The requests that have run, or are running, and have not ended."""
-        return self._admitted
+        return self._admitted.keys()
 
     def fits_ever(self, request: Request) -> bool:
         """Whether an empty pool could take the request in."""
@@ -158,12 +166,17 @@ class RequestPool:
         self._note_deadline(request)
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that wait though their time is up; they are still to be removed."""
+        """Returns the requests that wait though their time is up, or will be before they begin;
+        they are still to be removed."""
         result = []
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heappop(self._deadlines)[2]
             if request.state is _INITIATION:
                 result.append(request)
+        if self._deadlines and self._control is not None:
+            known = set(result)
+            hopeless = self._control.hopeless(now, self._deadlines[0][0], self.order)
+            result += [request for request in hopeless if request not in known]
         return result
 
     def selectable(self) -> Iterator[Request]:
@@ -259,12 +272,16 @@ class RequestPool:
         self.order.restore(begun)
         for request in begun:
             self._note_deadline(request)
-            self._note_waiting(request, 1)
+            self._note_waiting(request, 1, has_begun=True)
             if request.is_suspect:
                 self._suspects[request] = None
 
-    def _note_waiting(self, request: Request, sign: int) -> None:
+    def _note_waiting(self, request: Request, sign: int, *, has_begun: bool = False) -> None:
         priority = request.priority
+        if self._control is not None and sign > 0:
+            self._control.backlog.add(request, has_begun=has_begun)
+        elif self._control is not None:
+            self._control.backlog.remove(request)
         self._n_waiting[1 + (priority > 0) - (priority < 0)] += sign
 
     def _note_deadline(self, request: Request) -> None:

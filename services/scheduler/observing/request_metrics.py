@@ -13,6 +13,7 @@ from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
 from services.scheduler.core.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.admission_control import TooLate
 from services.scheduler.core.request import FinishReason, Request
 
 REASONS = {
@@ -22,7 +23,7 @@ REASONS = {
     FinishReason.FAILED: "failed",
     FinishReason.TIMED_OUT: "timed_out",
 }
-REJECTIONS = ("invalid", "pool_full", "key_limit", "unavailable")
+REJECTIONS = ("invalid", "pool_full", "key_limit", "too_late", "unavailable")
 
 
 class RequestMetrics:
@@ -160,4 +161,6 @@ def _rejection(error: OrcinusError) -> str:
         return "invalid"
     if isinstance(error, KeyInFlight | KeyRate):
         return "key_limit"
+    if isinstance(error, TooLate):
+        return "too_late"
     return "pool_full" if isinstance(error, PoolFull) else "unavailable"

@@ -75,6 +75,49 @@ def test_another_stream_is_another_scheduler() -> None:
     assert is_let_in(gate)  # nobody waits for an answer that will not come
 
 
+def is_in_time(gate: PoolGate, account: str = "a", priority: int = 0, *, now: float) -> bool:
+    try:
+        gate.check_time(account, priority, now=now)
+    except errors.PoolFull:
+        return False
+    return True
+
+
+def test_who_would_be_too_late_is_refused_for_as_long_as_that_holds() -> None:
+    refusals = Refusals()
+    gate = PoolGate(refusals)
+    gate.note_late("a", 0, 0.5, now=10.0)
+    with pytest.raises(errors.PoolFull) as refused:
+        gate.check_time("a", 0, now=10.2)
+    assert refused.value.retry_after_s == pytest.approx(0.3)
+    assert not is_in_time(gate, priority=1, now=10.2)
+    assert refusals[Refusal.TOO_LATE] == 2
+    assert is_in_time(gate, now=10.5)
+
+
+def test_others_and_more_important_ones_are_not_refused_for_it() -> None:
+    gate = PoolGate(Refusals())
+    gate.note_late("a", 0, 0.5, now=10.0)
+    assert is_in_time(gate, "b", now=10.2)
+    assert is_in_time(gate, priority=-1, now=10.2)
+
+
+def test_what_holds_for_long_is_asked_again_after_a_second() -> None:
+    gate = PoolGate(Refusals())
+    gate.note_late("a", 0, 60.0, now=10.0)
+    with pytest.raises(errors.PoolFull) as refused:
+        gate.check_time("a", 0, now=10.5)
+    assert refused.value.retry_after_s == pytest.approx(59.5)
+    assert is_in_time(gate, now=11.0)
+
+
+def test_word_of_a_less_important_one_does_not_hide_that_of_a_more_important_one() -> None:
+    gate = PoolGate(Refusals())
+    gate.note_late("a", 0, 0.5, now=10.0)
+    gate.note_late("a", 5, 0.9, now=10.1)
+    assert not is_in_time(gate, now=10.2)
+
+
 class OneFrontend(RuleBasedStateMachine):
     """A frontend, a pool that only it uses, and messages on their way in both directions."""
 

@@ -1,0 +1,57 @@
+"""The time that iterations take, as learned from those that have returned.
+
+It is a time for each iteration and one for each token of prompts in it, by least squares over the
+last hundred or so. What else an iteration has, a token of each request that decodes, is much the
+same in each while requests wait, and that is when somebody asks.
+"""
+
+WEIGHT = 1 / 128
+"""The weight of the last iteration."""
+
+N_NEEDED = 32
+"""Iterations that must have returned before anything is said of others."""
+
+MAX_SURPRISE = 4.0
+"""An iteration counts as at most so many times as long as was to be expected: the machine may have
+done something else, and if it has become slow, the next ones tell."""
+
+DOUBT = 16.0**2
+"""Added to the variance of prompt tokens: where it is small, differences in time come from
+elsewhere."""
+
+
+class IterationTime:
+    """Seconds for each iteration, and for each token of prompts in it."""
+
+    def __init__(self) -> None:
+        self.base_s = 0.0
+        """Seconds of an iteration without tokens of prompts."""
+        self.token_s = 0.0
+        """Seconds that each of these adds."""
+        self._n = 0
+        self._mean_n_tokens = 0.0
+        self._mean_s = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough iterations have returned."""
+        return self._n >= N_NEEDED
+
+    def learn(self, n_prompt_tokens: int, time_s: float) -> None:
+        """Takes in an iteration."""
+        if self.is_known:
+            expected_s = self.base_s + self.token_s * n_prompt_tokens
+            time_s = min(time_s, MAX_SURPRISE * expected_s)
+        self._n += 1
+        weight = max(WEIGHT, 1 / self._n)
+        n_more, s_more = n_prompt_tokens - self._mean_n_tokens, time_s - self._mean_s
+        self._mean_n_tokens += weight * n_more
+        self._mean_s += weight * s_more
+        self._variance = (1 - weight) * (self._variance + weight * n_more**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * n_more * s_more)
+        slope = self._covariance / (self._variance + DOUBT)
+        most = self._mean_s / self._mean_n_tokens if self._mean_n_tokens else 0.0
+        self.token_s = min(max(0.0, slope), most)
+        self.base_s = max(0.0, self._mean_s - self.token_s * self._mean_n_tokens)

@@ -1,0 +1,92 @@
+"""The observer of pace: it tells the control of admissions how fast the pipeline is."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from orcinus.v1 import scheduler_pb2, worker_pb2
+
+from services.common.errors import OrcinusError
+from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.forecast import Machine
+from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+
+
+class Pace:
+    """An observer of all requests and of one epoch after the other."""
+
+    def __init__(
+        self,
+        control: AdmissionControl,
+        settings: SchedulerSettings,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._control = control
+        self._settings = settings
+        self._now = now
+        self._in_flight: dict[int, tuple[float, int, int]] = {}  # when sent, spans, tokens
+        self._last_return = 0.0
+
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Pace":
+        """Observes the epoch that is about to form."""
+        n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
+        settings = self._settings
+        is_chunked = settings.policy == "chunked"
+        self._in_flight.clear()
+        self._control.open(
+            Machine(
+                scheduler.pool,
+                scheduler.kv_manager,
+                max_running=settings.max_batch_size * n_shares,
+                max_batch_tokens=settings.max_batch_tokens if is_chunked else None,
+            )
+        )
+        return self
+
+    def opened(self) -> None: ...
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        n_tokens = sum([span.n_tokens for span in batch.spans])
+        self._in_flight[batch.iteration] = self._now(), len(batch.spans), n_tokens
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)
+        now = self._now()
+        self._control.forecast.learn_iteration(
+            n_spans=n_spans,
+            n_tokens=n_tokens,
+            n_new=len(updates),
+            time_s=now - max(sent_at, self._last_return),
+        )
+        self._last_return = now
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
+
+    def closed(self, loss: str | None) -> None: ...
+
+    def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None: ...
+
+    def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None: ...
+
+    def admitted(self, request: Request) -> None:
+        self._control.forecast.learn_admission(request)
+
+    def first_token(self, request: Request) -> None:
+        self._control.note_first_token(request, self._now())
+
+    def suspended(self, request: Request) -> None:
+        self._control.note_end(request)
+
+    def put_down(self, request: Request) -> None: ...
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._control.expected.learn(len(request.generated_token_ids), request.max_new_tokens)
+        self._control.note_end(request)
+
+    def failed(self, request: Request) -> None:
+        self._control.note_end(request)
