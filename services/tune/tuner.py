@@ -373,7 +373,7 @@ class Tuner:
             dtype=settings.dtype,
             quantization=settings.quantization,
             worker=settings.worker,
-            scheduler=("speculative_tokens=0",),  # iterations of one token for each request
+            scheduler=(("speculative_tokens", "0"),),  # iterations of one token for each request
             http_port=0,
             grpc_port=0,
             fail_fast=True,
