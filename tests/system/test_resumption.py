@@ -51,11 +51,11 @@ def frontend(stack: Stack, model: Path) -> Iterator[tuple[subprocess.Popen[bytes
     )
     os.close(writing)
     try:
-        with open(reading) as ready:
+        with open(reading) as ready:  # a service stops where nobody has the other end
             addresses: dict[str, str] = {}
             while "http" not in addresses:
                 addresses = json.loads(ready.readline())
-        yield process, f"http://{addresses['http']}/v1"
+            yield process, f"http://{addresses['http']}/v1"
     finally:
         process.kill()
         process.wait()
