@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +46,16 @@ async def client_of(
     *,
     resume_s: float = 0.0,
     refusals: Refusals | None = None,
+    on_tokens: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[SchedulerClient]:
     """A client that tries to reach a scheduler, or the one of several that leads."""
     client = SchedulerClient(
-        address, connect=connect, backoff=EAGER, resume_s=resume_s, refusals=refusals
+        address,
+        connect=connect,
+        backoff=EAGER,
+        resume_s=resume_s,
+        on_tokens=on_tokens,
+        refusals=refusals,
     )
     running = asyncio.ensure_future(client.run())
     try:

@@ -253,7 +253,7 @@ class SchedulerClient:
         self._note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
-        if response.tokens or response.completed:
+        if response.tokens or response.completed or response.HasField("columns"):
             self._on_tokens()
         self._gate.update(response, now=_now())
         for rejected in response.rejected:

@@ -97,6 +97,20 @@ async def test_events_of_a_request_reach_its_inbox() -> None:
         ]
 
 
+async def test_all_tokens_are_noted_however_they_come() -> None:
+    scheduler, noted = FakeScheduler(keeps_quiet), asyncio.Event()
+    inbox: Inbox = asyncio.Queue()
+    async with client_of(await scheduler.start(), on_tokens=noted.set) as client:
+        await soon(client.wait_open())
+        submit(client, inbox)
+        (request,) = await soon(scheduler.wait_requests())
+        for token_id in (7, 8, 9):  # all but the first in columns
+            request.tokens(token_id)
+            await soon(noted.wait())
+            noted.clear()
+    await scheduler.stop()
+
+
 async def test_requests_share_one_stream() -> None:
     scheduler = FakeScheduler(says(7))
     async with connected(scheduler) as client:
