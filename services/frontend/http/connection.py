@@ -92,6 +92,7 @@ class Connection(HttpToolsProtocol):
         self._is_over = False  # refused: nothing is parsed any more
         self._n_dropped = 0  # bytes that came after that
         self._incoming = IncomingRequest(limits)
+        self._current: RequestResponseCycle | None = None  # being answered; `cycle` came last
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Callable[[], None] | None = None
 
@@ -127,21 +128,24 @@ class Connection(HttpToolsProtocol):
             self._unread.close()
         if self._place is not None:
             self._place.leave()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nothing is written any more
+        if self._current is not None and not self._current.response_complete:
+            self._current.disconnected = True  # nothing is written any more
             self._shares.requests.take(lambda: self._end_request(exc))
         else:
             self._end_request(exc)
 
     def _end_request(self, exc: Exception | None) -> None:
         """Ends the request that is being answered, if there is one."""
+        if self._current is not None:
+            self._current.message_event.set()
         super().connection_lost(exc)
         self._break_cycles()
 
     def _break_cycles(self) -> None:
         """Lets go of what refers back to this connection, whose memory is then free at once. A
         garbage collector that finds it later holds up every stream meanwhile."""
-        self.cycle = None  # type: ignore[assignment]
+        self.cycle = self._current = None  # type: ignore[assignment]
+        self.pipeline.clear()
         self._place = self._unread = None
         if isinstance(self.transport, GatheringTransport):
             self.transport.detach()
@@ -235,7 +239,8 @@ class Connection(HttpToolsProtocol):
             self.transport.pause_reading()
         elif self._is_ahead_paused:
             self._is_ahead_paused = False
-            self.transport.resume_reading()
+            if not self.flow.read_paused:  # else once somebody has read the body
+                self.transport.resume_reading()
 
     def _parse_later(self) -> None:
         """Goes on in the next turn. There is no second turn while one waits."""
@@ -345,6 +350,7 @@ class Connection(HttpToolsProtocol):
             app = _without_chunks(app, cycle)
         else:
             ChunkWriter(self.transport, self.flow, self.loop).offer(cycle.scope)
+        self._current = cycle
         share = self._shares.requests
         if cycle.scope["method"] in WITHOUT_BODY:
             share = self._shares.lookups

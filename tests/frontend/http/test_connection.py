@@ -38,12 +38,13 @@ GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
 
 class App:
     """Echoes bodies, with the protocol's version; `/stream` gives one without a length, `/big` what
-    nobody reads, `/wait` waits for an event."""
+    nobody reads, `/wait` waits for an event, `/read-late` for another before it reads."""
 
     def __init__(self) -> None:
         self.n_requests = 0
         self.n_disconnects = 0
         self.go_on = asyncio.Event()
+        self.read_on = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.n_requests += 1
@@ -68,7 +69,9 @@ class App:
                 leaving.cancel()
             case "/unread":
                 pass
-            case _:
+            case path:
+                if path == "/read-late":
+                    await self.read_on.wait()
                 body = await request.body()
                 response = PlainTextResponse(f"{scope['http_version']} {len(body)} bytes")
         try:
@@ -396,6 +399,33 @@ async def test_client_that_has_sent_ahead_and_gone_is_noticed() -> None:
             await until(lambda: site.app.n_requests == 1)
             await client.send(GET)
         await until(lambda: site.app.n_disconnects == 1)
+
+
+async def test_client_that_goes_ends_its_first_request_though_the_next_came_with_it() -> None:
+    async with serving() as site:
+        async with site.client() as client:
+            await client.send(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
+            await until(lambda: site.app.n_requests == 1)
+        await until(lambda: site.app.n_disconnects == 1)
+        assert site.app.n_requests == 1
+
+
+async def test_body_that_was_sent_ahead_is_not_read_from_without_end() -> None:
+    head = b"POST /read-late HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n"
+    async with serving() as site, site.client() as client:
+        client.writer.write(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
+        await until(lambda: site.app.n_requests == 1)
+        client.writer.write(head % 2**24 + bytes(2**24))
+        [connection] = site.server.server_state.connections
+        await until(lambda: connection._is_ahead_paused)  # type: ignore[union-attr]
+        site.app.go_on.set()
+        await until(lambda: site.app.n_requests == 2)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        assert len(connection.cycle.body) <= MAX_AHEAD_BYTES + 2**18  # type: ignore[union-attr]
+        site.app.read_on.set()
+        assert await client.answer() == (200, b"not read")
+        assert await client.answer() == (200, b"1.1 %d bytes" % 2**24)
 
 
 async def test_garbage_sent_ahead_does_not_spoil_the_answer_before_it() -> None:
