@@ -6,6 +6,7 @@ Servicers get their methods from `rpc_handlers`.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -177,7 +178,7 @@ def bind(
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:
     """Binds the path of a Unix socket, in plaintext; raises OSError if it cannot."""
     try:
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:
         raise OSError(str(error)) from error
 

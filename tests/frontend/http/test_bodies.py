@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -150,16 +151,16 @@ async def test_structure_does_not_hold_the_event_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["stop", "modalities", "metadata", "logit_bias"])
 async def test_of_many_wrong_items_one_is_explained(tmp_path: Path, field: str) -> None:
-    """An error for each of them would take minutes."""
+    """An error for each of them would take minutes of this process."""
     is_object = field in ("metadata", "logit_bias")
     items: Any = {str(i): [] for i in range(15_000)} if is_object else [1] * 100_000
     body = {"messages": [{"role": "user", "content": "x"}], field: items}
     async with running(tmp_path, max_body_bytes=MEBIBYTE) as site:
-        began = asyncio.get_running_loop().time()
+        began_s = time.process_time()
         response = await site.http.post("/v1/chat/completions", json=body)
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith(field)
-        assert asyncio.get_running_loop().time() - began < 1.0
+        assert time.process_time() - began_s < 1.0
 
 
 async def test_errors_repeat_little_of_what_a_client_sends(tmp_path: Path) -> None:

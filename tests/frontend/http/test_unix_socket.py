@@ -3,6 +3,7 @@
 import socket
 import stat
 from pathlib import Path
+from urllib.parse import quote
 from typing import Any
 
 import grpc.aio
@@ -28,12 +29,12 @@ async def test_the_api_is_served_there_too(tmp_path: Path) -> None:
 
 
 async def test_grpc_is_served_there_too(tmp_path: Path) -> None:
-    path = tmp_path / "grpc.sock"
+    path = tmp_path / "grpc%41.sock"
     async with running(tmp_path, grpc_socket=path) as site:
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         with pytest.raises(OSError, match="another process listens there"), listen_unix(path):
             pass
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{quote(str(path))}") as channel:
             client = InferenceClient(channel)
             assert (await soon(client.describe_model())).model
             pieces = [
