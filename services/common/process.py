@@ -30,8 +30,8 @@ BEAT_S = 1.0
 """Seconds between the signs of life that a service gives its launcher."""
 
 YOUNG_OBJECTS = 10_000
-"""Objects more than were freed, since the garbage collector last looked, with which it looks
-again."""
+"""Objects by which those that were made outnumber those that were freed when the garbage collector
+looks at the young ones again."""
 
 
 class ReadyPipe:

@@ -1,8 +1,8 @@
 """Chunks of a streamed answer, written straight to the transport.
 
-A message of ASGI goes through the layers of the app, each a coroutine. That is a third of what a
-token costs, so a connection offers a stream this way around them, once its headers are out. The end
-of the answer goes through them.
+A message of ASGI goes through the layers of the app, each a coroutine, which is a third of what a
+token costs. A connection offers a stream this way around them, for use once its headers are out.
+The end of the answer goes through them.
 """
 
 import asyncio

@@ -56,9 +56,9 @@ class Shape(ABC):
     answer_object: str
     chunk_object: str
     text_start: bytes
-    """JSON of a choice that has nothing but text, before the text; `%d` is its index,"""
+    """The JSON of a choice that has nothing but text, up to the text; `%d` is its index."""
     text_end: bytes
-    """and after it."""
+    """The rest of that JSON, after the text."""
 
     def __init__(
         self,

@@ -2,13 +2,13 @@
 
 The scheduler says with each message how many places are free; of these the gate takes away the
 submissions that are not answered. A word is believed for a second: a frontend without requests gets
-no other. Whoever comes too late all the same, behind a call that had yet
-to submit its requests or behind another frontend's, is refused by the scheduler.
+no other. Where the last place goes to another call meanwhile, the scheduler refuses.
 
-It may also say that a request would have its first token too late, and when it would not. Until
-then, though for no more than a second, that holds for all requests of the same account that are no
-more important.
+It may also say that a request would have its first token too late, and for how long that holds for
+all requests of the same account that are no more important. This is believed for a second, too.
 """
+
+from typing import NamedTuple
 
 from orcinus.v1 import scheduler_pb2
 
@@ -22,6 +22,16 @@ BELIEVED_S = 1.0
 TOO_LATE = "the first token would come too late"
 
 
+class Lateness(NamedTuple):
+    """What is known of an account whose requests would be too late; times are those of one
+    clock."""
+
+    priority: int
+    """The most important priority for which it is known."""
+    believed_until: float
+    lasts_until: float
+
+
 class PoolGate:
     """The places of the pool, as far as one frontend knows."""
 
@@ -30,7 +40,7 @@ class PoolGate:
         self._n_free: int | None = None  # as the scheduler has said last
         self._n_unanswered = 0
         self._told_at = 0.0
-        self._late: dict[str, tuple[int, float, float]] = {}  # see `note_late`
+        self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
         """Forgets the scheduler: there is another one, or the same on a new stream."""
@@ -63,8 +73,9 @@ class PoolGate:
         """Notes that requests of an account, of a priority and less important ones, would be too
         late for so long."""
         known = self._late.get(account)
-        if known is None or known[0] >= priority or now >= known[1]:
-            self._late[account] = priority, now + min(for_s, BELIEVED_S), now + for_s
+        if known is None or known.priority >= priority or now >= known.believed_until:
+            believed_until = now + min(for_s, BELIEVED_S)
+            self._late[account] = Lateness(priority, believed_until, now + for_s)
 
     def check_time(self, account: str, priority: int, *, now: float) -> None:
         """Returns if a request of an account may have its first token in time.
@@ -73,6 +84,6 @@ class PoolGate:
             PoolFull: it would not.
         """
         late = self._late.get(account)
-        if late is not None and priority >= late[0] and now < late[1]:
+        if late is not None and priority >= late.priority and now < late.believed_until:
             self._refusals[Refusal.TOO_LATE] += 1
-            raise errors.PoolFull(TOO_LATE, retry_after_s=late[2] - now)
+            raise errors.PoolFull(TOO_LATE, retry_after_s=late.lasts_until - now)

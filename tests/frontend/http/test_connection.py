@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from services.frontend.http.connection_limits import (
     ConnectionLimits,
     check_descriptors,
 )
+from services.frontend.http.event_output import EventOutput
+from services.frontend.http.exchange import ACCEPTED, END, Event, EventStream, framed
 from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
@@ -36,9 +38,20 @@ HOST = b"Host: x\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
 
 
+N_EVENTS = 2000
+
+
+def event_of(number: int) -> Event:
+    return Event(b"%d " % number + b"x" * 2000)
+
+
+EVENTS = b"".join(framed(event_of(number)) for number in range(N_EVENTS)) + END
+
+
 class App:
     """Echoes bodies, with the protocol's version; `/stream` gives one without a length, `/big` what
-    nobody reads, `/wait` waits for an event, `/read-late` for another before it reads."""
+    nobody reads, `/events` a stream of which two events in three go past the app where they may,
+    `/wait` waits for an event, `/read-late` for another before it reads."""
 
     def __init__(self) -> None:
         self.n_requests = 0
@@ -53,20 +66,13 @@ class App:
         match scope["path"]:
             case "/stream":
                 response = StreamingResponse(self._pieces(b"piece,", 3))
+            case "/events":
+                response = EventStream(self._events, explain=lambda error: ACCEPTED, comment_s=60.0)
             case "/big":
                 response = StreamingResponse(self._pieces(bytes(10_000), 10_000))
             case "/wait":
-                waiting = asyncio.ensure_future(self.go_on.wait())
-                leaving = asyncio.ensure_future(receive())
-                while not waiting.done():
-                    await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-                    if leaving.done() and leaving.result()["type"] == "http.disconnect":
-                        self.n_disconnects += 1
-                        waiting.cancel()
-                        return
-                    if leaving.done():
-                        leaving = asyncio.ensure_future(receive())
-                leaving.cancel()
+                if not await self._waits_to_go_on(receive):
+                    return
             case "/unread":
                 pass
             case path:
@@ -78,6 +84,32 @@ class App:
             await response(scope, receive, send)
         except OSError:
             self.n_disconnects += 1
+
+    async def _waits_to_go_on(self, receive: Receive) -> bool:
+        """Returns whether the client is there when the event comes."""
+        waiting = asyncio.ensure_future(self.go_on.wait())
+        leaving = asyncio.ensure_future(receive())
+        while not waiting.done():
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and leaving.result()["type"] == "http.disconnect":
+                self.n_disconnects += 1
+                waiting.cancel()
+                return False
+            if leaving.done():
+                leaving = asyncio.ensure_future(receive())
+        leaving.cancel()
+        return True
+
+    async def _events(self, output: EventOutput) -> AsyncGenerator[Event]:
+        yield ACCEPTED
+        for number in range(N_EVENTS):
+            event, chunks = event_of(number), output.chunks
+            if number % 3 and chunks is not None and chunks.is_ready:
+                chunks.write(framed(event))
+            else:
+                yield event
+            if number % 50 == 0:
+                await asyncio.sleep(0)
 
     async def _pieces(self, piece: bytes, n_pieces: int) -> AsyncIterator[bytes]:
         for _ in range(n_pieces):
@@ -99,6 +131,18 @@ class Client:
         """All that comes until the server closes the connection."""
         async with asyncio.timeout(TIMEOUT_S):
             return await self.reader.read()
+
+    async def chunks(self) -> bytes:
+        """The body of one answer that has no length."""
+        body = bytearray()
+        async with asyncio.timeout(TIMEOUT_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head
+            while n_bytes := int(await self.reader.readline(), 16):
+                body += await self.reader.readexactly(n_bytes)
+                assert await self.reader.readexactly(2) == b"\r\n"
+            assert await self.reader.readexactly(2) == b"\r\n"
+        return bytes(body)
 
     async def answer(self) -> tuple[int, bytes]:
         """One answer that has a length."""
@@ -633,6 +677,29 @@ async def test_client_that_reads_slowly_but_reads_gets_everything() -> None:
                 await asyncio.sleep(0.002)
     assert n_bytes > 10_000 * 10_000
     assert not site.refusals.total()
+
+
+async def test_events_that_go_past_the_app_keep_their_order_and_are_bounded() -> None:
+    stream = b"GET /events HTTP/1.1\r\n" + HOST + b"\r\n"
+    async with serving() as site, site.client(limit=2**12) as client:
+        await client.send(stream + GET + stream)
+        await until(lambda: bool(site.app.n_requests))
+        [connection] = site.server.server_state.connections
+        await until(lambda: connection.flow.write_paused)  # type: ignore[union-attr]
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert connection.transport.get_write_buffer_size() < 2**18
+        assert await client.chunks() == EVENTS
+        assert await client.answer() == (200, b"1.1 0 bytes")
+        assert await client.chunks() == EVENTS
+
+
+async def test_events_have_no_chunks_for_http_1_0() -> None:
+    async with serving() as site:
+        answer = await site.ask(b"GET /events HTTP/1.0\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == EVENTS
 
 
 async def test_unread_answers_that_find_no_memory_end_at_once() -> None:

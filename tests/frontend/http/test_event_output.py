@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from services.common import errors
+from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import COMMENT, HEADERS_S, EventOutput
 from services.frontend.http.exchange import ACCEPTED, Event, EventStream
 from tests.simulated_time import simulate
@@ -16,10 +18,11 @@ COMMENT_S = 15.0
 HEAD = "headers"
 
 
-class Wire:
-    """Keeps what is sent, with the times."""
+class Wire(asyncio.Transport):
+    """Keeps what is sent, with the times; chunks may be written past the server, too."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent: list[tuple[float, bytes | str]] = []
 
     async def send(self, message: Message) -> None:
@@ -27,14 +30,23 @@ class Wire:
         what = HEAD if is_head else message["body"]
         self.sent.append((asyncio.get_running_loop().time(), what))
 
-    def output(self) -> EventOutput:
-        return EventOutput(self.send, [], comment_s=COMMENT_S)
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        size, chunk = bytes(data).removesuffix(b"\r\n").split(b"\r\n")
+        assert int(size, 16) == len(chunk)
+        self.sent.append((asyncio.get_running_loop().time(), chunk))
+
+    def output(self, *, has_chunks: bool = False) -> EventOutput:
+        chunks = None
+        if has_chunks:
+            chunks = ChunkWriter(self, FlowControl(self), asyncio.get_running_loop())
+        return EventOutput(self.send, [], comment_s=COMMENT_S, chunks=chunks)
 
 
-def test_headers_go_out_at_once_and_a_comment_after_each_silence() -> None:
+@pytest.mark.parametrize("has_chunks", [False, True], ids=["asgi", "chunks"])
+def test_headers_go_out_at_once_and_a_comment_after_each_silence(has_chunks: bool) -> None:
     async def main() -> list[tuple[float, bytes | str]]:
         wire = Wire()
-        output = wire.output()
+        output = wire.output(has_chunks=has_chunks)
         await output.start()
         await asyncio.sleep(40.0)
         await output.write(b"a")

@@ -3,8 +3,8 @@
 import socket
 import stat
 from pathlib import Path
-from urllib.parse import quote
 from typing import Any
+from urllib.parse import quote
 
 import grpc.aio
 import httpx
