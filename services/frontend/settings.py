@@ -98,7 +98,8 @@ class FrontendSettings(ServerSettings):
 
     grpc_socket: Path | None = None
     """Path of a Unix socket where the gRPC API listens too, under the same rules as `http_socket`.
-    All its clients together have the limits of one connection."""
+    All its clients together have the limits of one connection, and those who send headers without
+    end are not noticed: only who is trusted may write to its file."""
 
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
     """Format in which the model calls tools; `auto` finds it in the chat template and the special
