@@ -12,7 +12,7 @@ from tests.hostile.attack import SystemName
 
 N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
-SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 4, "idle_limit_s": 4, "send_limit_s": 5}
+SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 6, "idle_limit_s": 4, "send_limit_s": 5}
 """Seconds."""
 MAX_CONNECTIONS = 380
 """Connections of the frontend that has few descriptors."""
