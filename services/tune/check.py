@@ -29,6 +29,8 @@ class Check:
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[Iteration, ...]
+    has_failed: bool = False
+    """Whether the system did not serve: nobody should choose it."""
 
 
 async def run_load(

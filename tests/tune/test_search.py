@@ -12,11 +12,13 @@ from services.tune.search import (
     Memory,
     Prediction,
     Predictor,
+    SearchGivenUp,
     best_of,
     climb,
     search,
 )
-from services.tune.tuner import choose
+from services.tune.system import SystemFailed
+from services.tune.tuner import check_limits, choose, to_check
 from simulator.outcome import Limits, Outcome
 from tests.tune.cases import CUT, WHOLE, candidate, costs, tried, workload
 from tests.tune.test_calibration import record
@@ -100,6 +102,48 @@ def test_what_was_run_decides_over_what_was_predicted() -> None:
     }
     assert choose([whole, cut], {}) in (whole.best, cut.best)
     assert choose([whole, cut], checks).candidate == worse.best.candidate
+
+
+def test_one_run_alone_does_not_win_over_what_promises_far_more() -> None:
+    whole = tried(WHOLE)
+    slow = whole.predictor(candidate(1, 64))
+    near = replace(whole.best, value=0.9 * whole.best.value).candidate
+    assert choose([whole], {slow.candidate: Check(slow.value, True, ())}) == whole.best
+    assert choose([whole], {near: Check(1.0, True, ())}).candidate == near
+
+
+def test_what_has_failed_is_not_chosen() -> None:
+    whole, cut = tried(WHOLE), tried(CUT)
+    failed = {whole.best.candidate: Check(0.0, False, (), has_failed=True)}
+    assert choose([whole, cut], failed) == cut.best
+    with pytest.raises(SystemFailed, match="nothing that was run"):
+        choose([whole], failed)
+
+
+def test_the_default_is_run_second_whatever_it_promises() -> None:
+    whole, default = tried(WHOLE), candidate(1, 64)
+    assert whole.predictor(default).value < 0.6 * whole.best.value
+    checks: dict[Candidate, Check] = {}
+    for expected in (whole.best.candidate, default):
+        assert to_check([whole], checks, default) == expected
+        checks[expected] = Check(1.0, True, ())
+    assert to_check([whole], checks, default) is None
+
+
+def test_limits_that_nothing_keeps_are_refused_with_what_can_be_kept() -> None:
+    work = workload(Limits(ttft_s=1e-4))
+    predictor = Predictor(costs(), work, Memory(10_000))
+    hopeless = replace(tried(WHOLE), best=search(WHOLE, predictor, n_requests=24))
+    with pytest.raises(SystemFailed, match=r"at best ttft_p99_s would be 0\.\d+, tpot_p99_s 0\."):
+        check_limits([hopeless], work)
+    check_limits([hopeless, tried(WHOLE)], workload(Limits(ttft_s=1e6)))
+
+
+def test_a_search_that_is_given_up_ends() -> None:
+    predictor = Predictor(costs(), workload(), Memory(10_000))
+    predictor.give_up()
+    with pytest.raises(SearchGivenUp):
+        search(WHOLE, predictor, n_requests=24)
 
 
 def test_a_run_that_is_cut_off_counts_by_the_tokens_it_computed() -> None:
