@@ -181,7 +181,7 @@ class Tuner:
         much less than `best` gets less time."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
-        settings = self._local(
+        settings = self.local_settings(
             Candidate(layout, PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS), kv_memory=kv_memory
         )
         self._say(f"{layout}: calibrating")
@@ -316,7 +316,9 @@ class Tuner:
         began_s = self._clock()
         async with (
             self._limited(limit_s),
-            running(self._local(candidate, kv_memory=kv_memory), self._launcher_class) as system,
+            running(
+                self.local_settings(candidate, kv_memory=kv_memory), self._launcher_class
+            ) as system,
         ):
             self._start_s = self._clock() - began_s
             whole = tried.predictor.simulation(candidate, rate=prediction.rate)
@@ -352,7 +354,8 @@ class Tuner:
         )
         return int(together) // n_ranks
 
-    def _local(self, candidate: Candidate, *, kv_memory: int) -> LocalSettings:
+    def local_settings(self, candidate: Candidate, *, kv_memory: int) -> LocalSettings:
+        """Returns the settings of the system that runs a candidate."""
         settings, layout = self._settings, candidate.layout
         return LocalSettings(
             model=settings.model,
@@ -366,7 +369,7 @@ class Tuner:
             dtype=settings.dtype,
             quantization=settings.quantization,
             worker=settings.worker,
-            scheduler=(("speculative_tokens", "0"),),  # iterations of one token for each request
+            scheduler=(("speculative-tokens", "0"),),  # iterations of one token for each request
             http_port=0,
             grpc_port=0,
             fail_fast=True,

@@ -133,7 +133,7 @@ def test_the_default_is_run_second_whatever_it_promises() -> None:
 def test_limits_that_nothing_keeps_are_refused_with_what_can_be_kept() -> None:
     work = workload(Limits(ttft_s=1e-4))
     predictor = Predictor(costs(), work, Memory(10_000))
-    hopeless = replace(tried(WHOLE), best=search(WHOLE, predictor, n_requests=24))
+    hopeless = replace(tried(WHOLE), best=predictor(candidate(1, 64)))
     with pytest.raises(SystemFailed, match=r"at best ttft_p99_s would be 0\.\d+, tpot_p99_s 0\."):
         check_limits([hopeless], work)
     check_limits([hopeless, tried(WHOLE)], workload(Limits(ttft_s=1e6)))
