@@ -52,7 +52,7 @@ def _beside_the_defaults(tuned: Tuned) -> str:
     runs = {each: check for each, check in checks.items() if not check.has_failed}
     default = runs.get(tuned.default)
     if len(runs) < 2 or candidate not in runs or default is None:
-        return "Predicted only: there was no time to run it beside the defaults."
+        return "Predicted only: there was no time, by budget_s, to run it beside the defaults."
     if candidate == tuned.default:
         return f"These are the defaults: of {len(runs)} settings that were run, none did better."
     gain = f"{runs[candidate].value / default.value:.2f} x" if default.value else "more than"

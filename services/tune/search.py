@@ -97,6 +97,11 @@ class Predictor:
             self._known[candidate] = self._predict(candidate)
         return self._known[candidate]
 
+    def anew(self) -> "Predictor":
+        """Returns a predictor that has seen no other candidates, whose rates a prediction would
+        begin with: the first one that it makes is for the candidate's own highest rate."""
+        return Predictor(self._costs, self._workload, self._memory)
+
     def give_up(self) -> None:
         """Ends a search in another thread, whose next simulation raises `SearchGivenUp`."""
         self._is_given_up = True

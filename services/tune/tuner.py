@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pydantic import ByteSize
 
@@ -52,6 +53,9 @@ BLOCK_SIZE = 16
 """K/V slots of a block, of which the last of a request may be nearly empty."""
 HEAD_ROOM = 1.5
 """K/V slots over those that the workload has reserved at most."""
+CHECK_RATE = 0.9
+"""Part of the highest rate that was predicted at which a candidate is run. At that rate itself
+a machine that is a little slower than its model would miss the limits of nearly all requests."""
 SLACK_S = 60.0
 """Time over which anything that hangs is given up."""
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
@@ -152,12 +156,16 @@ class Tuner:
             check_limits(tried, self._workload)
         checks = await self._check(tried)
         chosen = choose(tried, checks)
-        of_chosen = next(each for each in tried if each.layout == chosen.candidate.layout)
+        place = next(i for i, each in enumerate(tried) if each.layout == chosen.candidate.layout)
+        if self._workload.finds_rate:  # its own highest rate, with which others are compared
+            predictor = tried[place].predictor.anew()
+            chosen = await in_thread(predictor, predictor, chosen.candidate)
+            tried[place] = replace(tried[place], predictor=predictor)
         return Tuned(
             chosen=chosen,
             tried=tried,
             checks=checks,
-            kv_memory=self._kv_memory(of_chosen, chosen),
+            kv_memory=self._kv_memory(tried[place], chosen),
             default=default_of(self._n_cpus),
             not_tried=not_tried,
             limits=self._workload.limits,
@@ -174,7 +182,7 @@ class Tuner:
 
     @property
     def _least_check_s(self) -> float:
-        return self._start_s + CHECK_S[0] + STOP_S + self._search_s
+        return self._start_s + CHECK_S[0] + STOP_S
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
         """Calibrates a layout, and finds the best that can be had with it. One that promises too
@@ -207,7 +215,7 @@ class Tuner:
                 glance = calibrate(iterations_of(records), probe.lone)
                 predict = self._predictor(layout, glance, bytes_per_slot)
                 as_best = replace(best.candidate, layout=layout)
-                promised = await asyncio.to_thread(predict, as_best)
+                promised = await in_thread(predict, predict, as_best)
                 is_hopeless = promised.value < HOPELESS * best.value
             left_s = (1 - GLANCE_PART) * self._probe_s
             if not is_hopeless:
@@ -227,16 +235,19 @@ class Tuner:
     async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
         """Runs what promises most, and the defaults. What a run shows is fitted too, so that the
         next one may be of other settings; `tried` has the new costs in the place of the old ones.
+        Where time is short, another run goes before what is fitted.
         """
         checks: dict[Candidate, Check] = {}
         for n_after in reversed(range(N_CHECKS)):
             candidate = to_check(tried, checks, default_of(self._n_cpus))
-            n_possible = int(self._left_s / self._least_check_s)
-            if candidate is None or not n_possible:
+            spare_s = self._left_s - self._least_check_s
+            if candidate is None or spare_s < 0:
                 break
-            n_after = min(n_after, n_possible - 1)
-            # Of what is left, its own start and end, and each check after it.
-            limit_s = self._left_s - (1 + n_after) * self._least_check_s + CHECK_S[0]
+            another_s = self._least_check_s
+            if spare_s >= self._search_s + another_s:
+                another_s += self._search_s
+            n_after = min(n_after, int(spare_s / another_s))
+            limit_s = CHECK_S[0] + spare_s - n_after * another_s
             place = next(i for i, each in enumerate(tried) if each.layout == candidate.layout)
             self._say(f"{candidate}: running it")
             try:
@@ -247,7 +258,9 @@ class Tuner:
                 self._say(f"{candidate}: {error}")
                 check = Check(0.0, False, (), has_failed=True)
             checks[candidate] = check
-            tried[place] = await self._refitted(tried[place], check.iterations)
+            is_another = len(checks) < N_CHECKS and self._left_s >= self._least_check_s
+            if self._left_s >= self._search_s + self._least_check_s * is_another:
+                tried[place] = await self._refitted(tried[place], check.iterations)
         return checks
 
     async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
@@ -273,14 +286,8 @@ class Tuner:
         calibration = calibrate(iterations, lone)
         predictor = self._predictor(layout, calibration, bytes_per_slot)
         began_s = self._clock()
-        # In a thread: it takes seconds, and this process has children to hear from.
-        try:
-            best = await asyncio.to_thread(
-                search, layout, predictor, n_requests=len(self._workload.lengths)
-            )
-        except asyncio.CancelledError:
-            predictor.give_up()  # the process ends with its last thread
-            raise
+        find = partial(search, layout, predictor, n_requests=len(self._workload.lengths))
+        best = await in_thread(predictor, find)
         self._search_s = self._clock() - began_s
         return Tried(
             layout, calibration, predictor, best, bytes_per_slot, tuple(iterations), tuple(lone)
@@ -311,7 +318,11 @@ class Tuner:
         Raises:
             SystemFailed: the system did not start, or a request failed.
         """
-        prediction = tried.predictor(candidate)
+        predictor = tried.predictor.anew()
+        prediction = await in_thread(predictor, predictor, candidate)
+        rate = prediction.rate
+        if rate is not None and self._workload.finds_rate:
+            rate *= CHECK_RATE
         kv_memory = self._kv_memory(tried, prediction)
         began_s = self._clock()
         async with (
@@ -321,7 +332,7 @@ class Tuner:
             ) as system,
         ):
             self._start_s = self._clock() - began_s
-            whole = tried.predictor.simulation(candidate, rate=prediction.rate)
+            whole = predictor.simulation(candidate, rate=rate)
             part = part_of(whole.arrivals, prediction, limit_s=limit_s)
             of_prompts = random.Random(self._settings.seed + 1)
             prompts = [
@@ -332,7 +343,7 @@ class Tuner:
                 system,
                 self._workload,
                 prediction,
-                tried.predictor.simulation(candidate, arrivals=part),
+                predictor.simulation(candidate, arrivals=part),
                 prompts,
                 limit_s=limit_s,
             )
@@ -385,6 +396,18 @@ class Tuner:
                 yield
         except TimeoutError:
             raise SystemFailed(f"a short load has not ended after {limit_s:.0f} s") from None
+
+
+async def in_thread(
+    predictor: Predictor, function: Callable[..., Prediction], *arguments: object
+) -> Prediction:
+    """Returns what a function predicts, by a predictor that is given up if nobody waits any more.
+    It takes seconds, in which this process has children to hear from."""
+    try:
+        return await asyncio.to_thread(function, *arguments)
+    except asyncio.CancelledError:
+        predictor.give_up()  # the process ends with its last thread
+        raise
 
 
 def default_of(n_cpus: int) -> Candidate:

@@ -77,6 +77,17 @@ def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> Non
     assert not work.is_kept_by(predictor.simulation(of, rate=1.5 * found.rate).run())
 
 
+def test_a_candidate_has_a_rate_of_its_own_beside_a_better_one() -> None:
+    work = workload(Limits(ttft_s=0.5, tpot_s=0.05))
+    predictor = Predictor(costs(), work, Memory(10_000))
+    better, worse = predictor(candidate(8, 128)), predictor(candidate(1, 64))
+    assert worse.rate == better.rate
+    assert not work.is_kept_by(worse.outcome)
+    alone = predictor.anew()(worse.candidate)
+    assert work.is_kept_by(alone.outcome)
+    assert worse.value < alone.value < better.value
+
+
 def test_limits_that_everything_keeps_end_the_search_for_a_rate() -> None:
     predictor = Predictor(costs(), workload(Limits(ttft_s=1e6)), Memory(10_000))
     found = search(WHOLE, predictor, n_requests=24)
