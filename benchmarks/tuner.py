@@ -245,7 +245,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget-s", type=float, default=170.0, help="of the tuner")
     parser.add_argument(
-        "--kv-memory", type=int, default=2**30, help="bytes for each rank, of the grid"
+        "--kv-memory", type=int, default=2**31, help="bytes for each rank, of the grid"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--figure", type=Path, default=FIGURE)

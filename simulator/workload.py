@@ -103,14 +103,14 @@ def read_trace(path: Path, file_format: str) -> Trace:
     """
     read = {"azure": _azure_request, "burstgpt": _burstgpt_request}[file_format]
     with path.open(newline="") as file:
-        rows = csv.DictReader(file)
+        rows = csv.DictReader(file, restval="")
         try:
             requests = [read(row) for row in rows]
         except KeyError as error:
             raise ValueError(f"{path}: no {file_format} trace, it has no column {error}") from error
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
-    return _trace(each for each in requests if each[1].n_prompt and each[1].n_output)
+    return _trace(each for each in requests if each[1].n_prompt > 0 and each[1].n_output > 0)
 
 
 def _trace(requests: Iterable[tuple[float, Lengths]]) -> Trace:

@@ -16,7 +16,7 @@ from services.local.settings import LocalSettings
 from services.local.settings_check import trouble_with
 from services.tune.model_shape import ModelShape
 from services.tune.reasons import reasons
-from services.tune.report import command, table, write
+from services.tune.report import command, make_directory, table, write
 from services.tune.settings import TuneSettings
 from services.tune.system import SystemFailed, TuneLauncher
 from services.tune.tuner import Tuned, Tuner
@@ -73,13 +73,14 @@ def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
     try:
         shape = ModelShape.read(settings.model)
         workload = Workload.of(settings, shape.max_model_len)
+        make_directory(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             tuned = runner.run(tune(settings, shape, workload, launcher_class))
         if tuned is None:
             return INTERRUPTED
         announce(settings, workload, tuned)
     except (SystemFailed, OSError, ValueError) as error:
-        return give_up(str(error), ready_fd=None)
+        return give_up(error, ready_fd=None)
     return 0
 
 

@@ -25,10 +25,12 @@ class Check:
 
     value: float
     """What was reached, of that which is to be large; for the whole workload, if a part of it was
-    run, by the same ratio to what was predicted."""
+    run or at a lower rate, by the same ratio to what was predicted."""
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[Iteration, ...]
+    has_failed: bool = False
+    """Whether the system did not serve: nobody should choose it."""
 
 
 async def run_load(
@@ -89,10 +91,11 @@ async def check(
     if not all(reply.is_complete for _, reply in replies):
         return Check(prediction.value * speed(simulation, records), False, iterations)
     value = workload.value_of(outcome_of(replies, start_s))
-    if len(replies) == len(workload.lengths):
+    is_whole = len(replies) == len(workload.lengths)
+    if is_whole and not workload.finds_rate:
         return Check(value, True, iterations)
     ratio = value / max(1e-9, workload.value_of(predicted))
-    return Check(prediction.value * ratio, False, iterations)
+    return Check(prediction.value * ratio, is_whole, iterations)
 
 
 def speed(simulation: Simulation, records: Sequence[Record]) -> float:

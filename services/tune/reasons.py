@@ -8,6 +8,7 @@ from services.tune.calibration import iteration_s
 from services.tune.search import Candidate, Prediction
 from services.tune.tuner import Tried, Tuned
 from simulator.costs import Work
+from simulator.outcome import Limits
 
 NOISY = 0.15
 """Median error of a calibration from which on its predictions are doubtful."""
@@ -25,6 +26,9 @@ def reasons(tuned: Tuned) -> Iterator[str]:
         )
     tried, chosen = tuned.of_chosen, tuned.chosen
     candidate = chosen.candidate
+    yield _beside_the_defaults(tuned)
+    if tuned.limits.are_set:
+        yield _within_limits(chosen, tuned.limits)
     size, tokens = candidate.max_batch_size, candidate.max_batch_tokens
     yield (
         f"max_batch_size {size}: {_beside(tried, chosen, _sized(candidate))}; a batch of {size} "
@@ -41,6 +45,27 @@ def reasons(tuned: Tuned) -> Iterator[str]:
         if other is not tried:
             yield _why_not(other, tried, chosen)
     yield from tuned.not_tried
+
+
+def _beside_the_defaults(tuned: Tuned) -> str:
+    checks, candidate = tuned.checks, tuned.chosen.candidate
+    runs = {each: check for each, check in checks.items() if not check.has_failed}
+    default = runs.get(tuned.default)
+    if len(runs) < 2 or candidate not in runs or default is None:
+        return "Predicted only: there was no time, by budget_s, to run it beside the defaults."
+    if candidate == tuned.default:
+        return f"These are the defaults: of {len(runs)} settings that were run, none did better."
+    gain = f"{runs[candidate].value / default.value:.2f} x" if default.value else "more than"
+    return f"Measured: {gain} what the defaults do ({tuned.default})."
+
+
+def _within_limits(chosen: Prediction, limits: Limits) -> str:
+    outcome = chosen.outcome
+    rate = "all at once" if chosen.rate is None else f"{chosen.rate:.3g} requests/s"
+    return (
+        f"At {rate}, {outcome.kept(limits):.0%} should keep the limits; 99 of 100 have their first "
+        f"token in {outcome.p99_ttft_s:.3g} s, and each further one in {outcome.p99_tpot_s:.3g} s."
+    )
 
 
 def _sized(candidate: Candidate) -> list[tuple[str, Candidate]]:
@@ -68,7 +93,9 @@ def _beside(tried: Tried, chosen: Prediction, others: list[tuple[str, Candidate]
 
 
 def _difference(other: Prediction, chosen: Prediction) -> str:
-    gain = other.value / max(1e-12, chosen.value) - 1
+    if not chosen.value and other.value:
+        return "more"
+    gain = other.value / chosen.value - 1 if chosen.value else 0.0
     if abs(gain) >= 0.005:
         return f"{abs(gain):.1%} {'less' if gain < 0 else 'more'}"
     latency = other.latency_s / max(1e-12, chosen.latency_s) - 1

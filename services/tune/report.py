@@ -4,7 +4,10 @@
 for an overlay of `k8s/`, with the same settings for scheduler and workers. Both say why.
 """
 
+import errno
+import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,7 +73,18 @@ def command(settings: TuneSettings, tuned: Tuned) -> str:
         f"--{name.removeprefix('ORCINUS_').lower().replace('_', '-')}={value}"
         for name, value in variables(settings, tuned).items()
     ]
-    return shlex.join(["python", "-m", "services.local", *options])
+    return shlex.join([sys.executable, "-m", "services.local", *options])
+
+
+def make_directory(settings: TuneSettings) -> None:
+    """Makes the directory for the files, before the work whose result they hold.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    if not os.access(settings.out, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(settings.out))
 
 
 def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
@@ -79,14 +93,14 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
     Raises:
         OSError: they cannot be written.
     """
-    settings.out.mkdir(parents=True, exist_ok=True)
+    make_directory(settings)
     why = [f"# {line}" for line in reasons(tuned)]
     env_file, component_file = settings.out / ENV_FILE, settings.out / COMPONENT_FILE
     env_file.write_text(
         "\n".join(
             [
                 f"# To serve with these: set -a; . {shlex.quote(str(env_file))}; set +a; "
-                "python -m services.local",
+                f"{shlex.quote(sys.executable)} -m services.local",
                 *why,
                 *(
                     f"{name}={shlex.quote(value)}"

@@ -72,6 +72,10 @@ class Prediction:
     """Requests a second at which it was; None where all came at once."""
 
 
+class SearchGivenUp(Exception):
+    """Raised in the thread of a search that nobody waits for any more."""
+
+
 Predict = Callable[[Candidate], Prediction]
 
 
@@ -83,6 +87,7 @@ class Predictor:
         self._workload = workload
         self._memory = memory
         self._known: dict[Candidate, Prediction] = {}
+        self._is_given_up = False
         self._highest_rate = 0.0  # at which any candidate has kept the limits
         self._rate_limit = 0.0
 
@@ -92,6 +97,15 @@ class Predictor:
             self._known[candidate] = self._predict(candidate)
         return self._known[candidate]
 
+    def anew(self) -> "Predictor":
+        """Returns a predictor that has seen no other candidates, whose rates a prediction would
+        begin with: the first one that it makes is for the candidate's own highest rate."""
+        return Predictor(self._costs, self._workload, self._memory)
+
+    def give_up(self) -> None:
+        """Ends a search in another thread, whose next simulation raises `SearchGivenUp`."""
+        self._is_given_up = True
+
     def simulation(
         self,
         candidate: Candidate,
@@ -100,6 +114,8 @@ class Predictor:
         arrivals: Sequence[Arrival] | None = None,
     ) -> Simulation:
         """Returns a simulation that has not begun, of the workload or of some of its requests."""
+        if self._is_given_up:
+            raise SearchGivenUp
         scheduler = scheduler_of(candidate, self._memory)
         requests = self._workload.arrivals(rate) if arrivals is None else arrivals
         return Simulation(scheduler, self._costs, requests)

@@ -11,6 +11,8 @@ from services.common.settings import ServiceSettings
 from services.local.settings import Options
 from simulator.workload import OUTPUT_TOKENS, PROMPT_TOKENS
 
+MAX_TOKENS = 2**24
+"""Of a prompt or an output: more than any model's context."""
 _BOUNDS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -21,8 +23,8 @@ def _bounds_in(value: object) -> object:
     if found is None:
         raise ValueError("must be a number, or two like 32-512")
     low, high = int(found[1]), int(found[2] or found[1])
-    if not 1 <= low <= high:
-        raise ValueError("must be at least 1, the smaller one first")
+    if not 1 <= low <= high <= MAX_TOKENS:
+        raise ValueError(f"must be from 1 to {MAX_TOKENS}, the smaller one first")
     return low, high
 
 
@@ -39,7 +41,7 @@ class TuneSettings(ServiceSettings):
     out: Path = Path("build/tuned")
     """Directory for the files with the settings that were found; it is made if need be."""
 
-    budget_s: float = Field(default=170.0, ge=20)
+    budget_s: float = Field(default=170.0, ge=20, allow_inf_nan=False)
     """Seconds that everything may take, nearly; with fewer, fewer layouts are tried, and fewer
     settings run."""
 
@@ -58,18 +60,18 @@ class TuneSettings(ServiceSettings):
     trace_format: Literal["azure", "burstgpt"] = "azure"
     """Format of the trace."""
 
-    rate: float | None = Field(default=None, gt=0)
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Requests a second, as a Poisson process. Without it all come at once or, where there are
     limits of latency, as fast as these allow."""
 
-    ttft_p99_s: float | None = Field(default=None, gt=0)
+    ttft_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds to the first token that 99 of 100 requests must keep; then goodput is the goal, which
     is the requests a second that keep all limits."""
 
-    tpot_p99_s: float | None = Field(default=None, gt=0)
+    tpot_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for each token after the first that 99 of 100 requests must keep, likewise."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the workload."""
 
     max_ranks: int = Field(default=8, ge=1)

@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pydantic import ByteSize
 
@@ -29,6 +30,7 @@ from services.tune.settings import TuneSettings
 from services.tune.system import START_TIMEOUT_S, SystemFailed, TuneLauncher, running
 from services.tune.workload import Workload
 from simulator.engine import Arrival
+from simulator.outcome import Limits
 
 PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
 """Time for the load that calibrates a layout: a part of all time, and at most so much."""
@@ -51,6 +53,9 @@ BLOCK_SIZE = 16
 """K/V slots of a block, of which the last of a request may be nearly empty."""
 HEAD_ROOM = 1.5
 """K/V slots over those that the workload has reserved at most."""
+CHECK_RATE = 0.9
+"""Part of the highest rate that was predicted at which a candidate is run. At that rate itself
+a machine that is a little slower than its model would miss the limits of nearly all requests."""
 SLACK_S = 60.0
 """Time over which anything that hangs is given up."""
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
@@ -84,8 +89,11 @@ class Tuned:
     checks: dict[Candidate, Check]
     kv_memory: int
     """Bytes for each rank."""
+    default: Candidate
+    """What `services.local` does by itself."""
     not_tried: Sequence[str]
     """Layouts that there was no time for, or that do not run, and why."""
+    limits: Limits
     seconds: float
 
     @property
@@ -117,13 +125,14 @@ class Tuner:
         self._began_s = self._clock()
         self._probe_s = min(MAX_PROBE_S, PROBE_PART * settings.budget_s)
         self._start_s = FIRST_START_S
+        self._search_s = 0.0
         self._available = memory.available_bytes()
 
     async def run(self) -> Tuned:
         """Finds the settings.
 
         Raises:
-            SystemFailed: no layout runs.
+            SystemFailed: no layout runs, or none keeps the limits.
         """
         tried: list[Tried] = []
         not_tried: list[str] = []
@@ -143,15 +152,23 @@ class Tuner:
                 if not tried and layout.stages == layout.tp == 1:
                     raise
                 not_tried.append(f"{layout}: {error}")
+        if self._workload.finds_rate:
+            check_limits(tried, self._workload)
         checks = await self._check(tried)
         chosen = choose(tried, checks)
-        of_chosen = next(each for each in tried if each.layout == chosen.candidate.layout)
+        place = next(i for i, each in enumerate(tried) if each.layout == chosen.candidate.layout)
+        if self._workload.finds_rate:  # its own highest rate, with which others are compared
+            predictor = tried[place].predictor.anew()
+            chosen = await in_thread(predictor, predictor, chosen.candidate)
+            tried[place] = replace(tried[place], predictor=predictor)
         return Tuned(
             chosen=chosen,
             tried=tried,
             checks=checks,
-            kv_memory=self._kv_memory(of_chosen, chosen),
+            kv_memory=self._kv_memory(tried[place], chosen),
+            default=default_of(self._n_cpus),
             not_tried=not_tried,
+            limits=self._workload.limits,
             seconds=self._clock() - self._began_s,
         )
 
@@ -161,7 +178,7 @@ class Tuner:
 
     @property
     def _layout_s(self) -> float:
-        return self._start_s + self._probe_s + STOP_S
+        return self._start_s + self._probe_s + STOP_S + self._search_s
 
     @property
     def _least_check_s(self) -> float:
@@ -172,7 +189,7 @@ class Tuner:
         much less than `best` gets less time."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
-        settings = self._local(
+        settings = self.local_settings(
             Candidate(layout, PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS), kv_memory=kv_memory
         )
         self._say(f"{layout}: calibrating")
@@ -198,7 +215,7 @@ class Tuner:
                 glance = calibrate(iterations_of(records), probe.lone)
                 predict = self._predictor(layout, glance, bytes_per_slot)
                 as_best = replace(best.candidate, layout=layout)
-                promised = await asyncio.to_thread(predict, as_best)
+                promised = await in_thread(predict, predict, as_best)
                 is_hopeless = promised.value < HOPELESS * best.value
             left_s = (1 - GLANCE_PART) * self._probe_s
             if not is_hopeless:
@@ -218,50 +235,33 @@ class Tuner:
     async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
         """Runs what promises most, and the defaults. What a run shows is fitted too, so that the
         next one may be of other settings; `tried` has the new costs in the place of the old ones.
+        Where time is short, another run goes before what is fitted.
         """
         checks: dict[Candidate, Check] = {}
         for n_after in reversed(range(N_CHECKS)):
-            candidate = self._to_check(tried, checks)
-            n_possible = int(self._left_s / self._least_check_s)
-            if candidate is None or not n_possible:
+            candidate = to_check(tried, checks, default_of(self._n_cpus))
+            spare_s = self._left_s - self._least_check_s
+            if candidate is None or spare_s < 0:
                 break
-            n_after = min(n_after, n_possible - 1)
-            limit_s = self._left_s - n_after * self._least_check_s - self._start_s - STOP_S
+            another_s = self._least_check_s
+            if spare_s >= self._search_s + another_s:
+                another_s += self._search_s
+            n_after = min(n_after, int(spare_s / another_s))
+            limit_s = CHECK_S[0] + spare_s - n_after * another_s
             place = next(i for i, each in enumerate(tried) if each.layout == candidate.layout)
             self._say(f"{candidate}: running it")
             try:
                 check = await self._run(
                     tried[place], candidate, limit_s=min(limit_s / (1 + n_after / 2), CHECK_S[1])
                 )
-            except SystemFailed as error:  # nobody should choose it
+            except SystemFailed as error:
                 self._say(f"{candidate}: {error}")
-                check = Check(0.0, False, ())
+                check = Check(0.0, False, (), has_failed=True)
             checks[candidate] = check
-            tried[place] = await self._refitted(tried[place], check.iterations)
+            is_another = len(checks) < N_CHECKS and self._left_s >= self._least_check_s
+            if self._left_s >= self._search_s + self._least_check_s * is_another:
+                tried[place] = await self._refitted(tried[place], check.iterations)
         return checks
-
-    def _to_check(
-        self, tried: Sequence[Tried], checks: Mapping[Candidate, Check]
-    ) -> Candidate | None:
-        """Returns what to run next; None if nothing else may be the best."""
-        best = best_of([each.best for each in tried])
-        default = Candidate(Layout(1, 1, self._n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
-        ranked = sorted(tried, key=lambda each: -each.best.value)
-        of_default = [each.predictor(default) for each in tried if each.layout == default.layout]
-        wanted = [
-            *(
-                each.candidate
-                for each in of_default
-                if checks and each.value >= WORTH_CHECKING * best.value
-            ),
-            best.candidate,
-            *(
-                each.best.candidate
-                for each in ranked
-                if each.best.value >= WORTH_CHECKING * best.value
-            ),
-        ]
-        return next((candidate for candidate in wanted if candidate not in checks), None)
 
     async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
         """Returns a layout with costs that fit what was measured before and since."""
@@ -285,10 +285,10 @@ class Tuner:
         """Fits costs to iterations, and finds the best settings by them."""
         calibration = calibrate(iterations, lone)
         predictor = self._predictor(layout, calibration, bytes_per_slot)
-        # In a thread: it takes seconds, and this process has children to hear from.
-        best = await asyncio.to_thread(
-            search, layout, predictor, n_requests=len(self._workload.lengths)
-        )
+        began_s = self._clock()
+        find = partial(search, layout, predictor, n_requests=len(self._workload.lengths))
+        best = await in_thread(predictor, find)
+        self._search_s = self._clock() - began_s
         return Tried(
             layout, calibration, predictor, best, bytes_per_slot, tuple(iterations), tuple(lone)
         )
@@ -318,15 +318,21 @@ class Tuner:
         Raises:
             SystemFailed: the system did not start, or a request failed.
         """
-        prediction = tried.predictor(candidate)
+        predictor = tried.predictor.anew()
+        prediction = await in_thread(predictor, predictor, candidate)
+        rate = prediction.rate
+        if rate is not None and self._workload.finds_rate:
+            rate *= CHECK_RATE
         kv_memory = self._kv_memory(tried, prediction)
         began_s = self._clock()
         async with (
             self._limited(limit_s),
-            running(self._local(candidate, kv_memory=kv_memory), self._launcher_class) as system,
+            running(
+                self.local_settings(candidate, kv_memory=kv_memory), self._launcher_class
+            ) as system,
         ):
             self._start_s = self._clock() - began_s
-            whole = tried.predictor.simulation(candidate, rate=prediction.rate)
+            whole = predictor.simulation(candidate, rate=rate)
             part = part_of(whole.arrivals, prediction, limit_s=limit_s)
             of_prompts = random.Random(self._settings.seed + 1)
             prompts = [
@@ -337,7 +343,7 @@ class Tuner:
                 system,
                 self._workload,
                 prediction,
-                tried.predictor.simulation(candidate, arrivals=part),
+                predictor.simulation(candidate, arrivals=part),
                 prompts,
                 limit_s=limit_s,
             )
@@ -359,7 +365,8 @@ class Tuner:
         )
         return int(together) // n_ranks
 
-    def _local(self, candidate: Candidate, *, kv_memory: int) -> LocalSettings:
+    def local_settings(self, candidate: Candidate, *, kv_memory: int) -> LocalSettings:
+        """Returns the settings of the system that runs a candidate."""
         settings, layout = self._settings, candidate.layout
         return LocalSettings(
             model=settings.model,
@@ -373,7 +380,7 @@ class Tuner:
             dtype=settings.dtype,
             quantization=settings.quantization,
             worker=settings.worker,
-            scheduler=(("speculative_tokens", "0"),),  # iterations of one token for each request
+            scheduler=(("speculative-tokens", "0"),),  # iterations of one token for each request
             http_port=0,
             grpc_port=0,
             fail_fast=True,
@@ -391,6 +398,40 @@ class Tuner:
             raise SystemFailed(f"a short load has not ended after {limit_s:.0f} s") from None
 
 
+async def in_thread(
+    predictor: Predictor, function: Callable[..., Prediction], *arguments: object
+) -> Prediction:
+    """Returns what a function predicts, by a predictor that is given up if nobody waits any more.
+    It takes seconds, in which this process has children to hear from."""
+    try:
+        return await asyncio.to_thread(function, *arguments)
+    except asyncio.CancelledError:
+        predictor.give_up()  # the process ends with its last thread
+        raise
+
+
+def default_of(n_cpus: int) -> Candidate:
+    """Returns the settings that `services.local` has by itself."""
+    return Candidate(Layout(1, 1, n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
+
+
+def to_check(
+    tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
+) -> Candidate | None:
+    """Returns what to run next; None if nothing else may be the best.
+
+    What promises most comes first, then the default, over which nothing is to be chosen unseen.
+    """
+    best = best_of([each.best for each in tried])
+    ranked = sorted((each.best for each in tried), key=lambda each: -each.value)
+    wanted = [
+        *(default for each in tried if checks and each.layout == default.layout),
+        best.candidate,
+        *(each.candidate for each in ranked if each.value >= WORTH_CHECKING * best.value),
+    ]
+    return next((candidate for candidate in wanted if candidate not in checks), None)
+
+
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
@@ -403,17 +444,47 @@ def part_of(
     return part or arrivals[:1]
 
 
+def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
+    """Checks that limits can be kept at all, at however low a rate.
+
+    Raises:
+        SystemFailed: they cannot; says what can.
+    """
+    outcomes = [each.best.outcome for each in tried]
+    if any(map(workload.is_kept_by, outcomes)):
+        return
+    ttft_s = min(outcome.p99_ttft_s for outcome in outcomes)
+    tpot_s = min(outcome.p99_tpot_s for outcome in outcomes)
+    raise SystemFailed(
+        "no settings keep the limits, however few requests come: at best ttft_p99_s would be "
+        f"{ttft_s:.3g}, tpot_p99_s {tpot_s:.3g}"
+    )
+
+
 def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
-    """Returns the best of what was run, by what it reached; without a run, the best that was
-    predicted."""
+    """Returns the best of what was run, by what it reached.
+
+    One run alone is compared with nothing. Then predictions decide, whose costs fit that run too,
+    unless what was run promises nearly as much.
+
+    Raises:
+        SystemFailed: whatever was run has failed, and nothing else is left.
+    """
     predictions = [
         each.predictor(candidate)
         for candidate, check in checks.items()
         for each in tried
-        if each.layout == candidate.layout and check.value > 0
+        if each.layout == candidate.layout and not check.has_failed
     ]
-    if not predictions:
-        return best_of([each.best for each in tried])
-    highest = max(check.value for check in checks.values())
-    equal = [each for each in predictions if checks[each.candidate].value >= (1 - EQUAL) * highest]
-    return min(equal, key=lambda each: each.latency_s)
+    if len(predictions) > 1:
+        highest = max(check.value for check in checks.values())
+        least = (1 - EQUAL) * highest
+        equal = [each for each in predictions if checks[each.candidate].value >= least]
+        return min(equal, key=lambda each: each.latency_s)
+    unseen = [each.best for each in tried if each.best.candidate not in checks]
+    if not predictions and not unseen:
+        raise SystemFailed("nothing that was run served requests")
+    best = best_of([*predictions, *unseen])
+    if predictions and predictions[0].value >= WORTH_CHECKING * best.value:
+        return predictions[0]
+    return best

@@ -51,7 +51,9 @@ def tuned() -> Tuned:
             cut.best.candidate: Check(0.8 * cut.best.value, False, ()),
         },
         kv_memory=2**26,
+        default=candidate(32, 512),
         not_tried=["4 stages: there was no time to try it"],
+        limits=Limits(),
         seconds=100.0,
     )
 

@@ -3,17 +3,21 @@
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from services.local.settings import LocalSettings
+from services.tune.check import Check
 from services.tune.reasons import reasons
-from services.tune.report import command, table, write
+from services.tune.report import command, make_directory, table, write
 from services.tune.settings import TuneSettings
+from services.tune.tuner import Tuned
+from simulator.outcome import Limits
 from tests.k8s.manifests import K8S, Manifests, environment, render_directory
-from tests.tune.cases import tuned
+from tests.tune.cases import candidate, tuned
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
@@ -79,6 +83,36 @@ def test_the_table_begins_with_the_chosen_and_has_what_was_measured() -> None:
     assert first.startswith(f"* {found.chosen.candidate}")
     assert f"{0.9 * found.chosen.value:.4g}" in first
     assert [line for line in others if "(a part)" in line]
+
+
+def test_a_place_where_nothing_can_be_written_is_refused() -> None:
+    with pytest.raises(OSError, match="/dev/null"):
+        make_directory(TuneSettings(model=DEMO, out=Path("/dev/null/out")))
+
+
+def test_it_says_what_was_measured_beside_the_defaults() -> None:
+    found = tuned()
+    default = candidate(32, 512)
+    better = candidate(16, 256)
+    chosen = replace(found.chosen, candidate=better)
+    checks = {better: Check(120.0, True, ()), default: Check(100.0, True, ())}
+    assert "Measured: 1.20 x what the defaults do" in said(
+        replace(found, chosen=chosen, checks=checks)
+    )
+    of_default = replace(found, chosen=replace(chosen, candidate=default), checks=checks)
+    assert "These are the defaults: of 2 settings" in said(of_default)
+    assert "Predicted only" in said(replace(found, checks={}))
+
+
+def test_it_says_how_limits_are_kept() -> None:
+    found = tuned()
+    chosen = replace(found.chosen, rate=3.0)
+    text = said(replace(found, chosen=chosen, limits=Limits(ttft_s=1e6)))
+    assert re.search(r"At 3 requests/s, 100% should keep the limits; .* token in \d.* s, and", text)
+
+
+def said(found: Tuned) -> str:
+    return "\n".join(reasons(found))
 
 
 def test_every_setting_and_every_layout_has_a_reason() -> None:

@@ -12,11 +12,13 @@ from services.tune.search import (
     Memory,
     Prediction,
     Predictor,
+    SearchGivenUp,
     best_of,
     climb,
     search,
 )
-from services.tune.tuner import choose
+from services.tune.system import SystemFailed
+from services.tune.tuner import check_limits, choose, to_check
 from simulator.outcome import Limits, Outcome
 from tests.tune.cases import CUT, WHOLE, candidate, costs, tried, workload
 from tests.tune.test_calibration import record
@@ -75,6 +77,17 @@ def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> Non
     assert not work.is_kept_by(predictor.simulation(of, rate=1.5 * found.rate).run())
 
 
+def test_a_candidate_has_a_rate_of_its_own_beside_a_better_one() -> None:
+    work = workload(Limits(ttft_s=0.5, tpot_s=0.05))
+    predictor = Predictor(costs(), work, Memory(10_000))
+    better, worse = predictor(candidate(8, 128)), predictor(candidate(1, 64))
+    assert worse.rate == better.rate
+    assert not work.is_kept_by(worse.outcome)
+    alone = predictor.anew()(worse.candidate)
+    assert work.is_kept_by(alone.outcome)
+    assert worse.value < alone.value < better.value
+
+
 def test_limits_that_everything_keeps_end_the_search_for_a_rate() -> None:
     predictor = Predictor(costs(), workload(Limits(ttft_s=1e6)), Memory(10_000))
     found = search(WHOLE, predictor, n_requests=24)
@@ -100,6 +113,48 @@ def test_what_was_run_decides_over_what_was_predicted() -> None:
     }
     assert choose([whole, cut], {}) in (whole.best, cut.best)
     assert choose([whole, cut], checks).candidate == worse.best.candidate
+
+
+def test_one_run_alone_does_not_win_over_what_promises_far_more() -> None:
+    whole = tried(WHOLE)
+    slow = whole.predictor(candidate(1, 64))
+    near = replace(whole.best, value=0.9 * whole.best.value).candidate
+    assert choose([whole], {slow.candidate: Check(slow.value, True, ())}) == whole.best
+    assert choose([whole], {near: Check(1.0, True, ())}).candidate == near
+
+
+def test_what_has_failed_is_not_chosen() -> None:
+    whole, cut = tried(WHOLE), tried(CUT)
+    failed = {whole.best.candidate: Check(0.0, False, (), has_failed=True)}
+    assert choose([whole, cut], failed) == cut.best
+    with pytest.raises(SystemFailed, match="nothing that was run"):
+        choose([whole], failed)
+
+
+def test_the_default_is_run_second_whatever_it_promises() -> None:
+    whole, default = tried(WHOLE), candidate(1, 64)
+    assert whole.predictor(default).value < 0.6 * whole.best.value
+    checks: dict[Candidate, Check] = {}
+    for expected in (whole.best.candidate, default):
+        assert to_check([whole], checks, default) == expected
+        checks[expected] = Check(1.0, True, ())
+    assert to_check([whole], checks, default) is None
+
+
+def test_limits_that_nothing_keeps_are_refused_with_what_can_be_kept() -> None:
+    work = workload(Limits(ttft_s=1e-4))
+    predictor = Predictor(costs(), work, Memory(10_000))
+    hopeless = replace(tried(WHOLE), best=predictor(candidate(1, 64)))
+    with pytest.raises(SystemFailed, match=r"at best ttft_p99_s would be 0\.\d+, tpot_p99_s 0\."):
+        check_limits([hopeless], work)
+    check_limits([hopeless, tried(WHOLE)], workload(Limits(ttft_s=1e6)))
+
+
+def test_a_search_that_is_given_up_ends() -> None:
+    predictor = Predictor(costs(), workload(), Memory(10_000))
+    predictor.give_up()
+    with pytest.raises(SearchGivenUp):
+        search(WHOLE, predictor, n_requests=24)
 
 
 def test_a_run_that_is_cut_off_counts_by_the_tokens_it_computed() -> None:

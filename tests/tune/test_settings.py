@@ -22,12 +22,16 @@ def load(*arguments: str) -> TuneSettings:
         (["--prompt-tokens", "9-3"], "prompt_tokens: "),
         (["--output-tokens", "many"], "output_tokens: "),
         (["--budget-s", "3"], "budget_s: "),
+        (["--budget-s", "inf"], "budget_s: "),
         (["--rate", "0"], "rate: "),
+        (["--rate", "inf"], "rate: "),
+        (["--seed=-1"], "seed: "),
+        (["--prompt-tokens", "99999999999999999999"], "prompt_tokens: "),
         (["--trace", "nowhere.csv"], "trace: "),
         (["--ttft-p99-s=-1"], "ttft_p99_s: "),
         (["--batch-size", "3"], "batch-size"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value[0].split("=")[0],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_is_wrong_is_named_on_one_line(arguments: list[str], name: str) -> None:
     with pytest.raises(SystemExit) as refusal:
@@ -56,6 +60,25 @@ def test_a_trace_gives_the_lengths(tmp_path: Path) -> None:
     )
     workload = Workload.of(load("--trace", str(path)), 1000)
     assert [(each.n_prompt, each.n_output) for each in workload.lengths] == [(100, 7), (30, 9)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["2023-11-16 18:00:00,100\n", "2023-11-16 18:00:00,many,3\n", '"' + 2**18 * "a"],
+    ids=["short", "word", "huge"],
+)
+def test_a_trace_that_is_wrong_is_refused_by_its_line(rows: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    with pytest.raises(ValueError, match=r"trace\.csv, line \d: "):
+        Workload.of(load("--trace", str(path)), 1000)
+
+
+def test_requests_of_a_trace_that_have_no_tokens_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"2023-11-16 18:00:00,{n},{m}\n" for n, m in ((-9, 5), (5, 0), (7, 3)))
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert len(Workload.of(load("--trace", str(path)), 1000).lengths) == 1
 
 
 def test_the_goal_follows_from_limits_and_rate() -> None:
