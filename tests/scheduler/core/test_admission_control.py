@@ -219,7 +219,8 @@ def test_a_backlog_counts_what_comes_first(
 
 
 def request_of(client: str | None, priority: int, n_prompt: int, has_begun: bool) -> Request:
-    account = None if client is None else Account(AccountLimits(), name=client)
+    limits = AccountLimits(weight=3.0 if client == "b" else 1.0)
+    account = None if client is None else Account(limits, name=client)
     return Request(RequestId("r"), [1] * n_prompt, 8, account=account, priority=priority)
 
 
