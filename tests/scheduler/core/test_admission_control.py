@@ -13,6 +13,7 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.admission_control import MAX_ALLOWANCE
 from services.scheduler.core.backlog import NOTHING, Backlog, Work
 from services.scheduler.core.expected_output import ExpectedOutput
+from services.scheduler.core.forecast import Machine
 from services.scheduler.core.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from tests.scheduler.core.overload import Caller, Engine, Outcome, goodput, poisson
@@ -188,6 +189,15 @@ def test_who_can_no_longer_begin_in_time_is_ended_before_its_time_is_up() -> Non
     assert fate.reason is FinishReason.TIMED_OUT
     assert fate.ended_at is not None
     assert fate.ended_at < victim.at + 40.0
+
+
+def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
+    engine = Engine(4.0)
+    request, before_s = request_of(None, 0, 8, False), engine.control.allowance_s
+    engine.control.note_submitted(request, 3.9, 0.0)
+    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, 64))
+    engine.control.note_first_token(request, 60.0)
+    assert engine.control.allowance_s == before_s
 
 
 work_of = st.tuples(
