@@ -279,7 +279,8 @@ class Scheduler:
             return _NO_DRAFTS
         drafts: dict[Request, Sequence[int]] = {}
         for n_before, (request, _, reservation) in enumerate(selections):
-            if request.n_awaited or request.n_unscheduled != 1 or not request.generated_token_ids:
+            # The first token since it was admitted comes alone: it says when, and proves a suspect.
+            if request.n_awaited or request.n_unscheduled != 1 or not request.n_new_tokens:
                 continue
             n_room = self.kv_manager.n_free_slots(reservation, request.n_tokens)
             n_share = -(-n_free // (len(selections) - n_before))

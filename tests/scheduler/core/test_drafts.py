@@ -262,3 +262,24 @@ def test_what_a_lost_epoch_was_drafting_is_forgotten() -> None:
     assert select(scheduler).n_drafts > 0
     scheduler.suspend()
     assert (request.n_drafts, request.n_tokens, request.n_unscheduled) == (0, 7, 7)
+
+
+def test_who_goes_on_after_its_tokens_has_the_next_one_without_drafts() -> None:
+    scheduler = build(
+        max_batch_size=8,
+        n_blocks=200,
+        block_size=4,
+        pipeline_depth=1,
+        policy=ChunkedPolicy(max_batch_size=8, max_batch_tokens=8),
+        drafter=Drafter(max_drafts=8, max_batch_tokens=8),
+    )
+    request = one([1, 2, 3, 4, 1, 2, 3])
+    request.generated_token_ids.extend([4, 1])
+    request.n_losses = 1
+    scheduler.submit(request)
+    scheduler.apply(select(scheduler).iteration, [])
+    last_of_prefill = select(scheduler)
+    assert (last_of_prefill.spans[0].n_tokens, last_of_prefill.n_drafts) == (1, 0)
+    scheduler.apply(last_of_prefill.iteration, [2])
+    assert request.is_suspect, "it has not been run as a decode"
+    assert select(scheduler).n_drafts > 0
