@@ -5,7 +5,7 @@ has run keeps its place among those that run, and is overtaken by one that waits
 only if it gives way to it (`giving_way.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -37,6 +37,11 @@ class Order(Protocol):
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it waits or not."""
+        ...
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Lets one come next, among those whose turn is as near, of which most is cached;
+        `n_cached` returns how much."""
         ...
 
     def line_up(
@@ -81,6 +86,9 @@ class FirstComeFirstServed:
     def remove(self, request: Request) -> None:
         """Forgets a request."""
         self._waiting.pop(request, None)
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Changes nothing: no turn is as near as another."""
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
