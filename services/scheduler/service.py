@@ -121,7 +121,8 @@ class SchedulerService:
             if update.token_id is not None:
                 if request.account is not None:
                     request.account.charge(1, now)
-                if request.n_new_tokens == 1:
+                # One that has its very first token may have been put down since.
+                if update.n_generated == 1 or request.n_new_tokens == 1:
                     self._observer.first_token(request)
             if reason is None:
                 self._connections[request].update(update)

@@ -250,6 +250,32 @@ async def test_who_is_put_down_for_the_memory_of_others_is_counted_and_goes_on()
     assert samples.sum("orcinus_requests_resumed_total") == 1
 
 
+class FirstTokens(RequestObservers):
+    """An observer that writes down whose first tokens have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def first_token(self, request: Request) -> None:
+        self.names.append(request.request_id)
+
+
+async def test_who_is_put_down_with_its_first_token_has_had_it() -> None:
+    use, observer = ExpectedUse(), FirstTokens()
+    use.share = 0.0
+    async with (
+        world(n_blocks=2, pipeline_depth=2, expected_use=use, observer=observer) as it,
+        Frontend(it.address) as frontend,
+    ):
+        await frontend.accepted("a", prompt=4, max_new_tokens=4)
+        await frontend.accepted("b", prompt=4, max_new_tokens=4)
+        await it.engine.return_oldest(5)  # now "a" needs the memory of "b", which is in flight
+        await it.engine.return_oldest(5)
+        await until(lambda: it.scheduler.pool.n_running == 1)
+        assert observer.names == ["a", "b"]
+
+
 ANN, BOB = scheduler_pb2.Account(name="ann"), scheduler_pb2.Account(name="bob")
 
 

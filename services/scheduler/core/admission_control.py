@@ -85,8 +85,10 @@ class AdmissionControl:
         self._look_at = 0.0
 
     def open(self, machine: Machine) -> None:
-        """Begins anew with a pipeline: nothing is known of how fast it is."""
+        """Begins anew with a pipeline: nothing is known of how fast it is, and what was foretold of
+        the last one means nothing."""
         self.forecast.open(machine)
+        self._foretold.clear()
 
     def check(self, request: Request, now: float) -> float:
         """Checks that a request would begin in time; returns the seconds that it is foretold to

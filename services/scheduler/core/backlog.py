@@ -8,7 +8,6 @@ ageing and the counters of clients are left out.
 
 from dataclasses import dataclass
 
-from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import OUTPUT_CHARGE, PROMPT_CHARGE
 from services.scheduler.core.expected_output import ExpectedOutput
 from services.scheduler.core.request import Request
@@ -71,7 +70,7 @@ class Backlog:
         self._entries[request] = priority, work
         if priority not in self._classes:
             self._classes[priority] = _Class()
-        self._classes[priority].add(self._client_of(request), work, _weight_of(request.account))
+        self._classes[priority].add(self._client_of(request), work, self._weight_of(request))
 
     def remove(self, request: Request) -> None:
         """Notes that a request waits no longer."""
@@ -103,7 +102,7 @@ class Backlog:
         """Returns the part of its class that comes before a request: its client's own, and what
         others get meanwhile, with half of the request itself, of which those whose turn is as near
         may get as much."""
-        weight = _weight_of(request.account)
+        weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
         weights = own.weight if line is not None else own.weight + weight
         before = 0.0 if line is None else line.work.charge
@@ -115,6 +114,9 @@ class Backlog:
 
     def _client_of(self, request: Request) -> str | None:
         return request.account.name if self._is_fair and request.account is not None else None
+
+    def _weight_of(self, request: Request) -> float:
+        return request.account.limits.weight if self._is_fair and request.account else 1.0
 
 
 @dataclass(slots=True)
@@ -151,7 +153,3 @@ class _Class:
         if not line.n_requests:
             del self.lines[client]
             self.weight -= line.weight
-
-
-def _weight_of(account: Account | None) -> float:
-    return 1.0 if account is None else account.limits.weight

@@ -5,8 +5,7 @@ has run keeps its place among those that run, and is overtaken by one that waits
 only if it gives way to it (`giving_way.py`).
 """
 
-from collections.abc import Iterator, Sequence
-from heapq import merge
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -38,6 +37,11 @@ class Order(Protocol):
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it waits or not."""
+        ...
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Lets one come next, among those whose turn is as near, of which most is cached;
+        `n_cached` returns how much."""
         ...
 
     def line_up(
@@ -83,16 +87,16 @@ class FirstComeFirstServed:
         """Forgets a request."""
         self._waiting.pop(request, None)
 
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Changes nothing: no turn is as near as another."""
+
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields requests by arrival."""
-        if waiting is not None:
-            return merge(ready, waiting, key=_place)
-        first = next(iter(self._waiting), None)
-        if first is None or not ready or ready[-1].place < first.place:
-            return chain(ready, self._waiting)
-        return merge(ready, self._waiting, key=_place)
+        """Yields those that run, and then the others, each by arrival. That is one order, unless a
+        loss or a grammar kept one waiting that came before some who run: if it came before them
+        here and there were no memory for it, they could not go on to free theirs."""
+        return chain(ready, self._waiting if waiting is None else waiting)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns its place: the one that arrived last is put down first."""

@@ -168,16 +168,15 @@ class RequestPool:
     def expired(self, now: float) -> list[Request]:
         """Returns the requests that wait though their time is up, or will be before they begin;
         they are still to be removed."""
-        result = []
+        result: dict[Request, None] = {}  # who was put down is in the heap more than once
         while self._deadlines and self._deadlines[0][0] <= now:
             request = heappop(self._deadlines)[2]
             if request.state is _INITIATION:
-                result.append(request)
+                result[request] = None
         if self._deadlines and self._control is not None:
-            known = set(result)
             hopeless = self._control.hopeless(now, self._deadlines[0][0], self.order)
-            result += [request for request in hopeless if request not in known]
-        return result
+            result.update(dict.fromkeys(hopeless))
+        return list(result)
 
     def selectable(self) -> Iterator[Request]:
         """Yields the requests that can ride the next iteration, in order; the pool must not change

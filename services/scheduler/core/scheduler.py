@@ -13,23 +13,22 @@ If that token turns out to end the request, what later batches bring is thrown a
 is free when the last of them has returned. Without it, and with whole prompts, a request is in at
 most one batch, as in the paper.
 
-With a `Drafter`, a decode may carry drafts, and bring several tokens. A request is drafted for only
-when its last token is known. So with `token_hand_off`, a batch whose requests have drafts to come
-is waited for, and so is one with drafts.
+With a `Drafter`, a decode may carry drafts, and bring several tokens (`drafting.py`).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs
-from services.scheduler.core.drafts import SEARCHED_TOKENS, Drafter, n_leading_equal
+from services.scheduler.core.drafting import NO_DRAFTS, Drafting
+from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.giving_way import GivingWay
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.lending import Lending
-from services.scheduler.core.policies import Policy, Selection
+from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import (
     MAX_LOSSES,
     FinishReason,
@@ -41,7 +40,6 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
-_NO_DRAFTS: Mapping[Request, Sequence[int]] = MappingProxyType({})
 
 
 class Update(NamedTuple):
@@ -84,7 +82,9 @@ class Scheduler:
         self.kv_manager = kv_manager
         self.pipeline_depth = pipeline_depth
         self.drafter = drafter
-        self._awaits_drafts = False  # whether the next batch waits for those in flight
+        self._drafting: Drafting | None = None
+        if drafter is not None:
+            self._drafting = Drafting(drafter, kv_manager, token_hand_off=token_hand_off)
         self._policy = policy
         self._token_hand_off = token_hand_off
         self._in_flight: dict[int, Batch] = {}
@@ -189,19 +189,19 @@ class Scheduler:
         """Returns the next batch to run; None if there is none or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
-        if self._awaits_drafts and self._in_flight:
+        if self._drafting is not None and self._drafting.awaits and self._in_flight:
             return None
         if self._lending is not None:
             self._lending.make_room()
-        self._prefer_cached()
+        if self.kv_manager.n_evicted_blocks:  # before, nothing is lost by waiting
+            self.pool.order.prefer(self.kv_manager.n_cached_blocks)
         if self._giving_way is not None:
             self._giving_way.make_way()
         selections = self._policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
         self._n_iterations += 1
-        drafts = _NO_DRAFTS if self.drafter is None else self._draft(self.drafter, selections)
-        self._awaits_drafts = self._token_hand_off and bool(drafts)
+        drafts = NO_DRAFTS if self._drafting is None else self._drafting.draft(selections)
         batch = Batch(
             iteration=self._n_iterations,
             spans=tuple(
@@ -248,12 +248,13 @@ class Scheduler:
         tokens = iter(token_ids)
         drafted: list[Update] = []
         updates = [
-            self._apply_drafts(span, tokens, drafted)
-            if span.n_drafts
+            self._apply_drafts(span, self._drafting.right_tokens(span, tokens), drafted)
+            if span.n_drafts and self._drafting is not None
             else self._apply_span(span, next(tokens) if span.is_sampled else None)
             for span in batch.spans
         ]
-        self._awaits_drafts = self._awaits(batch)
+        if self._drafting is not None:
+            self._drafting.note_returned(batch, self._in_flight.values())
         if logprobs:
             for place, brought in logprobs.items():
                 updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
@@ -261,61 +262,6 @@ class Scheduler:
 
     def _can_run(self, request: Request) -> bool:
         return request.can_run(token_hand_off=self._token_hand_off)
-
-    def _prefer_cached(self) -> None:
-        """Lets the order prefer what is cached, once the prefix cache has had to give up blocks:
-        before, nothing is lost by waiting."""
-        order = self.pool.order
-        if self.kv_manager.n_evicted_blocks and isinstance(order, Fair):
-            order.prefer(self.kv_manager.n_cached_blocks)
-
-    def _draft(
-        self, drafter: Drafter, selections: Sequence[Selection]
-    ) -> Mapping[Request, Sequence[int]]:
-        """Returns the drafts of a batch, as long as it has room for them."""
-        n_tokens = sum([chosen.n_tokens for chosen in selections])
-        n_free = drafter.max_batch_tokens - n_tokens
-        if n_free <= 0:
-            return _NO_DRAFTS
-        drafts: dict[Request, Sequence[int]] = {}
-        for n_before, (request, _, reservation) in enumerate(selections):
-            if request.n_awaited or request.n_unscheduled != 1 or not request.generated_token_ids:
-                continue
-            n_room = self.kv_manager.n_free_slots(reservation, request.n_tokens)
-            n_share = -(-n_free // (len(selections) - n_before))
-            draft = self._draft_of(drafter, request, n_tokens, min(n_room, n_share))
-            if draft:
-                drafts[request] = draft
-                n_free -= len(draft)
-        return drafts
-
-    def _draft_of(
-        self, drafter: Drafter, request: Request, n_batch_tokens: int, n_room: int
-    ) -> Sequence[int]:
-        """Returns the draft of a request whose tokens are all known; none if it does not pay."""
-        speculation = request.speculation
-        if speculation is None:
-            return ()
-        n_left = request.max_new_tokens - len(request.generated_token_ids) - 1
-        length = min(speculation.length, n_left, n_room)
-        if length < 1 or not drafter.pays(speculation, request.n_tokens, n_batch_tokens):
-            return ()
-        first = max(0, request.n_tokens - SEARCHED_TOKENS)
-        return drafter.propose(request.packed_span(first, request.n_tokens - first), length)
-
-    def _awaits(self, batch: Batch) -> bool:
-        """Returns whether the next batch is to wait for those in flight, so that requests of one
-        that has returned can have drafts."""
-        drafter, n = self.drafter, len(batch.spans)
-        if drafter is None or not self._token_hand_off or not self._in_flight:
-            return False
-        if any(other.n_drafts for other in self._in_flight.values()):
-            return True
-        return n < drafter.max_batch_tokens and any(
-            self._draft_of(drafter, span.request, n, drafter.max_drafts)
-            for span in batch.spans
-            if span.is_sampled and span.request.state is RequestState.RUNNING
-        )
 
     def _schedule(
         self,
@@ -369,25 +315,21 @@ class Scheduler:
         return batch
 
     def _apply_drafts(
-        self, span: Span, token_ids: Iterator[int], updates: list[Update]
+        self, span: Span, token_ids: Sequence[int], updates: list[Update]
     ) -> Update | None:
-        """Takes the tokens of a span with drafts, as far as these were right; adds to `updates` all
-        but the last, which it returns."""
+        """Takes the tokens that a span with drafts brought; adds to `updates` all but the last,
+        which it returns."""
         request = span.request
-        sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
         request.n_drafts = 0
         if request.state is RequestState.FINISHED or request.is_cancelled:
-            return self._apply_span(span, sampled[0])
-        n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
-        if self.drafter is not None and request.speculation is not None:
-            self.drafter.learn(request.speculation, span.n_drafts, n_right)
-        for token_id in sampled[:n_right]:
+            return self._apply_span(span, token_ids[0])
+        for token_id in token_ids[:-1]:
             if token_id in request.stop_token_ids:
                 return self._apply_span(span, token_id)
             request.accept(token_id)
             request.n_scheduled += 1  # where the draft of it was
             updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
-        return self._apply_span(span, sampled[n_right])
+        return self._apply_span(span, token_ids[-1])
 
     def _apply_span(self, span: Span, token_id: int | None) -> Update | None:
         request = span.request

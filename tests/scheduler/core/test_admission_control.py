@@ -13,6 +13,7 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.admission_control import MAX_ALLOWANCE
 from services.scheduler.core.backlog import NOTHING, Backlog, Work
 from services.scheduler.core.expected_output import ExpectedOutput
+from services.scheduler.core.forecast import Machine
 from services.scheduler.core.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from tests.scheduler.core.overload import Caller, Engine, Outcome, goodput, poisson
@@ -190,6 +191,15 @@ def test_who_can_no_longer_begin_in_time_is_ended_before_its_time_is_up() -> Non
     assert fate.ended_at < victim.at + 40.0
 
 
+def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
+    engine = Engine(4.0)
+    request, before_s = request_of(None, 0, 8, False), engine.control.allowance_s
+    engine.control.note_submitted(request, 3.9, 0.0)
+    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, 64))
+    engine.control.note_first_token(request, 60.0)
+    assert engine.control.allowance_s == before_s
+
+
 work_of = st.tuples(
     st.sampled_from([None, "a", "b"]), st.integers(-1, 1), st.integers(1, 50), st.booleans()
 )
@@ -219,7 +229,8 @@ def test_a_backlog_counts_what_comes_first(
 
 
 def request_of(client: str | None, priority: int, n_prompt: int, has_begun: bool) -> Request:
-    account = None if client is None else Account(AccountLimits(), name=client)
+    limits = AccountLimits(weight=3.0 if client == "b" else 1.0)
+    account = None if client is None else Account(limits, name=client)
     return Request(RequestId("r"), [1] * n_prompt, 8, account=account, priority=priority)
 
 

@@ -18,6 +18,7 @@ from services.scheduler.core.drafts import (
     n_leading_equal,
 )
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
@@ -79,8 +80,11 @@ class ScriptedDrafts(Driver):
 
 @settings(max_examples=30)
 @given(
-    requests=arrivals(with_cancellations=True),
+    requests=arrivals(
+        with_cancellations=True, clients=("", "a", "b2"), priorities=(0, 0, 1), n_requests=16
+    ),
     data=st.data(),
+    is_fair=st.booleans(),
     max_batch_tokens=st.integers(6, 30),
     pipeline_depth=st.integers(1, 3),
     token_hand_off=st.booleans(),
@@ -92,6 +96,7 @@ class ScriptedDrafts(Driver):
 def test_invariants_hold_whatever_is_drafted(
     requests: list[Arrival],
     data: st.DataObject,
+    is_fair: bool,
     max_batch_tokens: int,
     pipeline_depth: int,
     token_hand_off: bool,
@@ -116,6 +121,7 @@ def test_invariants_hold_whatever_is_drafted(
             max_batch_tokens=max_batch_tokens,
             n_shares=1 if token_hand_off else pipeline_depth,
         ),
+        order=Fair(ageing_s=30.0, now=lambda: 0.0) if is_fair else None,
         has_prefix_cache=has_prefix_cache,
         expected_use=ExpectedUse() if is_optimistic else None,
         drafter=Drafter(max_drafts=4, max_batch_tokens=max_batch_tokens, propose=propose),
@@ -141,6 +147,9 @@ def test_invariants_hold_whatever_is_drafted(
     assert drafter is not None
     assert drafter.n_accepted <= drafter.n_drafted <= n_drafts
     check_outputs(driver)
+    while driver.in_flight:
+        driver.return_oldest()
+    assert scheduler.kv_manager.n_reserved_slots == scheduler.kv_manager.n_allocated_slots == 0
 
 
 def check_drafts(batch: Batch, *, max_batch_tokens: int, block_size: int) -> None:
@@ -262,3 +271,24 @@ def test_what_a_lost_epoch_was_drafting_is_forgotten() -> None:
     assert select(scheduler).n_drafts > 0
     scheduler.suspend()
     assert (request.n_drafts, request.n_tokens, request.n_unscheduled) == (0, 7, 7)
+
+
+def test_who_goes_on_after_its_tokens_has_the_next_one_without_drafts() -> None:
+    scheduler = build(
+        max_batch_size=8,
+        n_blocks=200,
+        block_size=4,
+        pipeline_depth=1,
+        policy=ChunkedPolicy(max_batch_size=8, max_batch_tokens=8),
+        drafter=Drafter(max_drafts=8, max_batch_tokens=8),
+    )
+    request = one([1, 2, 3, 4, 1, 2, 3])
+    request.generated_token_ids.extend([4, 1])
+    request.n_losses = 1
+    scheduler.submit(request)
+    scheduler.apply(select(scheduler).iteration, [])
+    last_of_prefill = select(scheduler)
+    assert (last_of_prefill.spans[0].n_tokens, last_of_prefill.n_drafts) == (1, 0)
+    scheduler.apply(last_of_prefill.iteration, [2])
+    assert request.is_suspect, "it has not been run as a decode"
+    assert select(scheduler).n_drafts > 0

@@ -48,6 +48,18 @@ def test_a_new_grammar_waits_while_another_one_is_compiled_and_holds_nobody_up(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_who_waited_for_its_turn_does_not_keep_those_behind_it_from_their_end(
+    policy: Policy,
+) -> None:
+    scheduler = build(max_batch_size=16, n_blocks=4, block_size=4, pipeline_depth=1, policy=policy)
+    scheduler.submit(Request(RequestId("a"), [1], 2, grammar_digest=b"a"))
+    scheduler.submit(Request(RequestId("b"), [1], 15, grammar_digest=b"b"))  # needs all memory
+    scheduler.submit(Request(RequestId("behind"), [1], 4))
+    assert admitted(scheduler) == ["a", "behind"]
+    assert [admitted(scheduler) for _ in range(4)] == [[], [], [], ["b"]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_grammars_that_ranks_have_forgotten_are_new(policy: Policy) -> None:
     names = [chr(ord("a") + index) for index in range(MAX_COMPILED_GRAMMARS + 1)]
     scheduler = scheduler_with(policy, names)

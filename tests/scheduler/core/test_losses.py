@@ -245,6 +245,29 @@ def test_suspects_are_admitted_one_at_a_time_in_the_order_in_which_they_came() -
     assert admitted == [["0"], [], ["1"], [], ["2"]]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("suspicion", [0, 1])
+def test_an_earlier_request_without_memory_does_not_hold_up_the_suspect_that_has_it(
+    policy: str, suspicion: int
+) -> None:
+    scheduler = build(
+        max_batch_size=4, n_blocks=5, block_size=4, pipeline_depth=1, policy=POLICIES[policy]
+    )
+    earlier, suspect = Arrival(0, 5, 9, 9), Arrival(0, 3, 9, 9)
+    for index, (arrival, n_losses) in enumerate([(earlier, suspicion), (suspect, 2)]):
+        request = request_for(index, arrival)
+        request.n_losses = n_losses
+        scheduler.submit(request)
+    ends: list[str] = []
+    while len(scheduler.pool):
+        batch = scheduler.select()
+        assert batch is not None
+        sampled = [PLAIN_TOKEN for span in batch.spans if span.is_sampled]
+        updates = scheduler.apply(batch.iteration, sampled)
+        ends += [one.request.request_id for one in updates if one.finish_reason is not None]
+    assert ends == ["1", "0"]
+
+
 def test_a_request_that_no_longer_fits_fails_when_it_is_adopted() -> None:
     scheduler = build(max_batch_size=4, n_blocks=8, block_size=4, pipeline_depth=1)
     large = request_for(0, Arrival(0, n_prompt=10, max_new_tokens=9, n_iterations=9))

@@ -119,6 +119,16 @@ def test_those_expire_that_wait_when_their_time_is_up() -> None:
     assert pool.expired(5.0) == [requests[3], requests[0]]
 
 
+def test_who_was_put_down_expires_once() -> None:
+    pool = RequestPool(max_requests=100)
+    request = with_deadline("often", 5.0)
+    pool.add(request)
+    for _ in range(3):
+        pool.mark_running([request], can_run=lambda _: False)
+        pool.put_back()
+    assert pool.expired(5.0) == [request]
+
+
 def test_deadlines_of_requests_that_ended_take_no_memory() -> None:
     pool = RequestPool(max_requests=1000)
     stays = with_deadline("stays", 1e9)
