@@ -54,9 +54,6 @@ MAX_STALL_S = 0.25
 UNDISTURBED_S = 4.0
 ATTACK_S = 5.0
 """Seconds for which attacks that are shorter begin again, so that there are gaps enough."""
-NICENESS = 10
-"""Niceness of attackers: a tenth of the processor time of others where all want it. They must not
-starve either, or they would not attack."""
 MIB = 2**20
 
 
@@ -127,9 +124,9 @@ def attack_system(
 def measure(pods: Pods, attack: Attack, witness: Helper, neighbour: Target) -> dict[str, Any]:
     """Measures one attack, and prints it."""
     undisturbed = pods.undisturbed(witness, for_s=UNDISTURBED_S)
-    with hostile_pods.attacker_of(neighbour, niceness=NICENESS) as attacker:
+    with hostile_pods.attacker_of(neighbour) as attacker:
         beside = pods.beside(attack, attacker, witness, for_s=ATTACK_S)
-    with hostile_pods.attacker_of(pods.target, niceness=NICENESS) as attacker:
+    with hostile_pods.attacker_of(pods.target) as attacker:
         outcome = pods.suffer(attack, attacker, witness, for_s=ATTACK_S)
     attacked_s = outcome.honest["gap_p99_s"]
     result = {

@@ -38,6 +38,9 @@ REST_LIMIT_S = 20.0
 WITNESS_LIMIT_S = 90.0
 LAST_WORDS_S = 2.0
 """Seconds that a system which has lost a process takes to say so."""
+NICENESS = 10
+"""Niceness of attackers: a tenth of the processor time of others where all want it. They must not
+starve either, or they would not attack."""
 MIB = 2**20
 REST_SHARE = 0.5
 """Part of its pod's limit that a process may still have when an attack is over: what the allocator
@@ -249,9 +252,10 @@ def running(
 
 
 @contextlib.contextmanager
-def attacker_of(target: Target, *, niceness: int = 0) -> Iterator[Helper]:
-    """An attacker. A nice one gets less of a processor than each process of the system does."""
-    with Helper("tests.hostile.attacker", [target.to_json()], niceness=niceness) as helper:
+def attacker_of(target: Target) -> Iterator[Helper]:
+    """An attacker. It gets less of a processor than each process of the system does: on the internet
+    it has processors of its own."""
+    with Helper("tests.hostile.attacker", [target.to_json()], niceness=NICENESS) as helper:
         yield helper
 
 
