@@ -1,4 +1,4 @@
-"""Drafting: which requests of a batch have drafts, and which batches wait for that.
+"""Drafting: which requests of a batch have drafts (`drafts.py`), and which batches wait for that.
 
 A request is drafted for only when its last token is known. So where tokens are handed off, a batch
 whose requests have drafts to come is waited for, and so is one with drafts. Drafts take what room
