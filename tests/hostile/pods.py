@@ -253,8 +253,8 @@ def running(
 
 @contextlib.contextmanager
 def attacker_of(target: Target) -> Iterator[Helper]:
-    """An attacker. It gets less of a processor than each process of the system does: on the internet
-    it has processors of its own."""
+    """An attacker. It gets less of a processor than each process of the system does: on the
+    internet it has processors of its own."""
     with Helper("tests.hostile.attacker", [target.to_json()], niceness=NICENESS) as helper:
         yield helper
 
