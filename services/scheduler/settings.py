@@ -98,7 +98,7 @@ class SchedulerSettings(ServerSettings):
     tokens occurred before, and are taken as far as the model says the same. Tokens are the same
     without. 0 is off; so are the policy `orca` and GPUs with graphs of decodes."""
 
-    speculative_batch_tokens: int = Field(default=16, ge=1)
+    speculative_batch_tokens: int = Field(default=8, ge=1)
     """Tokens in a batch with drafts at most. With `n` of that in it, drafts must be right as often
     as `n` is a part of it, lately and for each request; so there are none where many requests
     run. About the number of tokens whose computing takes as long as reading the weights."""
