@@ -274,8 +274,8 @@ def test_every_stage_has_a_batch_and_one_stage_has_the_next_and_hands_tokens_ove
 @pytest.mark.parametrize(
     ("given", "records_decodes", "limits"),
     [
-        ({}, False, (8, 16)),
-        ({"speculative_tokens": 4, "max_batch_tokens": 12, "max_batch_size": 2}, False, (4, 12)),
+        ({}, False, (8, 8)),
+        ({"speculative_tokens": 4, "max_batch_tokens": 6, "max_batch_size": 2}, False, (4, 6)),
         ({"speculative_tokens": 0}, False, None),
         ({"policy": "orca"}, False, None),
         ({}, True, None),
