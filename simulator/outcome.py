@@ -35,7 +35,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request's latency may be; None where it may be anything."""
+    """The longest latencies that a request may have, in seconds; None is no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None

@@ -21,7 +21,7 @@ from simulator.outcome import Outcome, RequestTimes
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was measured."""
+    """The result of running a candidate's settings on a real system."""
 
     value: float
     """What was reached, of that which is to be large; for the whole workload, if a part of it was

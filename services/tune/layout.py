@@ -8,7 +8,7 @@ MAX_LAYOUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What only a restart of the workers changes."""
+    """A way to divide a model over ranks, which only a restart of the workers changes."""
 
     stages: int
     tp: int

@@ -82,7 +82,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found."""
+    """The result of a run of the tuner: the settings that it chose, and all that it tried."""
 
     chosen: Prediction
     tried: Sequence[Tried]

@@ -23,7 +23,7 @@ TOO_LATE = "the first token would come too late"
 
 
 class Lateness(NamedTuple):
-    """What is known of an account whose requests would be too late; times are those of one
+    """The scheduler's last refusal of an account whose requests would be too late, in times of one
     clock."""
 
     priority: int

@@ -272,7 +272,7 @@ events = st.builds(
 CALM_S = 60.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rates=st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)),
     events=st.lists(events, min_size=1, max_size=8),
