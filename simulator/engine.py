@@ -153,7 +153,7 @@ class Simulation:
         return ready_s - costs.hop_s + costs.result_s
 
     def _return(self, batch: Batch) -> None:
-        self._n_computed += sum(span.n_tokens for span in batch.spans)
+        self._n_computed += batch.n_tokens
         self.progress.append((self._n_computed, self.now_s))
         token_ids = [self._token_of(span.request) for span in batch.spans if span.is_sampled]
         for update in self._scheduler.apply(batch.iteration, token_ids):

@@ -92,11 +92,13 @@ class AdmissionControl:
 
     def check(self, request: Request, now: float) -> float:
         """Checks that a request would begin in time; returns the seconds that it is foretold to
-        wait for its first token, 0 if nothing can be foretold.
+        wait for its first token, 0 if nothing can be foretold or it may wait for ever.
 
         Raises:
             TooLate: it would not; says when it might.
         """
+        if self.goal_s is None and request.deadline is None:
+            return 0.0
         before = self.backlog.before(request)
         if before.n_requests < 1 or not self.forecast.is_known:
             return 0.0

@@ -1,6 +1,6 @@
 """A set of requests that run one iteration together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.scheduler.core.request import Request
@@ -48,3 +48,8 @@ class Batch:
     """Rows of the ranks' request tables that were given up since the previous batch."""
     n_drafts: int = 0
     """Drafts of all spans."""
+    n_tokens: int = field(init=False)
+    """Tokens of all spans."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_tokens", sum([span.n_tokens for span in self.spans]))

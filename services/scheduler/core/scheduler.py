@@ -17,6 +17,7 @@ With a `Drafter`, a decode may carry drafts, and bring several tokens (`drafting
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -81,12 +82,13 @@ class Scheduler:
         self.pool.grammar_turns.forget()
         self.kv_manager = kv_manager
         self.pipeline_depth = pipeline_depth
+        self.token_hand_off = token_hand_off
         self.drafter = drafter
         self._drafting: Drafting | None = None
         if drafter is not None:
             self._drafting = Drafting(drafter, kv_manager, token_hand_off=token_hand_off)
         self._policy = policy
-        self._token_hand_off = token_hand_off
+        self._can_run = partial(Request.can_run, token_hand_off=token_hand_off)
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
@@ -260,9 +262,6 @@ class Scheduler:
                 updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
         return [*drafted, *(update for update in updates if update is not None)]
 
-    def _can_run(self, request: Request) -> bool:
-        return request.can_run(token_hand_off=self._token_hand_off)
-
     def _schedule(
         self,
         request: Request,
@@ -270,25 +269,27 @@ class Scheduler:
         reservation: Reservation,
         draft: Sequence[int] = (),
     ) -> Span:
-        start = request.n_scheduled
-        is_sampled = n_tokens == request.n_unscheduled
+        start, n_known = request.n_scheduled, request.n_tokens
+        end = start + n_tokens
+        is_sampled = end == n_known + request.n_awaited
         is_admission = request.reservation is None
         if is_admission and request.grammar_digest is not None:
             self.pool.grammar_turns.admit(request.grammar_digest)
-        # A token that has not come back is the last of the sequence, so it is a span by itself.
-        is_known = start < request.n_tokens
-        request.n_scheduled = end = start + n_tokens
+        request.n_scheduled = end
         request.n_awaited += is_sampled
         request.n_in_flight += 1
         request.n_drafts = n_drafts = len(draft)
-        new_block_ids = self.kv_manager.allocate(reservation, end + n_drafts)
+        new_block_ids: list[int] = []
+        if end + n_drafts > reservation.n_stored_at_most:
+            new_block_ids = self.kv_manager.allocate(reservation, end + n_drafts)
         if is_admission:
             request.reservation = reservation
             request.n_cached_tokens = start
             new_block_ids = list(reservation.block_ids)
         if end >= reservation.next_entry_at:
             self.kv_manager.enter(request, reservation)
-        token_ids = request.span(start, n_tokens) if is_known else []
+        # A token that has not come back is the last of the sequence, so it is a span by itself.
+        token_ids = request.span(start, n_tokens) if start < n_known else []
         return Span(
             request,
             start,

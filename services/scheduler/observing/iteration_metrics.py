@@ -182,7 +182,7 @@ class EpochObserver:
         if len(self._untimed) > MAX_UNTIMED:
             del self._untimed[next(iter(self._untimed))]
         self._iterations.batch_size.observe(len(batch.spans))
-        self._iterations.batch_tokens.observe(sum([span.n_tokens for span in batch.spans]))
+        self._iterations.batch_tokens.observe(batch.n_tokens)
         self._note_cache(scheduler.kv_manager)
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:

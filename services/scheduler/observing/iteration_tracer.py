@@ -85,7 +85,6 @@ class _Flight:
         self.batch = batch
         self.start_ns = start_ns
         self.end_ns = start_ns
-        self.n_tokens = sum([span.n_tokens for span in batch.spans])
         pool, memory = scheduler.pool, scheduler.kv_manager
         self.state = (
             scheduler.n_in_flight,
@@ -187,7 +186,7 @@ class IterationTracer:
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(flight.end_ns)
         took_ns = flight.end_ns - max(flight.start_ns, had_room_ns)
-        is_slow = self._pace.is_slow(flight.n_tokens, took_ns)
+        is_slow = self._pace.is_slow(flight.batch.n_tokens, took_ns)
         if flight.span is not None:
             if is_slow:
                 flight.span.set_attribute(semconv.IS_SLOW, True)
@@ -238,7 +237,7 @@ class IterationTracer:
                 **self._common,
                 semconv.ITERATION_NUMBER: batch.iteration,
                 semconv.N_REQUESTS: len(batch.spans),
-                semconv.BATCH_N_TOKENS: flight.n_tokens,
+                semconv.BATCH_N_TOKENS: flight.batch.n_tokens,
                 semconv.N_PREFILLS: sum(map(_is_prefill, batch.spans)),
                 semconv.IN_FLIGHT: n_in_flight,
                 semconv.N_WAITING: n_waiting,

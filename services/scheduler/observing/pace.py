@@ -50,8 +50,7 @@ class Pace:
     def opened(self) -> None: ...
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        n_tokens = sum([span.n_tokens for span in batch.spans])
-        self._in_flight[batch.iteration] = self._now(), len(batch.spans), n_tokens
+        self._in_flight[batch.iteration] = self._now(), len(batch.spans), batch.n_tokens
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
         sent_at, n_spans, n_tokens = self._in_flight.pop(iteration)

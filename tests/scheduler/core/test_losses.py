@@ -64,7 +64,7 @@ def next_epoch(scheduler: Scheduler) -> Scheduler:
         n_blocks=kv_manager.n_blocks,
         block_size=kv_manager.block_size,
         pipeline_depth=scheduler.pipeline_depth,
-        token_hand_off=scheduler._token_hand_off,
+        token_hand_off=scheduler.token_hand_off,
         policy=scheduler._policy,
     )
     following.pool = scheduler.pool
