@@ -1,18 +1,16 @@
 """One client call while it runs.
 
-It is submitted once per answer, a few answers at a time, so that one call cannot fill the pool: as
-the scheduler ends one, the next is submitted. The events of all answers come into one inbox and
-leave it as pieces of text; `close` cancels whatever still runs. Where a pipeline or a scheduler is
-lost, the scheduler client sees to it that each answer goes on.
+It is submitted once per answer (`Submissions`), a few answers at a time, so that one call cannot
+fill the pool. The events of all answers come into one inbox and leave it as pieces of text; `close`
+cancels whatever still runs. Where a pipeline or a scheduler is lost, the scheduler client sees to
+it that each answer goes on.
 
 A call that goes on where a stream broke first makes every answer as it was (`replay`). Those that
 had not come to their end are submitted with their tokens.
 """
 
 import asyncio
-import itertools
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +25,7 @@ from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
 from services.frontend.generation.place import Place
 from services.frontend.generation.replay import replay
+from services.frontend.generation.submissions import Submissions
 from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
@@ -98,10 +97,8 @@ class Generation:
             # The stream that broke, or another that resumes it, may still run here.
             self._submission_id += f"-{secrets.token_hex(8)}"
         self._tokenizer = tokenizer
-        self._scheduler = scheduler
         self._until = until
         self._place = place
-        self._was_held = was_held
         self._resumption = resumption
         self._span = span
         self._trace = span.message
@@ -114,14 +111,15 @@ class Generation:
         """Readers of answers to go on with."""
         self._running: set[str] = set()
         """Answers of which there is more to read."""
-        self._waiting: deque[int] = deque()
-        """Answers that are not submitted yet."""
-        self._at_scheduler: set[str] = set()
-        """Answers that the scheduler has, or that are held for it."""
-        self._unaccepted: set[str] = set()
-        """Answers of these without which there is no start."""
-        self._started: asyncio.Future[None] | None = None
-        self._deadline: float | None = None
+        self._submissions = Submissions(
+            scheduler,
+            self,
+            self._submission,
+            model=model,
+            place=place,
+            was_held=was_held,
+            span=span,
+        )
         self._expiry: asyncio.TimerHandle | None = None
         self._with_tokens: set[int] = set()
         """Answers that have got tokens in this call."""
@@ -196,7 +194,7 @@ class Generation:
     def end_at(self, deadline: float) -> None:
         """Ends the call as timed out at a point in time of the event loop's clock, unless it is
         closed by then."""
-        self._deadline = deadline
+        self._submissions.deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def stop_met(self, index: int) -> str:
@@ -225,18 +223,10 @@ class Generation:
             await self._resume_all(self._resumption)
         if self._inbox.error is not None:
             raise self._inbox.error
-        for index in range(self.n_answers):
-            answer = self._answers.get(self._name(index))
-            if answer is None or not answer.is_finished:
-                self._waiting.append(index)
-                self._running.add(self._name(index))
-        self._place.in_flight.end(self.n_answers - len(self._waiting))
-        self._started = asyncio.get_running_loop().create_future()
-        first = [self._name(index) for index in itertools.islice(self._waiting, self._max_at_once)]
-        self._unaccepted.update(first)
-        self._submit_next(until=self._until)
-        if first:
-            await self._started
+        missing = [index for index in range(self.n_answers) if not self._has_ended(index)]
+        self._running.update(map(self._name, missing))
+        self._place.in_flight.end(self.n_answers - len(missing))
+        await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
         """Yields the pieces of all answers as they come; empty pieces are left out. Those that come
@@ -272,7 +262,7 @@ class Generation:
 
     def put_nowait(self, event: Event, /) -> None:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
-        if event.request_id not in self._at_scheduler:
+        if event.request_id not in self._submissions:
             return
         if isinstance(event, Tokens):
             outlet = self._outlet
@@ -280,18 +270,17 @@ class Generation:
                 self._send_at_once(event, outlet)
                 return
         elif not isinstance(event, PromptLogprobs):
-            self._note_arrival(event)
+            self._submissions.note(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
             if self._inbox.error is not None:
-                self._fail_start(self._inbox.error)
-                self._withdraw()
+                self._give_up(self._inbox.error)
 
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
         if self._expiry is not None:
             self._expiry.cancel()
-        self._withdraw()
+        self._submissions.withdraw()
         self._running.clear()
         self._inbox.close()
         self._span.closed(self.usage.completion_tokens)
@@ -307,50 +296,22 @@ class Generation:
         if event.request_id not in self._running:
             self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
 
-    @property
-    def _max_at_once(self) -> int:
-        return self._place.max_at_once
-
     def _name(self, index: int) -> str:
         return f"{self._submission_id}-{index}"
-
-    def _note_arrival(self, event: Event) -> None:
-        """Notes what an event means for the answers that are not submitted yet, and for the
-        start."""
-        if isinstance(event, Failed):
-            self._waiting.clear()  # the call will end with the error, once it is read
-            if event.request_id in self._unaccepted:
-                self._fail_start(event.error)
-        self._unaccepted.discard(event.request_id)
-        if event.is_last:
-            self._end_at_scheduler(event.request_id)
-        if not self._unaccepted and self._started is not None and not self._started.done():
-            self._started.set_result(None)
 
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
         self._inbox.fail(error)
-        self._fail_start(error)
-        self._withdraw()
+        self._give_up(error)
 
-    def _fail_start(self, error: Exception) -> None:
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
+    def _give_up(self, error: Exception) -> None:
+        self._submissions.fail_start(error)
+        self._submissions.withdraw()
 
-    def _end_at_scheduler(self, request_id: str) -> None:
-        """Notes that the scheduler has no more to do with an answer, and submits the next."""
-        if request_id in self._at_scheduler:
-            self._at_scheduler.remove(request_id)
-            self._place.in_flight.end(1)
-            self._submit_next(until=None)
-
-    def _withdraw(self) -> None:
-        """Cancels all answers that the scheduler has, and submits no more."""
-        self._waiting.clear()
-        for request_id in self._at_scheduler:
-            self._scheduler.cancel(request_id)
-        self._at_scheduler.clear()
-        self._place.in_flight.close()
+    def _has_ended(self, index: int) -> bool:
+        """Returns whether an answer has ended in what the client has."""
+        answer = self._answers.get(self._name(index))
+        return answer is not None and answer.is_finished
 
     async def _resume_all(self, resumption: Resumption) -> None:
         """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
@@ -386,39 +347,25 @@ class Generation:
         self._answers[self._name(index)] = answer
         return answer
 
-    def _submit_next(self, *, until: float | None) -> None:
-        """Submits as many answers as the scheduler may have; those after the first ones are tried
-        as long as those that it has had, since their client has been promised them."""
-        while self._waiting and len(self._at_scheduler) < self._max_at_once:
-            self._submit(self._waiting.popleft(), until=until)
-
-    def _submit(self, index: int, *, until: float | None) -> None:
+    def _submission(self, index: int) -> scheduler_pb2.Submission:
+        """Returns the message that submits an answer."""
         request_id, prompt = self._name(index), self._prompt_at(index)
         if request_id not in self._answers:
             self._begin(index)
-        self._at_scheduler.add(request_id)
-        self._scheduler.submit(
-            scheduler_pb2.Submission(
-                request_id=request_id,
-                prompt_token_ids=prompt.token_ids,
-                # An answer without tokens has the prompt's log-probabilities, which come with one.
-                max_new_tokens=max(1, prompt.max_new_tokens),
-                n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
-                n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
-                sampling=to_proto(self._sampling(index, prompt)),
-                trace=self._trace,
-                generated_token_ids=self._tokens_so_far(index),
-                account=self._place.account,
-                priority=self.options.priority,
-                cache_salt=self.options.cache_salt,
-                is_uncached=not self.options.cache_prompt,
-            ),
-            self,
-            model=self._pipeline_model,
-            until=until,
-            deadline=self._deadline,
-            was_held=self._was_held or until is None,
-            span=self._span,
+        return scheduler_pb2.Submission(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            # An answer without tokens has the prompt's log-probabilities, which come with one.
+            max_new_tokens=max(1, prompt.max_new_tokens),
+            n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
+            n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
+            sampling=to_proto(self._sampling(index, prompt)),
+            trace=self._trace,
+            generated_token_ids=self._tokens_so_far(index),
+            account=self._place.account,
+            priority=self.options.priority,
+            cache_salt=self.options.cache_salt,
+            is_uncached=not self.options.cache_prompt,
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
@@ -489,8 +436,7 @@ class Generation:
 
     def _cut_off(self, event: Tokens, last: Piece) -> Piece:
         """Has the scheduler end an answer that has ended here; returns its last piece."""
-        self._scheduler.cancel(event.request_id)
-        self._end_at_scheduler(event.request_id)
+        self._submissions.cut_off(event.request_id)
         return last
 
     def _note_first(self, event: Tokens, index: int) -> None:

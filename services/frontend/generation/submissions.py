@@ -1,0 +1,123 @@
+"""The answers of one call as far as the scheduler has to do with them.
+
+A few are submitted at a time, and as the scheduler ends one, the next. Those after the first ones
+are tried as long as those that it has had, since their client has been promised them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+
+from orcinus.v1 import scheduler_pb2
+
+from services.frontend.generation.place import Place
+from services.frontend.link.scheduler_client import SchedulerClient
+from services.frontend.link.scheduler_events import Event, Failed
+from services.frontend.link.submitted_request import Inbox
+from services.frontend.observing.request_span import RequestSpan
+
+
+class Submissions:
+    """Submits the answers of a call, and cancels what is left of them at its end."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerClient,
+        inbox: Inbox,
+        submission_of: Callable[[int], scheduler_pb2.Submission],
+        *,
+        model: str,
+        place: Place,
+        was_held: bool,
+        span: RequestSpan,
+    ) -> None:
+        """`inbox` gets the events of all answers; `submission_of` returns what is submitted for one
+        by its index."""
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._submission_of = submission_of
+        self._model = model
+        self._place = place
+        self._was_held = was_held
+        self._span = span
+        self.deadline: float | None = None
+        """When the scheduler may give up what waits, by the event loop's clock."""
+        self._waiting: deque[int] = deque()
+        """Answers that are not submitted yet."""
+        self._at_scheduler: set[str] = set()
+        """Answers that the scheduler has, or that are held for it."""
+        self._unaccepted: set[str] = set()
+        """Answers of these without which there is no start."""
+        self._started: asyncio.Future[None] | None = None
+
+    def __contains__(self, request_id: str) -> bool:
+        """Returns whether the scheduler has an answer, or it is held for it."""
+        return request_id in self._at_scheduler
+
+    async def start(self, indices: Collection[int], *, until: float) -> None:
+        """Submits the first answers and waits until they are in the pool. They may be held until
+        `until`, a point in time of the event loop's clock.
+
+        Raises:
+            OrcinusError: why one of them is not.
+        """
+        self._started = asyncio.get_running_loop().create_future()
+        self._waiting.extend(indices)
+        self._submit_next(until=until)
+        if indices:
+            await self._started
+
+    def note(self, event: Event) -> None:
+        """Notes what an event means for the answers that are not submitted yet, and for the
+        start."""
+        if isinstance(event, Failed):
+            self._waiting.clear()  # the call will end with the error, once it is read
+            if event.request_id in self._unaccepted:
+                self.fail_start(event.error)
+        self._unaccepted.discard(event.request_id)
+        if event.is_last:
+            self._end(event.request_id)
+        if not self._unaccepted and self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def fail_start(self, error: Exception) -> None:
+        """Makes `start` raise, if it still waits."""
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+
+    def cut_off(self, request_id: str) -> None:
+        """Has the scheduler end an answer, and submits the next."""
+        self._scheduler.cancel(request_id)
+        self._end(request_id)
+
+    def withdraw(self) -> None:
+        """Cancels all answers that the scheduler has, and submits no more."""
+        self._waiting.clear()
+        for request_id in self._at_scheduler:
+            self._scheduler.cancel(request_id)
+        self._at_scheduler.clear()
+        self._place.in_flight.close()
+
+    def _end(self, request_id: str) -> None:
+        if request_id in self._at_scheduler:
+            self._at_scheduler.remove(request_id)
+            self._place.in_flight.end(1)
+            self._submit_next(until=None)
+
+    def _submit_next(self, *, until: float | None) -> None:
+        """Submits as many answers as the scheduler may have; the first ones, which there is no
+        start without, with a time until which they are tried."""
+        while self._waiting and len(self._at_scheduler) < self._place.max_at_once:
+            submission = self._submission_of(self._waiting.popleft())
+            self._at_scheduler.add(submission.request_id)
+            if until is not None:
+                self._unaccepted.add(submission.request_id)
+            self._scheduler.submit(
+                submission,
+                self._inbox,
+                model=self._model,
+                until=until,
+                deadline=self.deadline,
+                was_held=self._was_held or until is None,
+                span=self._span,
+            )
