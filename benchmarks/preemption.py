@@ -2,6 +2,7 @@
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.preemption /tmp/llama-125m
+    python -m benchmarks.preemption /tmp/llama-125m --memory 2 --rounds 8
 
 Requests of mixed lengths come all at once. All have the same `max_tokens`, four times what they use
 in the mean; a stop token ends them. The K/V memory is a quarter of what a full batch reserves.
@@ -10,12 +11,16 @@ one that is optimistic, in turns. Answers must be the same tokens in all runs, w
 and recomputed.
 
 Printed are the throughput of each run, and how often a request was put down. The ratio is the
-median over the rounds. With `--memory 1` there is memory for all reservations, and the ratio is
-what the books of optimistic admission cost.
+median over the rounds. It cannot be more than what a full batch is worth to the machine, compared
+with a quarter of one: a processor computes 32 requests hardly faster than 8. With `--memory 2`
+there is memory for all reservations, and the ratio is what the books of optimistic admission cost.
+
+There are no drafts, which make small batches faster: a model of random weights repeats itself.
 """
 
 import argparse
 import asyncio
+import json
 import re
 import statistics
 import sys
@@ -29,11 +34,11 @@ import numpy as np
 import uvloop
 from matplotlib.figure import Figure
 
-from benchmarks import local_system
+from benchmarks import local_system, machine
 
 TIMEOUT_S = 600.0
 FIRST_TOKEN_ID, VOCAB_SIZE, STOP_TOKEN_ID = 4, 1000, 3
-BATCH_SIZE, BLOCK_SIZE = 32, 16
+BLOCK_SIZE = 16
 PREEMPTIONS = re.compile(r"^orcinus_preemptions_total (\S+)", re.MULTILINE)
 
 
@@ -73,11 +78,11 @@ def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def n_slots(requests: list[dict[str, Any]], share: float) -> int:
+def n_slots(requests: list[dict[str, Any]], batch_size: int, share: float) -> int:
     """Returns K/V slots for a share of what a full batch of these requests reserves, and at least
     for the longest."""
     needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
-    wanted = int(share * BATCH_SIZE * statistics.mean(needs))
+    wanted = int(share * batch_size * statistics.mean(needs))
     return max(wanted, max(needs) + BLOCK_SIZE)
 
 
@@ -85,17 +90,17 @@ async def run_once(options: argparse.Namespace, *, is_optimistic: bool) -> Run:
     """Serves all requests with a system of its own."""
     requests = bodies(options)
     admission = "optimistic" if is_optimistic else "reserve"
-    slots = n_slots(requests, options.memory)
+    slots = n_slots(requests, options.batch_size, options.memory)
     arguments = [f"--model={options.model}", "--log-level=ERROR", "--metrics"]
-    arguments += [f"--max-batch-size={BATCH_SIZE}", *options.system.split()]
-    arguments += [f"--scheduler=admission={admission},n_slots={slots}"]
+    arguments += [f"--max-batch-size={options.batch_size}", *options.system.split()]
+    arguments += [f"--scheduler=admission={admission},n_slots={slots},speculative_tokens=0"]
     limits = httpx.Limits(max_connections=options.requests)
     async with (
         local_system.running(arguments) as system,
         httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S, limits=limits) as client,
     ):
         # What requests use is learned from those before.
-        await asyncio.gather(*(ask(client, request) for request in requests[:BATCH_SIZE]))
+        await asyncio.gather(*(ask(client, request) for request in requests[: options.batch_size]))
         before = await n_preemptions(client, system.metrics["scheduler"])
         start_s = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, request) for request in requests))
@@ -120,28 +125,34 @@ async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
     return int(float(found[1]))
 
 
-def report(runs: list[Run]) -> list[str]:
-    """Returns the figures for people.
+def report(runs: list[Run]) -> str:
+    """Returns what the runs are to each other, for people.
 
     Raises:
         RuntimeError: answers differ.
     """
     if any(run.answers != runs[0].answers for run in runs):
         raise RuntimeError("answers differ")
-    lines = [
-        f"{'optimistic' if run.is_optimistic else 'reserving':>10}: "
-        f"{run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} put down"
-        for run in runs
-    ]
-    ratios = [
+    return f"throughput {ratio(runs):.3f} x, same tokens"
+
+
+def line_of(run: Run) -> str:
+    """Returns the figures of one run for people."""
+    kind = "optimistic" if run.is_optimistic else "reserving"
+    return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} put down"
+
+
+def ratio(runs: list[Run]) -> float:
+    """Returns the throughput of optimistic admission as a multiple of the other's, the median of
+    the rounds."""
+    return statistics.median(
         lent.tokens_per_s / reserved.tokens_per_s
         for reserved, lent in zip(
             (run for run in runs if not run.is_optimistic),
             (run for run in runs if run.is_optimistic),
             strict=True,
         )
-    ]
-    return [*lines, f"throughput {statistics.median(ratios):.3f} x, same tokens"]
+    )
 
 
 def draw(path: Path, runs: list[Run]) -> None:
@@ -167,9 +178,26 @@ async def run(options: argparse.Namespace) -> None:
     for number in range(options.rounds):
         for is_optimistic in (False, True) if number % 2 == 0 else (True, False):
             runs.append(await run_once(options, is_optimistic=is_optimistic))
-    sys.stdout.write("\n".join(report(runs)) + "\n")
+            sys.stdout.write(line_of(runs[-1]) + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(report(runs) + "\n")
     if options.png is not None:
         draw(options.png, runs)
+    if options.json is not None:
+        record = {**machine.describe(), "ratio": round(ratio(runs), 3), "runs": rows(runs)}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def rows(runs: list[Run]) -> list[dict[str, Any]]:
+    """Returns the figures of all runs for a record."""
+    return [
+        {
+            "is_optimistic": run.is_optimistic,
+            "tokens_per_s": round(run.tokens_per_s, 1),
+            "n_preemptions": run.n_preemptions,
+        }
+        for run in runs
+    ]
 
 
 def main() -> None:
@@ -177,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("--requests", type=int, default=192)
+    parser.add_argument("--batch-size", type=int, default=16, help="requests of a full batch")
     parser.add_argument("--n-prompt", type=int, default=64, help="longest prompt")
     parser.add_argument("--n-used", type=int, default=256, help="longest answer")
     parser.add_argument("--memory", type=float, default=0.25, help="share of all reservations")
@@ -184,6 +213,7 @@ def main() -> None:
     parser.add_argument("--system", default="", help="more options of services.local")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--png", type=Path, default=None)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record")
     uvloop.run(run(parser.parse_args()))
 
 

@@ -212,8 +212,19 @@ async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bo
     return Chat(has_cache, tuple(turns), name)
 
 
+def line_of(one: Chat, n_turns: int) -> str:
+    """Returns the figures of one chat for people."""
+    first = one.first_token_s(range(2, n_turns + 1))
+    cached = f"; {one.n_cached} prompt tokens cached" if one.engine == OURS else ""
+    return (
+        f"{one.engine}, cache {'on ' if one.has_cache else 'off'}: first token from turn 2 on "
+        f"{1e3 * first.median:7.1f} ms, p99 {1e3 * first.p99:7.1f} ms; "
+        f"{one.tokens_per_s:7.1f} tokens/s{cached}"
+    )
+
+
 def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
-    """Returns the figures for people.
+    """Returns what chats are to each other, for people.
 
     Raises:
         RuntimeError: our answers differ, or our cache had nothing.
@@ -222,14 +233,6 @@ def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
     if any(one.answers != ours[0].answers for one in ours):
         raise RuntimeError("answers with and without the cache differ")
     later, lines = range(2, n_turns + 1), []
-    for one in chats:
-        first = one.first_token_s(later)
-        cached = f"; {one.n_cached} prompt tokens cached" if one.engine == OURS else ""
-        lines.append(
-            f"{one.engine}, cache {'on ' if one.has_cache else 'off'}: first token from turn 2 on "
-            f"{1e3 * first.median:7.1f} ms, p99 {1e3 * first.p99:7.1f} ms; "
-            f"{one.tokens_per_s:7.1f} tokens/s{cached}"
-        )
     off = [one for one in ours if not one.has_cache]
     on = [one for one in ours if one.has_cache]
     if not all(one.n_cached for one in on):
@@ -290,7 +293,7 @@ def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
 
 async def run(options: argparse.Namespace) -> None:
     """Runs all rounds, and says what came of them."""
-    chats = []
+    chats: list[Chat] = []
     kinds = [(name, has_cache) for name in (OURS, *options.peers) for has_cache in (False, True)]
     for number in range(options.rounds):
         for name, has_cache in kinds[:: -1 if number % 2 else 1]:
@@ -298,6 +301,8 @@ async def run(options: argparse.Namespace) -> None:
                 chats.append(await serve(options, has_cache=has_cache))
             else:
                 chats.append(await serve_by_peer(options, name, has_cache=has_cache))
+            sys.stdout.write(line_of(chats[-1], options.turns) + "\n")
+            sys.stdout.flush()
     sys.stdout.write("\n".join(report(chats, options.turns)) + "\n")
     if options.json is not None:
         meta = machine.describe()
