@@ -152,11 +152,11 @@ class Connection:
         self._note_update(error.message)
 
     def update(self, update: Update) -> None:
-        request, token_id, reason = update.request, update.token_id, update.finish_reason
-        if update.logprobs is not None:
-            self._add_with_logprobs(update, update.logprobs)
+        request, token_id, reason, n_generated, message, logprobs = update
+        if logprobs is not None:
+            self._add_with_logprobs(update, logprobs)
         elif token_id is not None:
-            start = update.n_generated - 1
+            start = n_generated - 1
             number = self._numbers.get(request) if start else None
             if number is None:
                 self._outbox.tokens.add(
@@ -170,7 +170,7 @@ class Connection:
         if reason is not None:
             self._forget(request)
             self._outbox.completed.add(
-                request_id=request.request_id, reason=_REASONS[reason], message=update.message
+                request_id=request.request_id, reason=_REASONS[reason], message=message
             )
         self._n_outbox_bytes += UPDATE_BYTES
         self._n_unsent_bytes += UPDATE_BYTES

@@ -117,12 +117,12 @@ class SchedulerService:
         for frontend in self._frontends:
             frontend.check_unsent()
         for update in updates:
-            request, reason = update.request, update.finish_reason
-            if update.token_id is not None:
+            request, token_id, reason, n_generated, _, _ = update
+            if token_id is not None:
                 if request.account is not None:
                     request.account.charge(1, now)
                 # One that has its very first token may have been put down since.
-                if update.n_generated == 1 or request.n_new_tokens == 1:
+                if n_generated == 1 or request.n_new_tokens == 1:
                     self._observer.first_token(request)
             if reason is None:
                 self._connections[request].update(update)

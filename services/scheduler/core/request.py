@@ -144,7 +144,7 @@ class Request:
     @property
     def n_new_tokens(self) -> int:
         """The number of tokens that it has generated since it began, or began anew."""
-        return self.n_tokens - self.n_prefill_tokens
+        return len(self.prompt_token_ids) + len(self.generated_token_ids) - self.n_prefill_tokens
 
     @property
     def n_unscheduled(self) -> int:

@@ -113,6 +113,10 @@ class Scheduler:
     def n_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def n_reserved_slots(self) -> int:
+        return self.kv_manager.n_reserved_slots
+
     def submit(self, request: Request) -> None:
         """Puts a request into the pool.
 
