@@ -30,19 +30,21 @@ class Work(NamedTuple):
     """K/V slots that spans of one token read."""
     n_prompt_pairs: int
     """Pairs of a token of a longer span and one that it attends to."""
+    n_spans: int
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int, bool]]) -> "Work":
         """Returns the size of a batch of spans: start position, tokens, whether one is sampled."""
-        n_tokens = n_sampled = n_decode_slots = n_prompt_pairs = 0
+        n_tokens = n_sampled = n_decode_slots = n_prompt_pairs = n_spans = 0
         for start, n, is_sampled in spans:
+            n_spans += 1
             n_tokens += n
             n_sampled += is_sampled
             if n == 1:
                 n_decode_slots += start + 1
             else:
                 n_prompt_pairs += n * start + n * (n + 1) // 2
-        return cls(n_tokens, n_sampled, n_decode_slots, n_prompt_pairs)
+        return cls(n_tokens, n_sampled, n_decode_slots, n_prompt_pairs, n_spans)
 
 
 def features(work: Work) -> tuple[float, ...]:

@@ -3,10 +3,8 @@
     arrival or result → take it in → select while batches may be sent → stages, one after the other
 
 It does what the serving loop, the engine master and the ranks do together. The loop sends batches
-whenever something has come, and once more between two results that have come at once. A stage runs
-batches in their order, one at a time, and may begin when its plan (stage 0) or its activations have
-come and the batch before is finished. Sampled tokens mean nothing here; a request ends with as many
-as its trace says.
+whenever something has come, and once more between two results that have come at once. Sampled
+tokens mean nothing here; a request ends with as many as its trace says.
 """
 
 from array import array
@@ -15,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, groupby
+from typing import Protocol
 
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
-from services.scheduler.core.scheduler import Scheduler
-from simulator.costs import Costs, Work
+from services.scheduler.core.scheduler import Update
+from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
+from simulator.virtual_pipeline import VirtualPipeline
 from simulator.workload import Lengths
 
 A_TOKEN, STOP_TOKEN = 7, 0
@@ -55,10 +55,30 @@ def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Ar
     ]
 
 
+class Scheduling(Protocol):
+    """The part of a `Scheduler` that the engine drives; baselines have it too."""
+
+    @property
+    def n_reserved_slots(self) -> int:
+        """K/V slots that requests have reserved."""
+
+    def submit(self, request: Request) -> None:
+        """Takes a request in."""
+
+    def select(self) -> Batch | None:
+        """Returns the next batch to run, None if there is none or enough are in flight."""
+
+    def take_put_down(self) -> Sequence[Request]:
+        """Returns the requests that were put down since the last call."""
+
+    def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
+        """Takes the tokens of a batch, one for each sampled span in order."""
+
+
 class Simulation:
     """One run, from the first arrival until all requests have ended, or for as long as is asked."""
 
-    def __init__(self, scheduler: Scheduler, costs: Costs, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, scheduler: Scheduling, costs: Costs, arrivals: Sequence[Arrival]) -> None:
         """`scheduler` is fresh; its `pipeline_depth` and `token_hand_off` should fit the number of
         stages."""
         self.now_s = 0.0
@@ -73,8 +93,7 @@ class Simulation:
         self._of: dict[Request, Arrival] = {}
         self._first_token_s: dict[Request, float] = {}
         self._ended: list[RequestTimes] = []
-        self._stage_free_s = [0.0] * costs.n_stages
-        self._busy_s = [0.0] * costs.n_stages
+        self._pipeline = VirtualPipeline(costs)
         self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of their return
         self._order = count()
         self._n_computed = 0
@@ -107,7 +126,7 @@ class Simulation:
             n_iterations=self._n_iterations,
             mean_batch_size=self._n_spans / max(1, self._n_iterations),
             max_reserved_slots=self._max_reserved_slots,
-            busy=tuple(busy_s / duration_s for busy_s in self._busy_s),
+            busy=tuple(busy_s / duration_s for busy_s in self._pipeline.busy_s),
         )
 
     def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
@@ -131,26 +150,12 @@ class Simulation:
     def _send_batches(self) -> None:
         while (batch := self._scheduler.select()) is not None:
             self._scheduler.take_put_down()
-            heappush(self._results, (self._result_s(batch), next(self._order), batch))
+            result_s = self._pipeline.send(batch, self.now_s)
+            heappush(self._results, (result_s, next(self._order), batch))
             self._n_iterations += 1
             self._n_spans += len(batch.spans)
-        n_reserved = self._scheduler.kv_manager.n_reserved_slots
+        n_reserved = self._scheduler.n_reserved_slots
         self._max_reserved_slots = max(self._max_reserved_slots, n_reserved)
-
-    def _result_s(self, batch: Batch) -> float:
-        """Lets a batch run through all stages; returns the time at which its tokens are applied."""
-        costs = self._costs
-        work = Work.of(
-            (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans
-        )
-        ready_s = self.now_s + costs.plan_s
-        for index in range(costs.n_stages):
-            begin_s = max(ready_s, self._stage_free_s[index])
-            stage_s = costs.stage_s(index, work)
-            self._stage_free_s[index] = begin_s + stage_s
-            self._busy_s[index] += stage_s
-            ready_s = begin_s + stage_s + costs.hop_s
-        return ready_s - costs.hop_s + costs.result_s
 
     def _return(self, batch: Batch) -> None:
         self._n_computed += batch.n_tokens

@@ -26,13 +26,17 @@ def works(n: int, *, seed: int = 0) -> list[Work]:
 
 def test_work_counts_tokens_slots_and_pairs() -> None:
     assert Work.of([(9, 1, True), (0, 4, False), (4, 2, True)]) == Work(
-        n_tokens=7, n_sampled=2, n_decode_slots=10, n_prompt_pairs=1 + 2 + 3 + 4 + 5 + 6
+        n_tokens=7,
+        n_sampled=2,
+        n_decode_slots=10,
+        n_prompt_pairs=1 + 2 + 3 + 4 + 5 + 6,
+        n_spans=3,
     )
 
 
 @given(st.integers(0, 5000))
 def test_the_parts_between_knots_add_up_to_the_tokens(n_tokens: int) -> None:
-    row = features(Work(n_tokens, 0, 0, 0))
+    row = features(Work(n_tokens, 0, 0, 0, 0))
     assert len(row) == N_FEATURES
     assert sum(row[1 : 1 + len(KNOTS)]) == n_tokens
 

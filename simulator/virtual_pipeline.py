@@ -1,0 +1,34 @@
+"""The stages of a pipeline in virtual time.
+
+A stage runs batches in their order, one at a time, and may begin when its plan (stage 0) or its
+activations have come and the batch before is finished.
+"""
+
+from services.scheduler.core.batch import Batch
+from simulator.costs import Costs, Work
+
+
+class VirtualPipeline:
+    """Stages that are free, or busy until some time."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._free_s = [0.0] * costs.n_stages
+        self.busy_s = [0.0] * costs.n_stages
+        """Seconds for which each stage has had something to do."""
+
+    def send(self, batch: Batch, now_s: float) -> float:
+        """Lets a batch that is selected now run through all stages; returns the time at which its
+        tokens are applied."""
+        costs = self._costs
+        work = Work.of(
+            (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans
+        )
+        ready_s = now_s + costs.plan_s
+        for index in range(costs.n_stages):
+            begin_s = max(ready_s, self._free_s[index])
+            stage_s = costs.stage_s(index, work)
+            self._free_s[index] = begin_s + stage_s
+            self.busy_s[index] += stage_s
+            ready_s = begin_s + stage_s + costs.hop_s
+        return ready_s - costs.hop_s + costs.result_s
