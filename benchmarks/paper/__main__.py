@@ -1,0 +1,162 @@
+"""`python -m benchmarks.paper`: fits Figure 9, predicts Figures 10 and 11, and draws them."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.paper import drawing
+from benchmarks.paper.fit import errors, fit, rms
+from benchmarks.paper.gpu_costs import Gpu
+from benchmarks.paper.published import (
+    FIGURE_10,
+    HEADLINE_MS_PER_TOKEN,
+    HEADLINE_PER_S,
+    Point,
+)
+from benchmarks.paper.sweep import Run, latency_at, run_all, throughput_at
+from simulator.workload import Lengths, equal_lengths, mixed_lengths
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+RESULTS = ROOT / "benchmarks" / "results" / "paper.json"
+
+SYSTEMS_10 = {
+    "orca(32)": (0.14, 0.4, 0.8, 1.5, 2.5, 4.0, 5.0, 6.0, 6.5, 7.0, 8.0, 10.0),
+    "orca(16)": (0.14, 0.4, 0.8, 1.5, 2.5, 4.0, 4.5, 5.0, 6.0),
+    "orca(8)": (0.14, 0.4, 0.8, 1.5, 2.0, 2.5, 3.0, 3.5, 4.5),
+    "orca(1)": (0.14, 0.25, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8),
+    "ft(1,1)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
+    "ft(8,8)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
+}
+"""Systems of Figure 10, each with rates from where it has nothing to do to where it can't keep
+up."""
+
+SYSTEMS_11 = {
+    "orca(32)": 12,
+    "orca(8)": 12,
+    "orca(1)": 12,
+    "ft(1,1)": 12,
+    "ft(8,4)": 12,
+    "ft(8,8)": 12,
+    "ft(16,8)": 12,
+}
+"""Systems of Figure 11, and how many rates each is run at."""
+
+HOMOGENEOUS = ((32, 32), (256, 256))
+"""Tokens of prompts and outputs in the parts of Figure 11."""
+
+
+def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str, Any]:
+    """Returns the points of all systems by model and system."""
+    runs = [
+        Run(model, system, rate, lengths)
+        for model in FIGURE_10
+        for system, rates in SYSTEMS_10.items()
+        for rate in rates
+    ]
+    # One stage has one batch in flight by Algorithm 1. The paper's points look as if it had two.
+    runs += [
+        Run("101B", "orca(32)", rate, lengths, n_in_flight=2) for rate in SYSTEMS_10["orca(32)"]
+    ]
+    curves: dict[str, dict[str, list[Point]]] = {model: {} for model in FIGURE_10}
+    for one, point in zip(runs, run_all(runs, engines), strict=True):
+        name = one.system if one.n_in_flight is None else f"{one.system}, two in flight"
+        curves[one.model].setdefault(name, []).append(point)
+    return curves
+
+
+def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[str, Any]]:
+    """Returns each point of the paper with the throughput at its latency and the latency at its
+    throughput, as parts of the paper's."""
+    return [
+        {
+            "model": model,
+            "system": system,
+            "paper": point,
+            "throughput": _part(throughput_at(curves[model][system], point[1]), point[0]),
+            "latency": _part(latency_at(curves[model][system], point[0]), point[1]),
+        }
+        for model, systems in FIGURE_10.items()
+        for system, points in systems.items()
+        for point in points
+    ]
+
+
+def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
+    """Returns the throughputs for 175B at the latency of the abstract, and their ratio."""
+    found = {
+        system: throughput_at(curves[system], HEADLINE_MS_PER_TOKEN) or 0.0
+        for system in HEADLINE_PER_S
+    }
+    orca, ft = found.values()
+    return {**found, "ratio": orca / ft if ft else float("inf")}
+
+
+def figure_11(engines: dict[str, Gpu], n_requests: int) -> dict[str, dict[str, list[Point]]]:
+    """Returns the points of all systems for 175B by the lengths of requests and the system."""
+    runs = []
+    for n_prompt, n_output in HOMOGENEOUS:
+        lengths = equal_lengths(n_requests, n_prompt=n_prompt, n_output=n_output)
+        top = 24.0 if n_output == 32 else 3.0
+        runs += [
+            Run("175B", system, top * 2.0 ** (-step / 1.6), lengths)
+            for system, n_rates in SYSTEMS_11.items()
+            for step in reversed(range(n_rates))
+        ]
+    curves: dict[str, dict[str, list[Point]]] = {}
+    for one, point in zip(runs, run_all(runs, engines), strict=True):
+        part = f"{one.lengths[0].n_prompt} and {one.lengths[0].n_output} tokens"
+        curves.setdefault(part, {}).setdefault(one.system, []).append(point)
+    return curves
+
+
+def _part(found: float | None, reported: float) -> float | None:
+    return None if found is None else round(found / reported, 3)
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000, help="in each trace")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file for the figures, JSON")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the plots")
+    options = parser.parse_args()
+
+    engines = fit()
+    residuals = errors(engines)
+    print(f"Figure 9: {100 * rms([error for _, error in residuals]):.1f} % RMS")
+    for name, gpu in engines.items():
+        print(f"  {name}: {gpu}")
+    lengths = mixed_lengths(options.requests, seed=options.seed)
+    curves = figure_10(lengths, engines)
+    rows = compare(curves)
+    for row in rows:
+        throughput, latency_ms = row["paper"]
+        print(
+            f"{row['model']} {row['system']:>9} {throughput:6.3f}/s {latency_ms:6.1f} ms: "
+            f"throughput {row['throughput']} x, latency {row['latency']} x"
+        )
+    result = headline(curves["175B"])
+    print(f"175B at {HEADLINE_MS_PER_TOKEN:g} ms per token: {result}")
+    equal = figure_11(engines, options.requests // 3)
+    drawing.figure_10(options.images / "paper_figure_10.png", curves)
+    drawing.figure_11(options.images / "paper_figure_11.png", equal)
+    record = {
+        **machine.describe(),
+        "engines": {name: asdict(gpu) for name, gpu in engines.items()},
+        "figure_9": residuals,
+        "figure_10": curves,
+        "compared": rows,
+        "headline": result,
+        "figure_11": equal,
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Cellular batching (BatchMaker, Gao et al., EuroSys'18), applied to Transformers.
+
+BatchMaker lets requests join and leave between cells of a recurrent network, and batches cells that
+have the same weights. In a Transformer the cells of two requests are alike only at the same
+position: attention has another length elsewhere (Orca, section 7). So an iteration has requests
+with as many tokens stored and as many to store.
+"""
+
+from collections.abc import Sequence
+
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Selection
+from services.scheduler.core.request import Request
+from services.scheduler.core.request_pool import RequestPool
+
+
+class CellularPolicy:
+    """The first request in the pool's order, and those at the same position."""
+
+    def __init__(self, *, max_batch_size: int) -> None:
+        self.max_batch_size = max_batch_size
+
+    def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
+        """Returns requests that are at the position of the first that can run."""
+        selections: list[Selection] = []
+        position: tuple[int, int] | None = None
+        for request in pool.candidates():
+            if len(selections) == self.max_batch_size:
+                break
+            own = request.n_scheduled, request.n_unscheduled
+            if position is not None and own != position:
+                continue
+            reservation = request.reservation or kv_manager.reserve(request)
+            if reservation is None:
+                break
+            position = own
+            selections.append(Selection(request, request.n_unscheduled, reservation))
+        return selections
+
+    def is_full(self, ready: Sequence[Request]) -> bool:
+        """Returns whether these requests are a batch, or more."""
+        return len(ready) >= self.max_batch_size

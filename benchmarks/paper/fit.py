@@ -1,0 +1,116 @@
+"""Finds the parameters of the paper's engines from Figure 9, and from nothing else.
+
+Part b, 101B on one stage, has the time of batches by size and length of prompts. Of part c, 175B on
+two stages, the text gives two numbers: one time of Orca's, and how much longer FasterTransformer
+takes at most. Errors are of logarithms, so that all points count alike. Both engines use the same
+libraries for products (section 6.1), so what reads and multiplies is the same.
+
+Figure 9 cannot tell the time of a layer that depends on nothing from that of reading its weights:
+both are in each iteration, and with one stage they grow alike. So the former is not fitted but the
+sum of its parts, `LAYER_S`.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq, least_squares
+
+from benchmarks.paper.gpu_costs import Gpu, GpuCosts
+from benchmarks.paper.models import MODELS, PaperModel
+from benchmarks.paper.published import (
+    BATCH_SIZES,
+    FIGURE_9B_MS,
+    FIGURE_9C_FASTER,
+    FIGURE_9C_MS_PER_TOKEN,
+    N_OUTPUT,
+)
+from simulator.costs import Work
+
+PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
+"""An A100's bytes and multiplications a second, in fp16, by its data sheet."""
+
+LAYER_S = 2 * 25e-6 + 10 * 5e-6
+"""Time of a layer of Orca's that depends on nothing: two sums over the 8 GPUs of a host, and ten
+launches of kernels. With NCCL over NVLink the sum of a small tensor takes 20 to 30 us, a launch
+some 5 us."""
+
+START = (1.0e12, 100e12, 4e-6, 1e-4, 2e-6)
+"""Where the search begins: bandwidth, products, time of a request in a layer; then the two times of
+a layer of FasterTransformer's."""
+
+LARGEST = (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4)
+SMALLEST_PART = 1e-4
+"""The bounds, in the same order, and the part of each below which nothing is looked for."""
+
+LARGEST_SYNC_S = 1.0
+
+
+def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
+    """Returns the time of a batch of equal requests from its prompts to its last tokens, with
+    nothing else in the pipeline."""
+    prefill = Work.of([(0, n_prompt, True)] * batch_size)
+    decodes = (
+        Work.of([(n_prompt + n_before, 1, True)] * batch_size) for n_before in range(n_output - 1)
+    )
+    return sum(map(costs.iteration_s, (prefill, *decodes)))
+
+
+def fit() -> dict[str, Gpu]:
+    """Returns the parameters of both engines, `orca` and `ft`."""
+
+    def residuals(logs: npt.NDArray[np.float64]) -> list[float]:
+        return [error for _, error in errors(_engines(np.exp(logs)))]
+
+    found = least_squares(
+        residuals,
+        np.log(START),
+        bounds=(np.log(np.multiply(LARGEST, SMALLEST_PART)), np.log(LARGEST)),
+    )
+    engines = _engines(np.exp(found.x))
+    sync_s = brentq(partial(_sync_error, engines), 0.0, LARGEST_SYNC_S)
+    return {**engines, "ft": replace(engines["ft"], sync_s=float(sync_s))}
+
+
+def errors(engines: dict[str, Gpu]) -> list[tuple[str, float]]:
+    """Returns each point of Figure 9 with the logarithm of the model's time to it."""
+    one_stage = MODELS["101B"]
+    result = []
+    for (engine, n_prompt), times_ms in FIGURE_9B_MS.items():
+        costs = GpuCosts(one_stage, engines[engine])
+        for batch_size, time_ms in zip(BATCH_SIZES, times_ms, strict=False):
+            error = math.log(1e3 * batch_s(costs, batch_size, n_prompt) / time_ms)
+            result.append((f"9b {engine}({n_prompt}), batch of {batch_size}", error))
+    costs = GpuCosts(MODELS["175B"], engines["orca"])
+    per_token_ms = 1e3 * batch_s(costs, BATCH_SIZES[-1], 128) / N_OUTPUT
+    result.append(("9c orca(128), batch of 32", math.log(per_token_ms / FIGURE_9C_MS_PER_TOKEN)))
+    return result
+
+
+def rms(values: list[float]) -> float:
+    """Returns the root of the mean square."""
+    return math.sqrt(sum(value * value for value in values) / len(values))
+
+
+def _engines(parameters: npt.NDArray[np.float64]) -> dict[str, Gpu]:
+    bandwidth, products, request_s, ft_layer_s, ft_request_s = map(float, parameters)
+    orca = Gpu(LAYER_S, bandwidth, products, request_s)
+    return {"orca": orca, "ft": replace(orca, layer_s=ft_layer_s, request_s=ft_request_s)}
+
+
+def _sync_error(engines: dict[str, Gpu], sync_s: float) -> float:
+    ft = replace(engines["ft"], sync_s=sync_s)
+    return slowest_to_fastest(MODELS["175B"], ft, engines["orca"]) - FIGURE_9C_FASTER
+
+
+def slowest_to_fastest(model: PaperModel, one: Gpu, other: Gpu) -> float:
+    """Returns how many times as long one engine takes as the other at most, for the batches of
+    Figure 9."""
+    return max(
+        batch_s(GpuCosts(model, one), batch_size, n_prompt)
+        / batch_s(GpuCosts(model, other), batch_size, n_prompt)
+        for batch_size in BATCH_SIZES
+        for n_prompt in (32, 128)
+    )

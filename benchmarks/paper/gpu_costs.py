@@ -1,0 +1,67 @@
+"""The time of an iteration on the paper's machines, as a model of few parameters.
+
+A layer reads its weights or multiplies, whichever takes longer; launching its kernels and adding up
+over GPUs takes a time that does not depend on the batch, attention one for each request and one for
+each key that is read. So, for a stage of n layers,
+
+    n (layer_s + max(weights / bandwidth, tokens * weights / products) + requests * request_s
+       + keys * key_bytes / key_bandwidth)
+
+which is a roofline (Williams et al., 2009) with overheads. An engine that sends its control
+messages from GPU to GPU waits for them with its processors, `sync_s` in an iteration of several
+stages. All stages do so at the same time; here the first one has it.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.paper.models import BYTES, PaperModel
+from simulator.costs import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The parameters of one engine on one kind of GPU."""
+
+    layer_s: float
+    """Time of a layer that depends on nothing."""
+    bandwidth: float
+    """Bytes of weights that are read in a second."""
+    products: float
+    """Multiplications, each with an addition, in a second."""
+    request_s: float
+    """Time for each request in a layer."""
+    sync_s: float = 0.0
+    """Time for which an iteration of several stages waits for control messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCosts:
+    """Costs of a model on its GPUs."""
+
+    model: PaperModel
+    gpu: Gpu
+    plan_s: float = 0.0
+    hop_s: float = 0.0
+    result_s: float = 0.0
+    request_s: float = 0.0
+
+    @property
+    def n_stages(self) -> int:
+        return self.model.n_stages
+
+    def stage_s(self, stage_index: int, work: Work) -> float:
+        """Returns the time for which an iteration occupies a stage."""
+        model, gpu = self.model, self.gpu
+        weights = model.n_layer_weights / model.tp_size
+        reading_s = BYTES * weights / gpu.bandwidth
+        multiplying_s = work.n_tokens * weights / gpu.products
+        n_keys = work.n_decode_slots + work.n_prompt_pairs
+        key_bytes = model.slot_bytes / model.n_layers / model.tp_size
+        attention_s = work.n_spans * gpu.request_s + n_keys * key_bytes / gpu.bandwidth
+        layer_s = gpu.layer_s + max(reading_s, multiplying_s) + attention_s
+        waits = stage_index == 0 and model.n_stages > 1
+        return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits
+
+    def iteration_s(self, work: Work) -> float:
+        """Returns the time of an iteration through all stages."""
+        return sum(self.stage_s(index, work) for index in range(self.n_stages))

@@ -1,0 +1,61 @@
+"""The systems that the paper compares, by the names of its legends.
+
+`orca(32)` has batches of up to 32 requests, and as many batches in flight as there are stages.
+`ft(8,4)` has batches of 8 in microbatches of 4. `cellular(32)` is BatchMaker's policy on Orca's
+engine.
+"""
+
+import re
+
+from benchmarks.paper.cellular import CellularPolicy
+from benchmarks.paper.faster_transformer import FasterTransformer
+from benchmarks.paper.gpu_costs import Gpu, GpuCosts
+from benchmarks.paper.models import PaperModel
+from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from simulator.engine import Scheduling
+
+NAME = re.compile(r"(orca|cellular|ft)\((\d+)(?:,(\d+))?\)")
+BLOCK_SIZE = 16
+N_REQUESTS = 1_000_000
+"""Requests that may wait: the paper's queue has no end."""
+
+
+def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) -> Scheduling:
+    """Returns a system's scheduler. `n_in_flight` batches of Orca's are in flight instead of one
+    for each stage.
+
+    Raises:
+        ValueError: no such system, or its batch does not fit into the model's memory.
+    """
+    kind, max_batch_size, microbatch_size = _parsed(name)
+    if kind == "ft":
+        return FasterTransformer(
+            n_slots=model.n_slots,
+            max_batch_size=max_batch_size,
+            microbatch_size=microbatch_size or max_batch_size,
+        )
+    policy: Policy = CellularPolicy(max_batch_size=max_batch_size)
+    if kind == "orca":
+        policy = OrcaPolicy(max_batch_size=max_batch_size)
+    return Scheduler(
+        RequestPool(max_requests=N_REQUESTS),
+        KVManager(n_blocks=model.n_slots // BLOCK_SIZE, block_size=BLOCK_SIZE),
+        policy=policy,
+        pipeline_depth=n_in_flight or model.n_stages,
+    )
+
+
+def costs_of(name: str, model: PaperModel, engines: dict[str, Gpu]) -> GpuCosts:
+    """Returns the costs of a system's engine."""
+    return GpuCosts(model, engines["ft" if _parsed(name)[0] == "ft" else "orca"])
+
+
+def _parsed(name: str) -> tuple[str, int, int | None]:
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"no system {name!r}")
+    return match[1], int(match[2]), None if match[3] is None else int(match[3])
