@@ -9,9 +9,10 @@ Clients that ask one request after the other find the capacity, in complete answ
 and afterwards; it is the mean. In between requests come so many times as fast, as a Poisson
 process, whether or not those before them have ended. Goodput is the complete answers a second from
 when the queue is full until requests stop coming; `on time` are those of them whose first tokens
-came within the largest of the goals. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency
-counts from when it was sent. The pool has a quarter of the places that a frontend has for
-connections, so that without a goal it is the pool that is full.
+came within the largest of the goals. Answers of one length end together, a batch at a time, so each
+counts by the part of its tokens that came meanwhile. A refusal is HTTP 429 or RESOURCE_EXHAUSTED;
+its latency counts from when it was sent. The pool has a quarter of the places that a frontend has
+for connections, so that without a goal it is the pool that is full.
 
 The engine has a processor of its own, as its pod has. All others share the rest with the client,
 which stamps answers and reads them afterwards; its own use of them is printed.
@@ -122,24 +123,28 @@ async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float
     """Returns the complete answers a second that clients get who ask one after the other."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
-    n_complete = 0
+    n_tokens = 0
 
     async def ask_all_the_time() -> None:
-        nonlocal n_complete
+        nonlocal n_tokens
         while loop.time() < start_s + for_s:
             call = client.prepare(request)
             try:
                 await call.send()
-                is_complete = call.read().error is None
+                reply = call.read()
             except ConnectionError:
-                is_complete = False
-            if is_complete:
-                n_complete += start_s <= loop.time() < start_s + for_s
-            else:
+                reply = None
+            if reply is None or reply.error is not None:
                 await asyncio.sleep(RETRY_S)
+                continue
+            n_tokens += sum(
+                answer.n_tokens
+                for answer in reply.answers
+                if start_s <= answer.time_s < start_s + for_s
+            )
 
     await asyncio.gather(*(ask_all_the_time() for _ in range(N_CLIENTS)))
-    return n_complete / for_s
+    return n_tokens / request.n_output / for_s
 
 
 def arrivals(rate: float, for_s: float, *, seed: int) -> list[PlannedRequest]:
@@ -195,22 +200,20 @@ def figures(
     growth: float,
     client_cpus: float,
 ) -> Overloaded:
-    """Returns a run in figures; goodput counts what ended within the window, and as on time what
-    had its first token within `on_time_s`."""
+    """Returns a run in figures; goodput counts what was answered within the window, and as on time
+    what had its first token within `on_time_s`."""
     done = [record for record in records if record.is_complete]
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
     begin_s, end_s = window_s
-    in_window = [record for record in done if begin_s <= record.end_s < end_s]
-    first_s = [record.time_to_first_token_s for record in in_window]
-    n_on_time = sum(time_s is not None and time_s <= on_time_s for time_s in first_s)
+    on_time = [record for record in done if (record.time_to_first_token_s or 0.0) <= on_time_s]
     return Overloaded(
         protocol=protocol,
         goal_s=goal_s,
         capacity_per_s=capacity_per_s,
         offered_per_s=len(records) / end_s,
-        goodput_per_s=len(in_window) / (end_s - begin_s),
-        on_time_per_s=n_on_time / (end_s - begin_s),
+        goodput_per_s=sum(part_within(record, window_s) for record in done) / (end_s - begin_s),
+        on_time_per_s=sum(part_within(record, window_s) for record in on_time) / (end_s - begin_s),
         refusal_s=Spread.of(record.end_s - record.start_s for record in refused),
         first_token_s=Spread.of(filter(None, (r.time_to_first_token_s for r in done))),
         n_complete=len(done),
@@ -219,6 +222,13 @@ def figures(
         growth=growth,
         client_cpus=client_cpus,
     )
+
+
+def part_within(record: RequestRecord, window_s: tuple[float, float]) -> float:
+    """Returns the part of an answer's tokens that came between two times."""
+    begin_s, end_s = window_s
+    times_s = record.token_times_s or (record.end_s,)
+    return sum(begin_s <= time_s < end_s for time_s in times_s) / len(times_s)
 
 
 async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:

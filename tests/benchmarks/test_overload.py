@@ -24,6 +24,13 @@ def test_goodput_counts_what_was_complete_within_the_window() -> None:
     assert result.n_complete == 7
 
 
+def test_an_answer_counts_by_the_part_of_its_tokens_within_the_window() -> None:
+    inside = RequestRecord(0.0, 0.0, 2.0, 5.9, 1, 4, (2.0, 3.0, 5.0, 5.9))
+    half = RequestRecord(0.0, 0.0, 1.0, 3.0, 1, 4, (1.0, 1.9, 2.0, 3.0))
+    after = RequestRecord(0.0, 0.0, 6.0, 7.0, 1, 2, (6.0, 7.0))
+    assert of(inside, half, after).goodput_per_s == 1.5 / 4
+
+
 def test_a_slow_refusal_is_not_held() -> None:
     answers = [record(end_s) for end_s in (2.0, 3.0, 4.0, 5.0)]
     quick = of(*answers, record(3.01, REFUSED, start_s=3.0))
