@@ -46,6 +46,10 @@ SYSTEMS_11 = {
 }
 """Systems of Figure 11, and how many rates each is run at."""
 
+KEY_PARTS = {"Figure 9 alone": 1.0, "and keys at half the bandwidth": 0.5}
+"""The parts of the bandwidth of weights with which keys are read, between which Figure 9 cannot
+decide."""
+
 HOMOGENEOUS = ((32, 32), (256, 256))
 """Tokens of prompts and outputs in the parts of Figure 11."""
 
@@ -121,41 +125,55 @@ def _part(found: float | None, reported: float) -> float | None:
 def main() -> None:
     """Reads the options and runs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=1000, help="in each trace")
+    parser.add_argument("--requests", type=int, default=700, help="in each trace")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="file for the figures, JSON")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the plots")
     options = parser.parse_args()
 
-    engines = fit()
+    variants = {
+        name: predict(fit(key_part), options.requests, options.seed)
+        for name, key_part in KEY_PARTS.items()
+    }
+    for name, found in variants.items():
+        print(f"{name}\n" + "\n".join(lines_of(found)))
+    drawing.figure_10(
+        options.images / "paper_figure_10.png",
+        {name: found["figure_10"] for name, found in variants.items()},
+    )
+    drawing.figure_11(
+        options.images / "paper_figure_11.png", next(iter(variants.values()))["figure_11"]
+    )
+    record = {**machine.describe(), "variants": variants}
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def predict(engines: dict[str, Gpu], n_requests: int, seed: int) -> dict[str, Any]:
+    """Returns what engines do in Figures 9 to 11, and what that is to the paper's points."""
     residuals = errors(engines)
-    print(f"Figure 9: {100 * rms([error for _, error in residuals]):.1f} % RMS")
-    for name, gpu in engines.items():
-        print(f"  {name}: {gpu}")
-    lengths = mixed_lengths(options.requests, seed=options.seed)
-    curves = figure_10(lengths, engines)
-    rows = compare(curves)
-    for row in rows:
-        throughput, latency_ms = row["paper"]
-        print(
-            f"{row['model']} {row['system']:>9} {throughput:6.3f}/s {latency_ms:6.1f} ms: "
-            f"throughput {row['throughput']} x, latency {row['latency']} x"
-        )
-    result = headline(curves["175B"])
-    print(f"175B at {HEADLINE_MS_PER_TOKEN:g} ms per token: {result}")
-    equal = figure_11(engines, options.requests // 3)
-    drawing.figure_10(options.images / "paper_figure_10.png", curves)
-    drawing.figure_11(options.images / "paper_figure_11.png", equal)
-    record = {
-        **machine.describe(),
+    curves = figure_10(mixed_lengths(n_requests, seed=seed), engines)
+    return {
         "engines": {name: asdict(gpu) for name, gpu in engines.items()},
         "figure_9": residuals,
+        "figure_9_rms": rms([error for _, error in residuals]),
         "figure_10": curves,
-        "compared": rows,
-        "headline": result,
-        "figure_11": equal,
+        "compared": compare(curves),
+        "headline": headline(curves["175B"]),
+        "figure_11": figure_11(engines, n_requests // 3),
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def lines_of(found: Mapping[str, Any]) -> list[str]:
+    """Returns what was predicted for people."""
+    lines = [f"  Figure 9: {100 * found['figure_9_rms']:.1f} % RMS"]
+    for row in found["compared"]:
+        throughput, latency_ms = row["paper"]
+        lines.append(
+            f"  {row['model']} {row['system']:>9} {throughput:6.3f}/s {latency_ms:6.1f} ms: "
+            f"throughput {row['throughput']} x, latency {row['latency']} x"
+        )
+    at = f"{HEADLINE_MS_PER_TOKEN:g} ms per token"
+    return [*lines, f"  175B at {at}: {found['headline']}"]
 
 
 if __name__ == "__main__":

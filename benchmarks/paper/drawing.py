@@ -9,33 +9,40 @@ from matplotlib.figure import Figure
 from benchmarks.paper.published import FIGURE_10, Point
 
 LARGEST_MS = 2000.0
+STYLES = ("-", "--")
+
+Curves = Mapping[str, Mapping[str, Sequence[Point]]]
+"""Points by the part of a figure and the system."""
 
 
-def figure_10(path: Path, curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> None:
+def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
     """Draws median normalised latency over throughput, a part for each model: lines are simulated,
-    markers are the paper's points."""
-    figure = Figure(figsize=(6 * len(curves), 5), layout="constrained")
-    for axes, (model, systems) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
-        for index, (system, points) in enumerate(systems.items()):
-            _line(axes, system, points, colour=f"C{index}")
-            paper = FIGURE_10[model].get(system, ())
-            axes.plot(*_columns(paper), "o", color=f"C{index}", markersize=4)
+    of each variant in another style, and markers are the paper's points."""
+    figure = Figure(figsize=(6 * len(FIGURE_10), 5), layout="constrained")
+    for axes, (model, published) in zip(
+        figure.subplots(1, len(FIGURE_10)), FIGURE_10.items(), strict=True
+    ):
+        for curves, style in zip(variants.values(), STYLES, strict=False):
+            for index, (system, points) in enumerate(curves[model].items()):
+                label = system if style == STYLES[0] else None
+                axes.plot(*_columns(points), style, color=f"C{index}", label=label, linewidth=1)
+        for index, system in enumerate(published):
+            axes.plot(*_columns(published[system]), "o", color=f"C{index}", markersize=4)
+        for name, style in zip(variants, STYLES, strict=False):
+            axes.plot([], [], style, color="grey", label=name)
+        axes.plot([], [], "o", color="grey", markersize=4, label="the paper")
         _finish(axes, model)
     _save(figure, path)
 
 
-def figure_11(path: Path, curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> None:
+def figure_11(path: Path, curves: Curves) -> None:
     """Draws median normalised latency over throughput for requests that are all alike."""
     figure = Figure(figsize=(6 * len(curves), 5), layout="constrained")
     for axes, (part, systems) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for index, (system, points) in enumerate(systems.items()):
-            _line(axes, system, points, colour=f"C{index}")
+            axes.plot(*_columns(points), "-", color=f"C{index}", label=system)
         _finish(axes, f"175B, {part}")
     _save(figure, path)
-
-
-def _line(axes: Axes, system: str, points: Sequence[Point], *, colour: str) -> None:
-    axes.plot(*_columns(points), "-", color=colour, label=system)
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

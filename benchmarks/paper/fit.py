@@ -5,9 +5,11 @@ two stages, the text gives two numbers: one time of Orca's, and how much longer 
 takes at most. Errors are of logarithms, so that all points count alike. Both engines use the same
 libraries for products (section 6.1), so what reads and multiplies is the same.
 
-Figure 9 cannot tell the time of a layer that depends on nothing from that of reading its weights:
-both are in each iteration, and with one stage they grow alike. So the former is not fitted but the
-sum of its parts, `LAYER_S`.
+Figure 9 leaves two things open. It cannot tell the time of a layer that depends on nothing from
+that of reading its weights: both are in each iteration, and with one stage they grow alike. So the
+former is not fitted but the sum of its parts, `LAYER_S`. Nor can it tell the time of keys from that
+of prompts, since contexts are as long as prompts are. So keys are taken to be read as fast as
+weights, or at a part of that, which is given.
 """
 
 import math
@@ -58,18 +60,19 @@ def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_O
     return sum(map(costs.iteration_s, (prefill, *decodes)))
 
 
-def fit() -> dict[str, Gpu]:
-    """Returns the parameters of both engines, `orca` and `ft`."""
+def fit(key_part: float = 1.0) -> dict[str, Gpu]:
+    """Returns the parameters of both engines, `orca` and `ft`, where keys are read with a part of
+    the bandwidth of weights."""
 
     def residuals(logs: npt.NDArray[np.float64]) -> list[float]:
-        return [error for _, error in errors(_engines(np.exp(logs)))]
+        return [error for _, error in errors(_engines(np.exp(logs), key_part))]
 
     found = least_squares(
         residuals,
         np.log(START),
         bounds=(np.log(np.multiply(LARGEST, SMALLEST_PART)), np.log(LARGEST)),
     )
-    engines = _engines(np.exp(found.x))
+    engines = _engines(np.exp(found.x), key_part)
     sync_s = brentq(partial(_sync_error, engines), 0.0, LARGEST_SYNC_S)
     return {**engines, "ft": replace(engines["ft"], sync_s=float(sync_s))}
 
@@ -94,9 +97,9 @@ def rms(values: list[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
-def _engines(parameters: npt.NDArray[np.float64]) -> dict[str, Gpu]:
+def _engines(parameters: npt.NDArray[np.float64], key_part: float) -> dict[str, Gpu]:
     bandwidth, products, request_s, ft_layer_s, ft_request_s = map(float, parameters)
-    orca = Gpu(LAYER_S, bandwidth, products, request_s)
+    orca = Gpu(LAYER_S, bandwidth, products, key_part * bandwidth, request_s)
     return {"orca": orca, "ft": replace(orca, layer_s=ft_layer_s, request_s=ft_request_s)}
 
 

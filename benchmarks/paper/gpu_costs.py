@@ -28,6 +28,8 @@ class Gpu:
     """Bytes of weights that are read in a second."""
     products: float
     """Multiplications, each with an addition, in a second."""
+    key_bandwidth: float
+    """Bytes of keys and values that are read in a second."""
     request_s: float
     """Time for each request in a layer."""
     sync_s: float = 0.0
@@ -57,7 +59,7 @@ class GpuCosts:
         multiplying_s = work.n_tokens * weights / gpu.products
         n_keys = work.n_decode_slots + work.n_prompt_pairs
         key_bytes = model.slot_bytes / model.n_layers / model.tp_size
-        attention_s = work.n_spans * gpu.request_s + n_keys * key_bytes / gpu.bandwidth
+        attention_s = work.n_spans * gpu.request_s + n_keys * key_bytes / gpu.key_bandwidth
         layer_s = gpu.layer_s + max(reading_s, multiplying_s) + attention_s
         waits = stage_index == 0 and model.n_stages > 1
         return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits

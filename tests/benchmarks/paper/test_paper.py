@@ -6,12 +6,20 @@ from benchmarks.paper.fit import batch_s, errors, fit, rms
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import MODELS
 from benchmarks.paper.published import FIGURE_10, HEADLINE_PER_S
-from benchmarks.paper.sweep import Run, latency_at, run, throughput_at
+from benchmarks.paper.sweep import Run, latency_at, middle_throughput, run, throughput_at
 from benchmarks.paper.systems import scheduling
 from simulator.costs import Work
+from simulator.outcome import RequestTimes
 from simulator.workload import mixed_lengths
 
-GPU = Gpu(layer_s=1e-4, bandwidth=1e12, products=1e14, request_s=1e-6, sync_s=1e-2)
+GPU = Gpu(
+    layer_s=1e-4,
+    bandwidth=1e12,
+    products=1e14,
+    key_bandwidth=5e11,
+    request_s=1e-6,
+    sync_s=1e-2,
+)
 
 
 def test_the_models_have_the_sizes_of_their_names() -> None:
@@ -26,7 +34,7 @@ def test_stages_take_as_long_as_their_layers() -> None:
     costs = GpuCosts(model, GPU)
     work = Work.of([(99, 1, True)] * 4)
     weights_s = 2 * 12 * model.hidden_size**2 / 8 / 1e12
-    keys_s = 4 * 100 * (4 * model.hidden_size / 8) / 1e12
+    keys_s = 4 * 100 * (4 * model.hidden_size / 8) / 5e11
     layer_s = 1e-4 + weights_s + 4e-6 + keys_s
     assert costs.stage_s(0, work) == pytest.approx(30 * layer_s + 1e-2)
     assert costs.stage_s(3, work) == pytest.approx(30 * layer_s)
@@ -34,7 +42,7 @@ def test_stages_take_as_long_as_their_layers() -> None:
 
 
 def test_long_prompts_take_the_time_of_their_products() -> None:
-    costs = GpuCosts(MODELS["13B"], Gpu(0.0, 1e12, 1e14, 0.0))
+    costs = GpuCosts(MODELS["13B"], Gpu(0.0, 1e12, 1e14, 1e12, 0.0))
     short, long = (costs.iteration_s(Work.of([(0, n, True)])) for n in (1000, 2000))
     assert long > 1.9 * short
     assert costs.iteration_s(Work.of([(0, 2, True)])) == pytest.approx(
@@ -49,8 +57,9 @@ def test_a_batch_is_a_prefill_and_its_decodes() -> None:
     assert batch_s(costs, 2, 5, n_output=3) == pytest.approx(expected)
 
 
-def test_the_fit_is_as_good_as_it_is_said_to_be() -> None:
-    engines = fit()
+@pytest.mark.parametrize("key_part", [1.0, 0.5])
+def test_the_fit_is_as_good_as_it_is_said_to_be(key_part: float) -> None:
+    engines = fit(key_part)
     assert rms([error for _, error in errors(engines)]) < 0.04
     assert engines["ft"].sync_s > 0
 
@@ -71,6 +80,12 @@ def test_values_are_read_between_points() -> None:
     assert latency_at(CURVE, 0.5) == 10.0
     assert latency_at(CURVE, 2.25) == pytest.approx(70.0)
     assert latency_at(CURVE, 3.0) is None
+
+
+def test_throughput_is_that_of_the_middle_half() -> None:
+    ends_s = [0.0, 0.1, 1.0, 3.0, 5.0, 7.0, 90.0, 99.0]
+    requests = [RequestTimes(0.0, 0.0, end_s, 1) for end_s in reversed(ends_s)]
+    assert middle_throughput(requests) == pytest.approx(4 / 89.0)
 
 
 @pytest.mark.parametrize("system", ["orca(4)", "ft(4,2)", "ft(4)", "cellular(4)"])
