@@ -35,15 +35,8 @@ SYSTEMS_10 = {
 """Systems of Figure 10, each with rates from where it has nothing to do to where it can't keep
 up."""
 
-SYSTEMS_11 = {
-    "orca(32)": 12,
-    "orca(8)": 12,
-    "orca(1)": 12,
-    "ft(1,1)": 12,
-    "ft(8,4)": 12,
-    "ft(8,8)": 12,
-    "ft(16,8)": 12,
-}
+SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
+N_RATES_11 = 14
 """Systems of Figure 11, and how many rates each is run at."""
 
 KEY_PARTS = {"Figure 9 alone": 1.0, "and keys at half the bandwidth": 0.5}
@@ -105,11 +98,11 @@ def figure_11(engines: dict[str, Gpu], n_requests: int) -> dict[str, dict[str, l
     runs = []
     for n_prompt, n_output in HOMOGENEOUS:
         lengths = equal_lengths(n_requests, n_prompt=n_prompt, n_output=n_output)
-        top = 24.0 if n_output == 32 else 3.0
+        top = 60.0 if n_output == 32 else 6.0
         runs += [
             Run("175B", system, top * 2.0 ** (-step / 1.6), lengths)
-            for system, n_rates in SYSTEMS_11.items()
-            for step in reversed(range(n_rates))
+            for system in SYSTEMS_11
+            for step in reversed(range(N_RATES_11))
         ]
     curves: dict[str, dict[str, list[Point]]] = {}
     for one, point in zip(runs, run_all(runs, engines), strict=True):

@@ -32,7 +32,7 @@ def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
             axes.plot([], [], style, color="grey", label=name)
         axes.plot([], [], "o", color="grey", markersize=4, label="the paper")
         _finish(axes, model)
-    _save(figure, path)
+    _save(figure, path, legend_of=figure.axes[0])
 
 
 def figure_11(path: Path, curves: Curves) -> None:
@@ -42,7 +42,7 @@ def figure_11(path: Path, curves: Curves) -> None:
         for index, (system, points) in enumerate(systems.items()):
             axes.plot(*_columns(points), "-", color=f"C{index}", label=system)
         _finish(axes, f"175B, {part}")
-    _save(figure, path)
+    _save(figure, path, legend_of=figure.axes[0])
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
@@ -57,9 +57,10 @@ def _finish(axes: Axes, title: str) -> None:
     axes.set_ylabel("median normalised latency (ms/token)")
     axes.set_title(title)
     axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(fontsize=8)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path, *, legend_of: Axes) -> None:
+    """Writes a figure with one legend for all its parts."""
+    figure.legend(*legend_of.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
