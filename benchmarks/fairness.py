@@ -21,6 +21,8 @@ Fairness is Jain's index of what the clients get in each window of time: the tok
 and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
 more than he asks for. It is 1 if both get the same part, and 1/2 if one gets everything.
 
+There are no drafts, which a lone client has more of: a model of random weights repeats itself.
+
 The engine has a processor of its own, as its pod has.
 """
 
@@ -355,7 +357,7 @@ async def run(options: argparse.Namespace) -> int:
             for order in ORDERS:
                 arguments = [
                     f"--model={options.model}",
-                    f"--scheduler=order={order}",
+                    f"--scheduler=order={order},speculative_tokens=0",
                     f"--api-keys-file={keys}",
                     "--max-requests=4096",
                     *options.system.split(),

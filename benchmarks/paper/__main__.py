@@ -31,9 +31,10 @@ SYSTEMS_10 = {
     "orca(1)": (0.14, 0.25, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8),
     "ft(1,1)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
     "ft(8,8)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
+    "cellular(32)": (0.14, 0.25, 0.4, 0.5, 0.6, 0.8, 1.2),
 }
-"""Systems of Figure 10, each with rates from where it has nothing to do to where it can't keep
-up."""
+"""Systems of Figure 10 and BatchMaker's, each with rates from where it has nothing to do to where
+it can't keep up."""
 
 SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
 N_RATES_11 = 14
