@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the plots")
     options = parser.parse_args()
 
+    about = machine.describe()  # before files are written
     variants = {
         name: predict(fit(key_part), options.requests, options.seed)
         for name, key_part in KEY_PARTS.items()
@@ -138,7 +139,7 @@ def main() -> None:
     drawing.figure_11(
         options.images / "paper_figure_11.png", next(iter(variants.values()))["figure_11"]
     )
-    record = {**machine.describe(), "variants": variants}
+    record = {**about, "variants": variants}
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -29,8 +29,8 @@ def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
         for index, system in enumerate(published):
             axes.plot(*_columns(published[system]), "o", color=f"C{index}", markersize=4)
         for name, style in zip(variants, STYLES, strict=False):
-            axes.plot([], [], style, color="grey", label=name)
-        axes.plot([], [], "o", color="grey", markersize=4, label="the paper")
+            axes.plot([], [], style, color="black", label=name)
+        axes.plot([], [], "o", color="black", markersize=4, label="the paper")
         _finish(axes, model)
     _save(figure, path, legend_of=figure.axes[0])
 
