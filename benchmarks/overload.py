@@ -10,7 +10,7 @@ and afterwards; it is the mean. In between requests come so many times as fast, 
 process, whether or not those before them have ended. Goodput is the complete answers a second from
 when the queue is full until requests stop coming; `on time` are those of them whose first tokens
 came within the largest of the goals. Answers of one length end together, a batch at a time, so each
-counts by the part of its tokens that came meanwhile. A refusal is HTTP 429 or RESOURCE_EXHAUSTED;
+counts by the part of its tokens that came within it. A refusal is HTTP 429 or RESOURCE_EXHAUSTED;
 its latency counts from when it was sent. The pool has a quarter of the places that a frontend has
 for connections, so that without a goal it is the pool that is full.
 
@@ -120,7 +120,8 @@ class Overloaded:
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
-    """Returns the complete answers a second that clients get who ask one after the other."""
+    """Returns the answers a second that clients get who ask one after the other: the tokens of
+    complete answers that come in `for_s` seconds, in answers."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
     n_tokens = 0
@@ -206,7 +207,7 @@ def figures(
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
     begin_s, end_s = window_s
-    on_time = [record for record in done if (record.time_to_first_token_s or 0.0) <= on_time_s]
+    on_time = [record for record in done if _began_within(record, on_time_s)]
     return Overloaded(
         protocol=protocol,
         goal_s=goal_s,
@@ -222,6 +223,11 @@ def figures(
         growth=growth,
         client_cpus=client_cpus,
     )
+
+
+def _began_within(record: RequestRecord, limit_s: float) -> bool:
+    first_s = record.time_to_first_token_s
+    return first_s is not None and first_s <= limit_s
 
 
 def part_within(record: RequestRecord, window_s: tuple[float, float]) -> float:

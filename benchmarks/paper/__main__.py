@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.paper import drawing
-from benchmarks.paper.fit import errors, fit, rms
+from benchmarks.paper.fit import ALL_PAIRS, NO_PAIRS, errors, fit, rms
 from benchmarks.paper.gpu_costs import Gpu
 from benchmarks.paper.published import (
     FIGURE_10,
@@ -39,10 +39,6 @@ it can't keep up."""
 SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
 N_RATES_11 = 14
 """Systems of Figure 11, and how many rates each is run at."""
-
-KEY_PARTS = {"Figure 9 alone": 1.0, "and keys at half the bandwidth": 0.5}
-"""The parts of the bandwidth of weights with which keys are read, between which Figure 9 cannot
-decide."""
 
 HOMOGENEOUS = ((32, 32), (256, 256))
 """Tokens of prompts and outputs in the parts of Figure 11."""
@@ -95,7 +91,8 @@ def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
 
 
 def figure_11(engines: dict[str, Gpu], n_requests: int) -> dict[str, dict[str, list[Point]]]:
-    """Returns the points of all systems for 175B by the lengths of requests and the system."""
+    """Returns the points of all systems for 175B by the lengths of requests and the system, with
+    latencies of whole requests in ms."""
     runs = []
     for n_prompt, n_output in HOMOGENEOUS:
         lengths = equal_lengths(n_requests, n_prompt=n_prompt, n_output=n_output)
@@ -106,9 +103,11 @@ def figure_11(engines: dict[str, Gpu], n_requests: int) -> dict[str, dict[str, l
             for step in reversed(range(N_RATES_11))
         ]
     curves: dict[str, dict[str, list[Point]]] = {}
-    for one, point in zip(runs, run_all(runs, engines), strict=True):
-        part = f"{one.lengths[0].n_prompt} and {one.lengths[0].n_output} tokens"
-        curves.setdefault(part, {}).setdefault(one.system, []).append(point)
+    for one, (throughput, per_token_ms) in zip(runs, run_all(runs, engines), strict=True):
+        n_output = one.lengths[0].n_output
+        part = f"{one.lengths[0].n_prompt} and {n_output} tokens"
+        points = curves.setdefault(part, {}).setdefault(one.system, [])
+        points.append((throughput, n_output * per_token_ms))
     return curves
 
 
@@ -127,8 +126,7 @@ def main() -> None:
 
     about = machine.describe()  # before files are written
     variants = {
-        name: predict(fit(key_part), options.requests, options.seed)
-        for name, key_part in KEY_PARTS.items()
+        kind: predict(fit(kind), options.requests, options.seed) for kind in (NO_PAIRS, ALL_PAIRS)
     }
     for name, found in variants.items():
         print(f"{name}\n" + "\n".join(lines_of(found)))
@@ -136,9 +134,7 @@ def main() -> None:
         options.images / "paper_figure_10.png",
         {name: found["figure_10"] for name, found in variants.items()},
     )
-    drawing.figure_11(
-        options.images / "paper_figure_11.png", next(iter(variants.values()))["figure_11"]
-    )
+    drawing.figure_11(options.images / "paper_figure_11.png", variants[ALL_PAIRS]["figure_11"])
     record = {**about, "variants": variants}
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 

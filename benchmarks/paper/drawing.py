@@ -8,7 +8,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.paper.published import FIGURE_10, Point
 
-LARGEST_MS = 2000.0
+LARGEST_MS, LARGEST_WHOLE_MS = 2e3, 1e5
+"""Latencies per token, and of whole requests, up to which is drawn."""
+
 STYLES = ("-", "--")
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
@@ -31,17 +33,17 @@ def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
         for name, style in zip(variants, STYLES, strict=False):
             axes.plot([], [], style, color="black", label=name)
         axes.plot([], [], "o", color="black", markersize=4, label="the paper")
-        _finish(axes, model)
+        _finish(axes, model, "median normalised latency (ms/token)", LARGEST_MS)
     _save(figure, path, legend_of=figure.axes[0])
 
 
 def figure_11(path: Path, curves: Curves) -> None:
-    """Draws median normalised latency over throughput for requests that are all alike."""
+    """Draws the median latency of requests over throughput, where all are alike."""
     figure = Figure(figsize=(6 * len(curves), 5), layout="constrained")
     for axes, (part, systems) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for index, (system, points) in enumerate(systems.items()):
             axes.plot(*_columns(points), "-", color=f"C{index}", label=system)
-        _finish(axes, f"175B, {part}")
+        _finish(axes, f"175B, {part}", "median latency (ms)", LARGEST_WHOLE_MS)
     _save(figure, path, legend_of=figure.axes[0])
 
 
@@ -49,12 +51,12 @@ def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     return [point[0] for point in points], [point[1] for point in points]
 
 
-def _finish(axes: Axes, title: str) -> None:
+def _finish(axes: Axes, title: str, latency: str, largest_ms: float) -> None:
     axes.set_yscale("log")
-    axes.set_ylim(top=LARGEST_MS)
+    axes.set_ylim(top=largest_ms)
     axes.set_xlim(left=0)
     axes.set_xlabel("throughput (requests/s)")
-    axes.set_ylabel("median normalised latency (ms/token)")
+    axes.set_ylabel(latency)
     axes.set_title(title)
     axes.grid(visible=True, which="both", alpha=0.3)
 

@@ -5,8 +5,8 @@ Triton's dynamic batcher without a delay. A batch is one call of the engine:
 
 - Its first iteration has all prompts as if they were as long as the shortest one. What is left of
   the longer ones comes token by token in the iterations after it.
-- All its requests are computed until the last has its last token; those that have ended before are
-  computed with the others. Nothing is returned before.
+- All its requests are computed until the last has as many tokens as it asked for; those that have
+  ended before are computed with the others. Nothing is returned before.
 - Keys and values of `max_sequence_len` tokens are allocated for each request.
 - It goes through the stages in microbatches, each as often as the longest of the batch needs.
 

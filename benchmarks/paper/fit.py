@@ -7,9 +7,10 @@ libraries for products (section 6.1), so what reads and multiplies is the same.
 
 Figure 9 leaves two things open. It cannot tell the time of a layer that depends on nothing from
 that of reading its weights: both are in each iteration, and with one stage they grow alike. So the
-former is not fitted but the sum of its parts, `LAYER_S`. Nor can it tell the time of keys from that
-of prompts, since contexts are as long as prompts are. So keys are taken to be read as fast as
-weights, or at a part of that, which is given.
+former is not fitted but the sum of its parts, `LAYER_S`. Nor can it tell the attention of prompts
+from their products: prompts have two lengths only, and the longer one is far from where attention
+grows with the square. So there are two fits, the ends of what is possible: one in which attention
+of prompts takes no time, and one in which products run at the peak and it takes all that is left.
 """
 
 import math
@@ -36,18 +37,26 @@ PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
 
 LAYER_S = 2 * 25e-6 + 10 * 5e-6
 """Time of a layer of Orca's that depends on nothing: two sums over the 8 GPUs of a host, and ten
-launches of kernels. With NCCL over NVLink the sum of a small tensor takes 20 to 30 us, a launch
-some 5 us."""
+launches of kernels. That a sum of a small tensor takes some 25 us with NCCL over NVLink, and a
+launch some 5 us, is experience and not from the paper."""
 
-START = (1.0e12, 100e12, 4e-6, 1e-4, 2e-6)
-"""Where the search begins: bandwidth, products, time of a request in a layer; then the two times of
-a layer of FasterTransformer's."""
+NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
+"""The two fits."""
 
-LARGEST = (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4)
+START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
+"""Where the search begins: bandwidth, products or time of a pair, time of a request in a layer;
+then the two times of a layer of FasterTransformer's."""
+
+LARGEST = {
+    NO_PAIRS: (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4),
+    ALL_PAIRS: (PEAK_BANDWIDTH, 1e-7, 1e-4, 1e-3, 1e-4),
+}
 SMALLEST_PART = 1e-4
 """The bounds, in the same order, and the part of each below which nothing is looked for."""
 
 LARGEST_SYNC_S = 1.0
+AT_BOUND = 1e-3
+"""Difference of logarithms to a bound below which a parameter counts as being there."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
@@ -60,19 +69,21 @@ def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_O
     return sum(map(costs.iteration_s, (prefill, *decodes)))
 
 
-def fit(key_part: float = 1.0) -> dict[str, Gpu]:
-    """Returns the parameters of both engines, `orca` and `ft`, where keys are read with a part of
-    the bandwidth of weights."""
+def fit(kind: str) -> dict[str, Gpu]:
+    """Returns the parameters of both engines, `orca` and `ft`, by one of the two fits.
+
+    Raises:
+        RuntimeError: a parameter is at its bound, so that the points say nothing of it.
+    """
 
     def residuals(logs: npt.NDArray[np.float64]) -> list[float]:
-        return [error for _, error in errors(_engines(np.exp(logs), key_part))]
+        return [error for _, error in errors(_engines(np.exp(logs), kind))]
 
-    found = least_squares(
-        residuals,
-        np.log(START),
-        bounds=(np.log(np.multiply(LARGEST, SMALLEST_PART)), np.log(LARGEST)),
-    )
-    engines = _engines(np.exp(found.x), key_part)
+    smallest, largest = np.log(np.multiply(LARGEST[kind], SMALLEST_PART)), np.log(LARGEST[kind])
+    found = least_squares(residuals, np.log(START[kind]), bounds=(smallest, largest))
+    if np.any(np.minimum(found.x - smallest, largest - found.x) < AT_BOUND):
+        raise RuntimeError(f"a parameter is at its bound: {np.exp(found.x)}")
+    engines = _engines(np.exp(found.x), kind)
     sync_s = brentq(partial(_sync_error, engines), 0.0, LARGEST_SYNC_S)
     return {**engines, "ft": replace(engines["ft"], sync_s=float(sync_s))}
 
@@ -97,9 +108,10 @@ def rms(values: list[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
-def _engines(parameters: npt.NDArray[np.float64], key_part: float) -> dict[str, Gpu]:
-    bandwidth, products, request_s, ft_layer_s, ft_request_s = map(float, parameters)
-    orca = Gpu(LAYER_S, bandwidth, products, key_part * bandwidth, request_s)
+def _engines(parameters: npt.NDArray[np.float64], kind: str) -> dict[str, Gpu]:
+    bandwidth, free, request_s, ft_layer_s, ft_request_s = map(float, parameters)
+    products, pair_s = (free, 0.0) if kind == NO_PAIRS else (PEAK_PRODUCTS, free)
+    orca = Gpu(LAYER_S, bandwidth, products, request_s, pair_s)
     return {"orca": orca, "ft": replace(orca, layer_s=ft_layer_s, request_s=ft_request_s)}
 
 

@@ -1,11 +1,12 @@
 """The time of an iteration on the paper's machines, as a model of few parameters.
 
 A layer reads its weights or multiplies, whichever takes longer; launching its kernels and adding up
-over GPUs takes a time that does not depend on the batch, attention one for each request and one for
-each key that is read. So, for a stage of n layers,
+over GPUs takes a time that does not depend on the batch. Attention takes a time for each request,
+reads the keys and values of those that decode, and multiplies for each pair of a prompt's tokens
+and head. So, for a stage of n layers,
 
     n (layer_s + max(weights / bandwidth, tokens * weights / products) + requests * request_s
-       + keys * key_bytes / key_bandwidth)
+       + slots * slot_bytes / bandwidth + pairs * heads * pair_s)
 
 which is a roofline (Williams et al., 2009) with overheads. An engine that sends its control
 messages from GPU to GPU waits for them with its processors, `sync_s` in an iteration of several
@@ -14,7 +15,7 @@ stages. All stages do so at the same time; here the first one has it.
 
 from dataclasses import dataclass
 
-from benchmarks.paper.models import BYTES, PaperModel
+from benchmarks.paper.models import BYTES, HEAD_DIM, PaperModel
 from simulator.costs import Work
 
 
@@ -28,10 +29,10 @@ class Gpu:
     """Bytes of weights that are read in a second."""
     products: float
     """Multiplications, each with an addition, in a second."""
-    key_bandwidth: float
-    """Bytes of keys and values that are read in a second."""
     request_s: float
     """Time for each request in a layer."""
+    pair_s: float
+    """Time for each pair of tokens of a prompt that attend to each other, in each head."""
     sync_s: float = 0.0
     """Time for which an iteration of several stages waits for control messages."""
 
@@ -57,9 +58,11 @@ class GpuCosts:
         weights = model.n_layer_weights / model.tp_size
         reading_s = BYTES * weights / gpu.bandwidth
         multiplying_s = work.n_tokens * weights / gpu.products
-        n_keys = work.n_decode_slots + work.n_prompt_pairs
-        key_bytes = model.slot_bytes / model.n_layers / model.tp_size
-        attention_s = work.n_spans * gpu.request_s + n_keys * key_bytes / gpu.key_bandwidth
+        slot_bytes = model.slot_bytes / model.n_layers / model.tp_size
+        n_heads = model.hidden_size / HEAD_DIM / model.tp_size
+        attention_s = work.n_spans * gpu.request_s
+        attention_s += work.n_decode_slots * slot_bytes / gpu.bandwidth
+        attention_s += work.n_prompt_pairs * n_heads * gpu.pair_s
         layer_s = gpu.layer_s + max(reading_s, multiplying_s) + attention_s
         waits = stage_index == 0 and model.n_stages > 1
         return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits

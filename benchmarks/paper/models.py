@@ -1,13 +1,16 @@
 """The models of Table 1 and the machines that they run on (section 6.1).
 
 GPT-3 in four sizes, in fp16, on A100s with 40 GB; a stage is a partition of `tp_size` GPUs of one
-host. Sizes of attention heads don't matter here.
+host.
 """
 
 from dataclasses import dataclass
 
 BYTES = 2
 """Of a weight, and of an element of keys and values."""
+
+HEAD_DIM = 128
+"""Of GPT-3; the paper does not say."""
 
 GPU_MEMORY_BYTES = 40e9
 MEMORY_PART = 0.9

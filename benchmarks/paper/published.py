@@ -1,8 +1,9 @@
 """What the paper reports, as far as its figures can be read.
 
 Figure 10 was read from its image by hand: about 3 % in latency and 0.02 requests/s in throughput.
-Of Figure 9 only part b could be read, to two or three digits, from a copy of poor quality. Nothing
-of Figure 11 could. What the text of the paper says is exact.
+Of Figure 9 only part b could be read, by a model of vision and not by hand, to two or three digits:
+of all numbers here these are the least certain. Nothing of Figure 11 could. What the text of the
+paper says is exact.
 """
 
 from collections.abc import Mapping, Sequence

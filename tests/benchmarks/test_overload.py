@@ -31,6 +31,13 @@ def test_an_answer_counts_by_the_part_of_its_tokens_within_the_window() -> None:
     assert of(inside, half, after).goodput_per_s == 1.5 / 4
 
 
+def test_an_answer_whose_first_token_nobody_saw_is_not_on_time() -> None:
+    seen = RequestRecord(0.0, 0.0, 3.0, 4.0, 1, 2)
+    unseen = RequestRecord(0.0, 0.0, None, 4.0, 1, 2)
+    result = of(seen, unseen)
+    assert (result.goodput_per_s, result.on_time_per_s) == (2 / 4, 1 / 4)
+
+
 def test_a_slow_refusal_is_not_held() -> None:
     answers = [record(end_s) for end_s in (2.0, 3.0, 4.0, 5.0)]
     quick = of(*answers, record(3.01, REFUSED, start_s=3.0))
