@@ -2,9 +2,9 @@
 
     arrival or result → take it in → select while batches may be sent → stages, one after the other
 
-It does what the serving loop, the engine master and the ranks do together. The loop sends batches
-whenever something has come, and once more between two results that have come at once. Sampled
-tokens mean nothing here; a request ends with as many as its trace says.
+It does what the serving loop, the engine master and the ranks do together: what comes is taken in
+and batches are sent, at each point in time, arrivals before results. Sampled tokens mean nothing
+here; a request ends with as many as its trace says.
 """
 
 from array import array

@@ -162,6 +162,11 @@ async def test_a_call_without_a_request_is_the_clients_mistake(method: str) -> N
         assert error.details() == f"request: the call has no {method}Request"
 
 
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns what was logged, but for what gRPC's poller says of the loop of a test before."""
+    return [text for text in caplog.messages if "PollerCompletionQueue" not in text]
+
+
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 async def test_a_call_that_ends_before_its_request_leaves_nothing(
@@ -183,7 +188,7 @@ async def test_a_call_that_ends_before_its_request_leaves_nothing(
             await has_gone.wait()
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await stub.Generate(inference_pb2.GenerateRequest(model="m"))).model == "m"
-    assert not caplog.records
+    assert not complaints(caplog)
 
 
 async def test_options_of_a_server_override_the_limits_of_the_project(
@@ -194,7 +199,7 @@ async def test_options_of_a_server_override_the_limits_of_the_project(
         caught = await failure(stub.Generate(inference_pb2.GenerateRequest(model="m" * 1000)))
         assert caught.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await stub.Generate(inference_pb2.GenerateRequest(model="m" * 900))
-    assert not caplog.records
+    assert not complaints(caplog)
 
 
 async def test_a_peer_that_stands_still_is_noticed() -> None:

@@ -135,6 +135,8 @@ ARRIVALS = st.lists(
     max_size=12,
 )
 STAGE = (0.5, *(0.01,) * 6, 0.02, 0.001, 0.0001)
+ALL_ALIKE = (0.5, *(0.0,) * 9)
+"""Results come at the times of arrivals."""
 
 
 @given(
@@ -143,6 +145,7 @@ STAGE = (0.5, *(0.01,) * 6, 0.02, 0.001, 0.0001)
     policy=st.sampled_from(["orca", "chunked"]),
     is_fair=st.booleans(),
     is_optimistic=st.booleans(),
+    stage=st.sampled_from([STAGE, ALL_ALIKE]),
     way_s=st.sampled_from([0.0, 0.125]),
 )
 @settings(max_examples=100)
@@ -152,10 +155,11 @@ def test_the_simulation_makes_the_batches_of_the_serving_loop(
     policy: str,
     is_fair: bool,
     is_optimistic: bool,
+    stage: tuple[float, ...],
     way_s: float,
 ) -> None:
     depth = max(2, n_stages)
-    costs = LinearCosts((STAGE,) * n_stages, plan_s=way_s, hop_s=way_s, result_s=way_s)
+    costs = LinearCosts((stage,) * n_stages, plan_s=way_s, hop_s=way_s, result_s=way_s)
 
     def core() -> Recorded:
         return Recorded(

@@ -114,7 +114,6 @@ class Generation:
         self._submissions = Submissions(
             scheduler,
             self,
-            self._submission,
             model=model,
             place=place,
             was_held=was_held,
@@ -270,17 +269,38 @@ class Generation:
                 self._send_at_once(event, outlet)
                 return
         elif not isinstance(event, PromptLogprobs):
-            self._submissions.note(event)
+            self._submissions.note_arrival(event)
         if not isinstance(event, Accepted):
             self._inbox.put_nowait(event)
             if self._inbox.error is not None:
                 self._give_up(self._inbox.error)
 
+    def submission(self, index: int) -> scheduler_pb2.Submission:
+        """Returns the message that submits an answer."""
+        request_id, prompt = self._name(index), self._prompt_at(index)
+        if request_id not in self._answers:
+            self._begin(index)
+        return scheduler_pb2.Submission(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            # An answer without tokens has the prompt's log-probabilities, which come with one.
+            max_new_tokens=max(1, prompt.max_new_tokens),
+            n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
+            n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
+            sampling=to_proto(self._sampling(index, prompt)),
+            trace=self._trace,
+            generated_token_ids=self._tokens_so_far(index),
+            account=self._place.account,
+            priority=self.options.priority,
+            cache_salt=self.options.cache_salt,
+            is_uncached=not self.options.cache_prompt,
+        )
+
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
         if self._expiry is not None:
             self._expiry.cancel()
-        self._submissions.withdraw()
+        self._submissions.close()
         self._running.clear()
         self._inbox.close()
         self._span.closed(self.usage.completion_tokens)
@@ -346,27 +366,6 @@ class Generation:
         answer = self._answer(index, self._prompt_at(index))
         self._answers[self._name(index)] = answer
         return answer
-
-    def _submission(self, index: int) -> scheduler_pb2.Submission:
-        """Returns the message that submits an answer."""
-        request_id, prompt = self._name(index), self._prompt_at(index)
-        if request_id not in self._answers:
-            self._begin(index)
-        return scheduler_pb2.Submission(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            # An answer without tokens has the prompt's log-probabilities, which come with one.
-            max_new_tokens=max(1, prompt.max_new_tokens),
-            n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
-            n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
-            sampling=to_proto(self._sampling(index, prompt)),
-            trace=self._trace,
-            generated_token_ids=self._tokens_so_far(index),
-            account=self._place.account,
-            priority=self.options.priority,
-            cache_salt=self.options.cache_salt,
-            is_uncached=not self.options.cache_prompt,
-        )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
         """Returns what the scheduler is asked for; nothing where there is only a first token, or

@@ -6,7 +6,8 @@ are tried as long as those that it has had, since their client has been promised
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -17,25 +18,28 @@ from services.frontend.link.submitted_request import Inbox
 from services.frontend.observing.request_span import RequestSpan
 
 
+class Call(Inbox, Protocol):
+    """A call whose answers are submitted; it takes their events."""
+
+    def submission(self, index: int) -> scheduler_pb2.Submission:
+        """Returns the message that submits an answer."""
+
+
 class Submissions:
     """Submits the answers of a call, and cancels what is left of them at its end."""
 
     def __init__(
         self,
         scheduler: SchedulerClient,
-        inbox: Inbox,
-        submission_of: Callable[[int], scheduler_pb2.Submission],
+        call: Call,
         *,
         model: str,
         place: Place,
         was_held: bool,
         span: RequestSpan,
     ) -> None:
-        """`inbox` gets the events of all answers; `submission_of` returns what is submitted for one
-        by its index."""
         self._scheduler = scheduler
-        self._inbox = inbox
-        self._submission_of = submission_of
+        self._call: Call | None = call  # None once it is closed
         self._model = model
         self._place = place
         self._was_held = was_held
@@ -67,7 +71,7 @@ class Submissions:
         if indices:
             await self._started
 
-    def note(self, event: Event) -> None:
+    def note_arrival(self, event: Event) -> None:
         """Notes what an event means for the answers that are not submitted yet, and for the
         start."""
         if isinstance(event, Failed):
@@ -98,6 +102,12 @@ class Submissions:
         self._at_scheduler.clear()
         self._place.in_flight.close()
 
+    def close(self) -> None:
+        """Withdraws, and lets go of the call: it has this object, and would be kept by it until
+        garbage is collected."""
+        self.withdraw()
+        self._call = None
+
     def _end(self, request_id: str) -> None:
         if request_id in self._at_scheduler:
             self._at_scheduler.remove(request_id)
@@ -107,14 +117,17 @@ class Submissions:
     def _submit_next(self, *, until: float | None) -> None:
         """Submits as many answers as the scheduler may have; the first ones, which there is no
         start without, with a time until which they are tried."""
-        while self._waiting and len(self._at_scheduler) < self._place.max_at_once:
-            submission = self._submission_of(self._waiting.popleft())
+        call = self._call
+        while (
+            call is not None and self._waiting and len(self._at_scheduler) < self._place.max_at_once
+        ):
+            submission = call.submission(self._waiting.popleft())
             self._at_scheduler.add(submission.request_id)
             if until is not None:
                 self._unaccepted.add(submission.request_id)
             self._scheduler.submit(
                 submission,
-                self._inbox,
+                call,
                 model=self._model,
                 until=until,
                 deadline=self.deadline,

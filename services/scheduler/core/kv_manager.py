@@ -117,7 +117,7 @@ class KVManager:
             row=self._take_row(),
             n_reserved_blocks=n_blocks,
             block_ids=cached,
-            n_stored_at_most=request.n_scheduled,
+            n_block_slots=request.n_scheduled,
             n_cached_blocks=len(cached),
             n_entered_blocks=len(cached),
             next_entry_at=(len(cached) + 1) * self.block_size,
@@ -178,7 +178,7 @@ class KVManager:
             raise ValueError(f"{n_tokens} tokens exceed a reservation of {reservation}")
         new = [self._take_block() for _ in range(n_new)]
         reservation.block_ids += new
-        reservation.n_stored_at_most += n_new * self.block_size
+        reservation.n_block_slots += n_new * self.block_size
         return new
 
     def enter(self, request: Request, reservation: Reservation) -> None:
@@ -211,7 +211,7 @@ class KVManager:
                 self.n_reserved_blocks -= 1
         self._free_rows.append(reservation.row)
         reservation.block_ids = []
-        reservation.n_stored_at_most = 0
+        reservation.n_block_slots = 0
         reservation.n_reserved_blocks = 0
 
     def _n_to_reserve(self, request: Request) -> int:

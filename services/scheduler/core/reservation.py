@@ -11,8 +11,8 @@ class Reservation:
     row: int
     n_reserved_blocks: int
     block_ids: list[int] = field(default_factory=list)
-    n_stored_at_most: int = 0
-    """Tokens for which there are blocks."""
+    n_block_slots: int = 0
+    """Slots of its blocks, so that each decode need not multiply."""
     n_cached_blocks: int = 0
     """Blocks at its beginning that were in the prefix cache when it was made."""
     n_entered_blocks: int = 0

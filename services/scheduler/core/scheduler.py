@@ -284,7 +284,7 @@ class Scheduler:
         request.n_in_flight += 1
         request.n_drafts = n_drafts = len(draft)
         new_block_ids: list[int] = []
-        if end + n_drafts > reservation.n_stored_at_most:
+        if end + n_drafts > reservation.n_block_slots:
             new_block_ids = self.kv_manager.allocate(reservation, end + n_drafts)
         if is_admission:
             request.reservation = reservation

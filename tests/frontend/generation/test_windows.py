@@ -1,6 +1,8 @@
 """One call has a few answers at the scheduler at a time, and nobody waits for who does not read."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -98,6 +100,19 @@ async def test_a_few_answers_are_at_the_scheduler_at_a_time_and_all_are_answered
         assert [seed - seeds[0] for seed in seeds] == list(range(10))
         assert {r.submission.account.name for r in at.scheduler.requests} == {"alice"}
         assert at.budget.n_bytes == 0
+
+
+async def test_a_call_that_is_over_is_gone_without_a_collector() -> None:
+    async with desk(FakeScheduler(says(A))) as at:
+        gc.disable()
+        try:
+            async with at.service.open(answers(3)) as generation:
+                await soon(generation.complete())
+            is_alive = weakref.ref(generation)
+            del generation
+            assert is_alive() is None
+        finally:
+            gc.enable()
 
 
 async def test_stop_string_makes_room_for_the_next_answer() -> None:
