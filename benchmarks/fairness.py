@@ -40,6 +40,7 @@ import numpy as np
 import psutil
 import uvloop
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from benchmarks import load, local_system, machine, records
 from benchmarks.local_system import System
@@ -332,6 +333,9 @@ def draw(path: Path, results: Sequence[Result]) -> None:
         times_s = WINDOW_S * (np.arange(len(index)) + 0.5)
         right.plot(times_s, index, marker="o", color=color, label=result.order)
     left.set_xscale("log")
+    left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.xaxis.set_major_formatter(ScalarFormatter())
+    left.xaxis.set_minor_formatter(NullFormatter())
     left.set_xlabel("latency of the small client's answers (s)")
     left.set_ylabel("part of its answers")
     left.set_title(f"alone, and beside one that asks for {TIMES} x as much", fontsize=10)
