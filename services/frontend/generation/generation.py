@@ -12,14 +12,13 @@ had not come to their end are submitted with their tokens.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import InvalidRequest, TimedOut
-from services.common.sampling import INT64_MIN, SamplingParams
-from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer, Piece
+from services.frontend.generation.answers import Answers
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
@@ -44,9 +43,8 @@ from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
 from services.frontend.text.message_reader import MessageReader
-from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.token_texts import TokenTexts
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer, text_offsets
+from services.frontend.text.tokenizer import Tokenizer, text_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +90,28 @@ class Generation:
         self._pipeline_model = model
         self.options = options
         self.prompts = prompts
-        self._submission_id = self.request_id
+        submission_id = self.request_id
         if resumption is not None:
             # The stream that broke, or another that resumes it, may still run here.
-            self._submission_id += f"-{secrets.token_hex(8)}"
+            submission_id += f"-{secrets.token_hex(8)}"
+        self._answers = Answers(
+            options,
+            prompts,
+            tokenizer,
+            submission_id=submission_id,
+            resumption=resumption,
+            account=place.account,
+            trace=span.message,
+        )
         self._tokenizer = tokenizer
         self._until = until
         self._place = place
         self._resumption = resumption
         self._span = span
-        self._trace = span.message
         self._call = call or Call(self.n_answers)
         self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._outlet: Outlet | None = None
         self._endings: list[Piece] = []
-        self._answers: dict[str, Answer] = {}
         self._replayed: dict[int, MessageReader] = {}
         """Readers of answers to go on with."""
         self._running: set[str] = set()
@@ -129,7 +134,7 @@ class Generation:
     @property
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
-        return len(self.prompts) * self.options.n_generated
+        return len(self._answers)
 
     @property
     def is_resumed(self) -> bool:
@@ -141,7 +146,7 @@ class Generation:
         """Tokens read and written so far."""
         return Usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
-            sum(answer.n_tokens for answer in self._answers.values()),
+            self._answers.n_tokens,
             sum(self._n_cached.values()),
         )
 
@@ -198,7 +203,7 @@ class Generation:
 
     def stop_met(self, index: int) -> str:
         """Returns the stop string that ended an answer, or nothing."""
-        return self._answers[self._name(index)].stop_met
+        return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
         """Takes memory for output that is kept until the call ends; raises PoolFull if so much is
@@ -222,8 +227,8 @@ class Generation:
             await self._resume_all(self._resumption)
         if self._inbox.error is not None:
             raise self._inbox.error
-        missing = [index for index in range(self.n_answers) if not self._has_ended(index)]
-        self._running.update(map(self._name, missing))
+        missing = [index for index in range(self.n_answers) if not self._answers.has_ended(index)]
+        self._running.update(map(self._answers.name, missing))
         self._place.in_flight.end(self.n_answers - len(missing))
         await self._submissions.start(missing, until=self._until)
 
@@ -277,24 +282,7 @@ class Generation:
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer."""
-        request_id, prompt = self._name(index), self._prompt_at(index)
-        if request_id not in self._answers:
-            self._begin(index)
-        return scheduler_pb2.Submission(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            # An answer without tokens has the prompt's log-probabilities, which come with one.
-            max_new_tokens=max(1, prompt.max_new_tokens),
-            n_logprobs=self.options.n_ranked if prompt.max_new_tokens else None,
-            n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
-            sampling=to_proto(self._sampling(index, prompt)),
-            trace=self._trace,
-            generated_token_ids=self._tokens_so_far(index),
-            account=self._place.account,
-            priority=self.options.priority,
-            cache_salt=self.options.cache_salt,
-            is_uncached=not self.options.cache_prompt,
-        )
+        return self._answers.submission(index)
 
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
@@ -316,9 +304,6 @@ class Generation:
         if event.request_id not in self._running:
             self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
 
-    def _name(self, index: int) -> str:
-        return f"{self._submission_id}-{index}"
-
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
         self._inbox.fail(error)
@@ -327,11 +312,6 @@ class Generation:
     def _give_up(self, error: Exception) -> None:
         self._submissions.fail_start(error)
         self._submissions.withdraw()
-
-    def _has_ended(self, index: int) -> bool:
-        """Returns whether an answer has ended in what the client has."""
-        answer = self._answers.get(self._name(index))
-        return answer is not None and answer.is_finished
 
     async def _resume_all(self, resumption: Resumption) -> None:
         """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
@@ -346,8 +326,8 @@ class Generation:
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
         """Makes an answer, as far as the client has it."""
-        answer = self._begin(index)
-        prompt = self._prompt_at(index)
+        answer = self._answers.begin(index)
+        prompt = self._answers.prompt(index)
         ending = so_far.ending(
             max_new_tokens=prompt.max_new_tokens, stop_token_ids=prompt.stop_token_ids
         )
@@ -362,49 +342,8 @@ class Generation:
         elif so_far.is_finished:
             raise InvalidRequest(TOKENS_FIELD, f"answer {index} does not end with its tokens")
 
-    def _begin(self, index: int) -> Answer:
-        answer = self._answer(index, self._prompt_at(index))
-        self._answers[self._name(index)] = answer
-        return answer
-
-    def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
-        """Returns what the scheduler is asked for; nothing where there is only a first token, or
-        where they have come with tokens that the client has."""
-        if len(prompt.token_ids) < 2 or self._tokens_so_far(index):
-            return None
-        return self.options.n_prompt_logprobs
-
-    def _prompt_at(self, index: int) -> EncodedPrompt:
-        """Returns the prompt of an answer by its place among all that are generated."""
-        return self.prompts[index // self.options.n_generated]
-
-    def _tokens_so_far(self, index: int) -> tuple[int, ...]:
-        return () if self._resumption is None else self._resumption.answers[index].token_ids
-
-    def _answer(self, index: int, prompt: EncodedPrompt) -> Answer:
-        options = self.options
-        is_shown = options.include_stop_str_in_output
-        tokenizer = self._tokenizer
-        if not options.skip_special_tokens:
-            tokenizer = tokenizer.with_special_tokens
-        return Answer(
-            index,
-            IncrementalText(tokenizer, prompt.context, marks=prompt.answer_format.marks),
-            stops=StopStrings(options.stop, are_shown=is_shown),
-            stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
-            min_tokens=options.sampling.min_tokens,
-            has_offsets=options.n_ranked is not None,
-        )
-
-    def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:
-        """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
-        params = self.options.sampling
-        seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
-        grammar = prompt.answer_format.grammar or params.grammar
-        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids, grammar=grammar)
-
     def _apply(self, event: Event) -> Piece:
-        answer = self._answers[event.request_id]
+        answer = self._answers.begun[event.request_id]
         if isinstance(event, Tokens):
             piece = self._take_tokens(event, answer)
         else:
@@ -428,7 +367,7 @@ class Generation:
     def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
         if answer.index not in self._with_tokens:
             self._note_first(event, answer.index)
-            if not self._prompt_at(answer.index).max_new_tokens:
+            if not self._answers.prompt(answer.index).max_new_tokens:
                 return self._cut_off(event, answer.finish(FinishReason.LENGTH))
         piece = answer.add(event.token_ids, event.logprobs)
         return self._cut_off(event, piece) if answer.is_finished else piece
@@ -443,7 +382,7 @@ class Generation:
         self._span.first_token()
         self._call.took_tokens(index)
         if not event.start:
-            prompt = index // self.options.n_generated
+            prompt = self._answers.prompt_index(index)
             n_cached = self._n_cached.get(prompt, event.n_cached)
             self._n_cached[prompt] = min(n_cached, event.n_cached)
 
@@ -453,7 +392,7 @@ class Generation:
             answer.index,
             reason,
             n_tokens=answer.n_tokens,
-            n_resumed=len(self._tokens_so_far(answer.index)),
+            n_resumed=len(self._answers.tokens_so_far(answer.index)),
         )
 
     def _is_shown(self, piece: Piece) -> bool:

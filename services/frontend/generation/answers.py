@@ -1,0 +1,128 @@
+"""The answers of one call: `n` to each of its prompts, how each begins, and what the scheduler is
+asked for it.
+
+An answer has a place among all that are generated, and a name at the scheduler. One that is gone on
+with begins with the tokens that its client has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orcinus.v1 import scheduler_pb2, trace_pb2
+
+from services.common.sampling import INT64_MIN, SamplingParams
+from services.common.sampling_proto import to_proto
+from services.frontend.generation.answer import Answer
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.resumption import Resumption
+from services.frontend.text.stop_strings import StopStrings
+from services.frontend.text.tokenizer import IncrementalText, Tokenizer
+
+
+class Answers:
+    """The answers of one call, by their places and names."""
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompts: Sequence[EncodedPrompt],
+        tokenizer: Tokenizer,
+        *,
+        submission_id: str,
+        resumption: Resumption | None,
+        account: scheduler_pb2.Account | None,
+        trace: trace_pb2.TraceContext | None,
+    ) -> None:
+        """Begins none of them yet. Their names begin with `submission_id`."""
+        self.begun: dict[str, Answer] = {}
+        """Answers that have begun, by their names."""
+        self._options = options
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._submission_id = submission_id
+        self._resumption = resumption
+        self._account = account
+        self._trace = trace
+
+    def __len__(self) -> int:
+        """Returns the number of answers over all prompts."""
+        return len(self._prompts) * self._options.n_generated
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(answer.n_tokens for answer in self.begun.values())
+
+    def name(self, index: int) -> str:
+        """Returns the name of an answer."""
+        return f"{self._submission_id}-{index}"
+
+    def prompt(self, index: int) -> EncodedPrompt:
+        """Returns the prompt that an answer is to."""
+        return self._prompts[self.prompt_index(index)]
+
+    def prompt_index(self, index: int) -> int:
+        """Returns the place of an answer's prompt among the prompts."""
+        return index // self._options.n_generated
+
+    def tokens_so_far(self, index: int) -> tuple[int, ...]:
+        """Returns the tokens of an answer that its client had when the call came."""
+        return () if self._resumption is None else self._resumption.answers[index].token_ids
+
+    def has_ended(self, index: int) -> bool:
+        """Returns whether an answer has begun and ended."""
+        answer = self.begun.get(self.name(index))
+        return answer is not None and answer.is_finished
+
+    def begin(self, index: int) -> Answer:
+        """Begins an answer, and returns it."""
+        options, prompt = self._options, self.prompt(index)
+        is_shown = options.include_stop_str_in_output
+        tokenizer = self._tokenizer
+        if not options.skip_special_tokens:
+            tokenizer = tokenizer.with_special_tokens
+        answer = self.begun[self.name(index)] = Answer(
+            index,
+            IncrementalText(tokenizer, prompt.context, marks=prompt.answer_format.marks),
+            stops=StopStrings(options.stop, are_shown=is_shown),
+            stop_token_ids=frozenset(() if is_shown else prompt.stop_token_ids),
+            min_tokens=options.sampling.min_tokens,
+            has_offsets=options.n_ranked is not None,
+        )
+        return answer
+
+    def submission(self, index: int) -> scheduler_pb2.Submission:
+        """Returns the message that submits an answer; begins it, if it has not."""
+        name, prompt, options = self.name(index), self.prompt(index), self._options
+        if name not in self.begun:
+            self.begin(index)
+        return scheduler_pb2.Submission(
+            request_id=name,
+            prompt_token_ids=prompt.token_ids,
+            # An answer without tokens has the prompt's log-probabilities, which come with one.
+            max_new_tokens=max(1, prompt.max_new_tokens),
+            n_logprobs=options.n_ranked if prompt.max_new_tokens else None,
+            n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
+            sampling=to_proto(self._sampling(index, prompt)),
+            trace=self._trace,
+            generated_token_ids=self.tokens_so_far(index),
+            account=self._account,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            is_uncached=not options.cache_prompt,
+        )
+
+    def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
+        """Returns what the scheduler is asked for; nothing where there is only a first token, or
+        where they have come with tokens that the client has."""
+        if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
+            return None
+        return self._options.n_prompt_logprobs
+
+    def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:
+        """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
+        params = self._options.sampling
+        seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
+        grammar = prompt.answer_format.grammar or params.grammar
+        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids, grammar=grammar)
