@@ -6,6 +6,7 @@ that come out equal, the one with the lower latency is the better.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from orcinus.v1 import worker_pb2
 
@@ -165,11 +166,14 @@ class Predictor:
         return found, low
 
 
-def scheduler_of(candidate: Candidate, memory: Memory) -> Scheduler:
+def scheduler_of(
+    candidate: Candidate, memory: Memory, *, policy: Literal["orca", "chunked"] = "chunked"
+) -> Scheduler:
     """Returns the scheduler that would serve with a candidate's settings."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
+        policy=policy,
         max_batch_size=candidate.max_batch_size,
         max_batch_tokens=candidate.max_batch_tokens,
         prefix_cache=False,  # the workload's prompts have nothing in common

@@ -52,7 +52,11 @@ class Reply:
 class System:
     """A system that serves."""
 
-    def __init__(self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel) -> None:
+    def __init__(
+        self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel, *, http_url: str
+    ) -> None:
+        self.http_url = http_url
+        """URL of the OpenAI API, without its path."""
         self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
         self._watch = scheduler_pb2_grpc.SchedulerServiceStub(scheduler).WatchIterations
 
@@ -143,7 +147,7 @@ async def running(
             grpc.aio.insecure_channel(endpoints.grpc) as frontend,
             grpc.aio.insecure_channel(launcher.scheduler_address) as scheduler,
         ):
-            yield System(frontend, scheduler)
+            yield System(frontend, scheduler, http_url=f"http://{endpoints.http}")
 
 
 async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
