@@ -1,11 +1,12 @@
 """A model of costs from the records of iterations that were run.
 
-What a stage computes is fitted to what it says that it took. Between two iterations of a full
-pipeline there is a little more, the gap; and an iteration that finds an empty pipeline takes longer
-by the ways of its plan, its activations and its result. Both are medians.
+What a stage computes is fitted to what it says that it took. Between two iterations there is a
+little more, the gap, and the ways of a plan, of activations and of a result take their time, too.
+Both are those with which the stages' times explain best when each result came, given when its plan
+was sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -15,8 +16,9 @@ from services.tune.system import Record
 from simulator import fit
 from simulator.costs import SLOPES, LinearCosts, Work, features
 
-SLACK_S = 1e-4
-"""An iteration that was sent that long before the last one returned has waited for it."""
+N_STEPS = 24
+"""Steps of a search for a time; each leaves 0.62 of the range."""
+GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +76,55 @@ def calibrate(iterations: Sequence[Iteration], lone: Sequence[Lone] = ()) -> Cal
         errors.append(fit.median_error(coefficients[-1], rows, times_s))
     if not coefficients:
         raise ValueError("no iteration was run")
-    gaps_s, ways_s = [], []
-    for before, each in pairwise(iterations):
-        if each.start_s < before.end_s - SLACK_S:
-            gaps_s.append(each.end_s - before.end_s - max(each.stages_s))
-        else:
-            ways_s.append(each.end_s - each.start_s - sum(each.stages_s))
-    gap_s = max(0.0, median(gaps_s)) if gaps_s else 0.0
-    way_s = max(0.0, median(ways_s) - n_stages * gap_s) if ways_s else 0.0
-    way_s /= n_stages + 1  # plan, hops, result
+    gap_s, way_s = explain_ends(iterations)
     costs = LinearCosts(tuple(coefficients), gap_s=gap_s, plan_s=way_s, hop_s=way_s, result_s=way_s)
     return Calibration(
         _with_request_s(costs, lone), n_iterations=len(iterations), error=max(errors)
     )
+
+
+def explain_ends(iterations: Sequence[Iteration]) -> tuple[float, float]:
+    """Returns the gap after each iteration on a stage and the time of a way, of a plan, a hop or a
+    result: those with which the iterations' ends are off least, in absolute values."""
+    longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
+
+    def best_way(gap_s: float) -> tuple[float, float]:
+        return _least(lambda way_s: _error(iterations, gap_s, way_s), longest_s)
+
+    gap_s, _ = _least(lambda gap_s: best_way(gap_s)[1], longest_s)
+    return gap_s, best_way(gap_s)[0]
+
+
+def _error(iterations: Sequence[Iteration], gap_s: float, way_s: float) -> float:
+    """Returns by how much the ends of iterations are off, together, with a gap and a way. Stages
+    are those of `simulator.virtual_pipeline`, plans are sent when they were."""
+    free_s = [0.0] * len(iterations[0].stages_s)
+    error_s = 0.0
+    for each in iterations:
+        ready_s = each.start_s + way_s
+        for index, stage_s in enumerate(each.stages_s):
+            free_s[index] = max(ready_s, free_s[index]) + stage_s + gap_s
+            ready_s = free_s[index] + way_s
+        error_s += abs(ready_s - each.end_s)
+    return error_s
+
+
+def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
+    """Returns where a function of one valley is least between 0 and `highest`, and its value there,
+    by a golden-section search; 0 itself is looked at too."""
+    low, high = 0.0, highest
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    of_left, of_right = of(left), of(right)
+    for _ in range(N_STEPS):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - GOLDEN * (high - low)
+            of_left = of(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + GOLDEN * (high - low)
+            of_right = of(right)
+    return min((0.0, of(0.0)), (left, of_left), (right, of_right), key=lambda found: found[1])
 
 
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:

@@ -73,6 +73,40 @@ def test_costs_are_recovered_from_records() -> None:
         assert found.costs.stage_s(0, work) == pytest.approx(true.stage_s(0, work), rel=0.02)
 
 
+def run_in_two_stages(true: LinearCosts, n: int) -> list[Record]:
+    """Records of two stages with two batches in flight: one of prompts, which takes long, and one
+    that does not. Every tenth pair finds the pipeline empty."""
+    source = random.Random(1)
+    free_s, ends_s, made = [0.0, 0.0], [0.0, 0.0], []
+    for index in range(n):
+        if index % 2:
+            spans = [(f"{index}.{i}", source.randrange(500), 1) for i in range(4)]
+        else:
+            spans = [(f"{index}.prompt", 0, source.randrange(50, 400))]
+        sent_s = max(ends_s) + 1.0 if index % 20 == 0 else ends_s[-2]
+        work = Work.of((start, n_tokens, True) for _, start, n_tokens in spans)
+        ready_s = sent_s + true.plan_s
+        for stage in range(2):
+            free_s[stage] = max(ready_s, free_s[stage]) + true.stage_s(stage, work)
+            ready_s = free_s[stage] + (true.hop_s if stage == 0 else true.result_s)
+        ends_s.append(ready_s)
+        stages = [true.stage_s(stage, work) - true.gap_s for stage in range(2)]
+        made.append(record(index + 1, sent_s, ready_s, spans, stages))
+    return made
+
+
+@pytest.mark.parametrize(("gap_s", "way_s"), [(0.0, 0.0), (0.002, 0.0005), (0.0, 0.003)])
+def test_gaps_and_ways_are_told_apart_where_iterations_are_uneven(
+    gap_s: float, way_s: float
+) -> None:
+    true = LinearCosts(
+        costs(2).coefficients, gap_s=gap_s, plan_s=way_s, hop_s=way_s, result_s=way_s
+    )
+    found = calibrate(iterations_of(run_in_two_stages(true, 200))).costs
+    assert found.gap_s == pytest.approx(gap_s, abs=2e-5)
+    assert found.hop_s == pytest.approx(way_s, abs=2e-5)
+
+
 def test_no_iterations_are_no_calibration() -> None:
     with pytest.raises(ValueError, match="no iteration"):
         calibrate([])
