@@ -1,5 +1,5 @@
-"""FasterTransformer under request-level scheduling, as the paper measured it (sections 3 and 6), and
-kinder ways to do the same.
+"""FasterTransformer under request-level scheduling, as the paper measured it (sections 3 and 6),
+and kinder ways to do the same.
 
 When the engine has nothing to do, up to `max_batch_size` requests are taken from the queue, as by
 Triton's dynamic batcher. A batch is one call of the engine:
@@ -170,14 +170,16 @@ class FasterTransformer:
         n_free = self._n_slots - self.n_reserved_slots
         for request in self._queue:
             n_free -= self._n_allocated(request)
-            if len(result) == self._max_batch_size or n_free < 0:
+            if n_free < 0:
                 return result
             result.append(request)
-        is_full = len(result) == self._max_batch_size
-        if result and not is_full and self._clock is not None:
-            if self._clock.now_s < self._due_s.get(result[0], 0.0):
-                return []
-        return result
+            if len(result) == self._max_batch_size:
+                return result
+        return [] if result and self._may_wait(result[0]) else result
+
+    def _may_wait(self, request: Request) -> bool:
+        """Returns whether there is time for more to come before a request must run."""
+        return self._clock is not None and self._clock.now_s < self._due_s.get(request, 0.0)
 
     def _n_allocated(self, request: Request) -> int:
         return request.max_sequence_len if self._kinder.allocates_own else self._max_sequence_len
@@ -227,9 +229,7 @@ class _Microbatch:
             if self._leaves and request in self._ended:
                 continue
             start, n_tokens = (n_first + self._n_run - 2, 1) if self._n_run > 1 else (0, n_first)
-            is_sampled = (
-                request not in self._ended and start + n_tokens >= request.n_prompt_tokens
-            )
+            is_sampled = request not in self._ended and start + n_tokens >= request.n_prompt_tokens
             if is_sampled:
                 self._sampled.append(request)
             spans.append(

@@ -15,12 +15,13 @@ from benchmarks.paper.beyond.limits import shortest_s
 from benchmarks.paper.beyond.loads import Load
 from benchmarks.paper.beyond.setups import IterationLevel
 from benchmarks.paper.beyond.trials import Trial
-from benchmarks.paper.fit import ALL_PAIRS, fit
+from benchmarks.paper.fit import ALL_PAIRS, NO_PAIRS, fit
 from benchmarks.paper.gpu_costs import Gpu
 from benchmarks.paper.models import MODELS
 from simulator.outcome import percentile
 from simulator.workload import mixed_lengths
 
+LONGER = 5
 BOUNDED_BATCHES = (32, 256)
 OVERLOAD = 1.2
 """Rate at which orders are compared, as a part of the highest throughput of orca(32)."""
@@ -39,7 +40,10 @@ def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
     for order in ("fcfs", "shortest"):
         outcome = Trial(IterationLevel(order=order), gpu, load).outcome(rate)
         per_token_ms = [1e3 * one.normalised_s for one in outcome.requests]
-        latencies[order] = {"median": percentile(per_token_ms, 50), "p99": percentile(per_token_ms, 99)}
+        latencies[order] = {
+            "median": percentile(per_token_ms, 50),
+            "p99": percentile(per_token_ms, 99),
+        }
     return {"bounds": bounds, "overload": latencies}
 
 
@@ -47,14 +51,16 @@ def measure(n_requests: int, seed: int) -> dict[str, Any]:
     """Returns everything."""
     engines = fit(ALL_PAIRS)
     load = Load(mixed_lengths(n_requests, seed=seed), seed=seed)
+    # Where hundreds of requests are served at a time, more must come.
+    many = Load(mixed_lengths(LONGER * n_requests, seed=seed), seed=seed)
     return {
         "ladder": ladder.measure(ladder.ladder(engines), load),
         "added alone": ladder.measure(ladder.added_alone(engines), load),
         "removed alone": ladder.measure(ladder.removed_alone(engines), load),
         "microbatches": ladder.microbatches(engines, load),
-        "limits": limits(engines["orca"], load),
-        "defaults": defaults.measure(engines["orca"], load),
-        "traces": elsewhere.measure(engines, n_requests, seed),
+        "limits": limits(engines["orca"], many),
+        "defaults": defaults.measure(engines["orca"], many),
+        "traces": elsewhere.measure(fit(NO_PAIRS), n_requests, seed),
         "13B": elsewhere.thirteen(engines),
     }
 

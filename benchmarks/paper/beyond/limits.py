@@ -1,4 +1,4 @@
-"""Where the limit is: a bound on the throughput of any schedule, and an order that knows all lengths.
+"""Where the limit is: a bound on the throughput of any schedule, and an order that knows lengths.
 
 The bound holds for every schedule of this engine that computes each token of prompts and outputs at
 least once, shares nothing among requests and has at most `max_batch_size` of them in an iteration,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from benchmarks.paper.beyond.loads import Load
 from benchmarks.paper.beyond.setups import Setup
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
-from benchmarks.paper.models import MODELS
+from benchmarks.paper.models import MODELS, PaperModel
 from benchmarks.paper.published import HEADLINE_MS_PER_TOKEN
 from benchmarks.paper.sweep import middle_throughput
 from simulator.costs import Costs, Work
@@ -68,7 +68,7 @@ class Trial:
     setup: Setup
     gpu: Gpu
     load: Load
-    model: str = "175B"
+    model: PaperModel = MODELS["175B"]
     message_s: tuple[float, float] = (0.0, 0.0)
     """Times of control messages that are on the way of the data."""
 
@@ -78,9 +78,10 @@ class Trial:
 
     def serve(self, arrivals: Sequence[Arrival]) -> Outcome:
         """Returns what happens to some requests."""
-        model, clock = MODELS[self.model], VirtualClock()
-        costs = InBand(GpuCosts(model, self.gpu), self.message_s)
-        return Simulation(self.setup.build(model, clock), costs, arrivals, clock=clock).run()
+        clock = VirtualClock()
+        costs = InBand(GpuCosts(self.model, self.gpu), self.message_s)
+        scheduler = self.setup.build(self.model, clock)
+        return Simulation(scheduler, costs, arrivals, clock=clock).run()
 
     def highest(self) -> float:
         """Returns the highest throughput in requests a second."""
