@@ -4,8 +4,7 @@ hand: `workload.read_trace` reads the files themselves.
 What is published:
 
 - Azure 2023 (Patel et al., "Splitwise", ISCA'24, section III): coding has a median of 1,500 tokens
-  of prompt and 13 of output, conversation of 1,020 and 129. The publisher's notebook shows 8,819
-  and 19,366 requests within 57 and 58 minutes.
+  of prompt and 13 of output, conversation of 1,020 and 129.
 - BurstGPT (Wang et al., arXiv:2401.17644): gaps between arrivals are as of a Gamma distribution,
   burstier than a Poisson process. Of its conversations with GPT-4, Llumnix (Sun et al., OSDI'24,
   Table 1) gives the 50th, 80th, 95th and 99th percentiles of lengths.
@@ -67,8 +66,6 @@ class PublishedTrace:
     outputs: Marginal
     variation: float
     """Standard deviation of the gaps between arrivals, as a part of their mean."""
-    rate: float | None
-    """Requests a second where they were recorded."""
 
     def lengths(self, n_requests: int, *, seed: int) -> tuple[Lengths, ...]:
         """Returns lengths with these marginals."""
@@ -87,19 +84,16 @@ PUBLISHED: Mapping[str, PublishedTrace] = {
         ),
         Marginal(((0.1, 7), (0.25, 8), (0.5, 13), (0.75, 21), (0.9, 53), (0.99, 151)), 1000),
         variation=1.0,
-        rate=8819 / (57 * 60),
     ),
     "Azure 2023 conversation": PublishedTrace(
         Marginal(((0.1, 378), (0.25, 396), (0.5, 1020), (0.75, 1358), (0.9, 4085)), 7437),
         Marginal(((0.1, 45), (0.25, 67), (0.5, 129), (0.75, 387), (0.9, 428), (0.99, 599)), 1000),
         variation=1.0,
-        rate=19366 / (58 * 60),
     ),
     "BurstGPT, GPT-4": PublishedTrace(
         Marginal(((0.5, 582), (0.8, 1427), (0.95, 2345), (0.99, 3549)), 7437),
         Marginal(((0.5, 243), (0.8, 434), (0.95, 669), (0.99, 964)), 1000),
         variation=2.0,
-        rate=None,
     ),
 }
 

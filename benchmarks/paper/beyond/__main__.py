@@ -112,8 +112,7 @@ def main() -> None:
     found = measure(options.requests, options.seed)
     sys.stdout.writelines(f"{line}\n" for line in lines_of(found))
     bounds = {
-        f"no schedule, batches of {size}": bound
-        for size, bound in found["limits"]["bounds"].items()
+        f"bound, batches of {size}": bound for size, bound in found["limits"]["bounds"].items()
     }
     drawing.ladder(options.images / "paper_ladder.png", found["ladder"], bounds)
     traces = found["traces"]

@@ -10,6 +10,8 @@ from benchmarks.paper.beyond.ladder import Worth
 
 BAR = 0.38
 """Height of a bar; rows are 1 apart."""
+SLOWEST, FASTEST = 0.02, 10.0
+"""Throughputs between which traces are drawn, in requests a second."""
 
 
 def ladder(path: Path, rungs: Sequence[Worth], limits: Mapping[str, float]) -> None:
@@ -45,11 +47,13 @@ def elsewhere(path: Path, rows: Sequence[Elsewhere], bounds: Mapping[str, float]
     ):
         own = [row for row in rows if row.trace == trace]
         bars = axes.barh([row.system for row in own], [row.highest for row in own], color="C0")
-        axes.bar_label(bars, [f"{row.highest:.2g}" for row in own], padding=3, fontsize=8)
+        values = [f"{row.highest:.2g}" for row in own]
+        over_lines = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axes.bar_label(bars, values, padding=3, fontsize=8, bbox=over_lines)
         axes.axvline(bound, color="black", linestyle="--", linewidth=1, label="bound")
         axes.set_title(trace)
         axes.set_xscale("log")
-        axes.set_xlim(right=2.5 * bound)
+        axes.set_xlim(SLOWEST, FASTEST)
         axes.set_xlabel("highest throughput (requests/s)")
         axes.invert_yaxis()
         axes.tick_params(labelleft=index == 0)

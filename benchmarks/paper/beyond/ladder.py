@@ -120,12 +120,12 @@ def measure(rungs: Sequence[Rung], load: Load) -> list[Worth]:
         [Trial(setup, rung.gpu, load, message_s=rung.message_s) for setup in rung.setups]
         for rung in rungs
     ]
-    tops = iter(on_all_cores(highest, [trial for rung in trials for trial in rung]))
+    tops = iter(on_all_cores(highest, [trial for one in trials for trial in one]))
     tried = []
-    for rung in trials:
-        by_top = sorted(((next(tops), trial) for trial in rung), key=_first, reverse=True)
+    for one in trials:
+        by_top = sorted(((next(tops), trial) for trial in one), key=_first, reverse=True)
         tried.append([by_top[0], *(pair for pair in by_top[1:] if _is_tried(pair, by_top))])
-    founds = iter(on_all_cores(within, [trial for rung in tried for _, trial in rung]))
+    founds = iter(on_all_cores(within, [trial for one in tried for _, trial in one]))
     result = []
     for rung, candidates in zip(rungs, tried, strict=True):
         found = max(((next(founds), trial) for _, trial in candidates), key=_first)
