@@ -4,7 +4,8 @@
 
 It does what the serving loop, the engine master and the ranks do together: what comes is taken in
 and batches are sent, at each point in time, arrivals before results. Sampled tokens mean nothing
-here; a request ends with as many as its trace says.
+here; a request ends with as many as its trace says. Those of prompts mean something only where
+requests may share them.
 """
 
 from array import array
@@ -15,15 +16,18 @@ from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Protocol
 
+from services.scheduler.core.accounts import Account
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
+from simulator.virtual_clock import VirtualClock
 from simulator.virtual_pipeline import VirtualPipeline
 from simulator.workload import Lengths
 
 A_TOKEN, STOP_TOKEN = 7, 0
+NEVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +39,21 @@ class Arrival:
     n_output: int
     max_new_tokens: int | None = None
     """Tokens that it asks for; those of its output where it knows."""
+    prompt_token_ids: Sequence[int] | None = None
+    """Its `n_prompt` tokens, for a prefix cache; None shares nothing with anybody."""
+    account: Account | None = None
+    """Whose request it is; None is nobody's in particular."""
 
     def request(self, name: int) -> Request:
         """Returns the scheduler's side of it."""
+        shares = self.prompt_token_ids is not None
         return Request(
             RequestId(str(name)),
-            array(TOKEN_ID, [A_TOKEN]) * self.n_prompt,
+            array(TOKEN_ID, self.prompt_token_ids or [A_TOKEN] * self.n_prompt),
             self.max_new_tokens or self.n_output,
             stop_token_ids=frozenset((STOP_TOKEN,)),
-            cache_scope=None,
+            account=self.account,
+            cache_scope=b"" if shares else None,
         )
 
 
@@ -78,10 +88,17 @@ class Scheduling(Protocol):
 class Simulation:
     """One run, from the first arrival until all requests have ended, or for as long as is asked."""
 
-    def __init__(self, scheduler: Scheduling, costs: Costs, arrivals: Sequence[Arrival]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduling,
+        costs: Costs,
+        arrivals: Sequence[Arrival],
+        *,
+        clock: VirtualClock | None = None,
+    ) -> None:
         """`scheduler` is fresh; its `pipeline_depth` and `token_hand_off` should fit the number of
-        stages."""
-        self.now_s = 0.0
+        stages. `clock` is given where it asks for the time."""
+        self.clock = VirtualClock() if clock is None else clock
         """The virtual time."""
         self.progress: list[tuple[int, float]] = []
         """Tokens, of prompts and outputs, that were computed up to the return of each iteration,
@@ -92,6 +109,8 @@ class Simulation:
         """The requests, by their times."""
         self._of: dict[Request, Arrival] = {}
         self._first_token_s: dict[Request, float] = {}
+        self._last_token_s: dict[Request, float] = {}
+        self._gaps_s = array("d")
         self._ended: list[RequestTimes] = []
         self._pipeline = VirtualPipeline(costs)
         self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of their return
@@ -99,26 +118,28 @@ class Simulation:
         self._n_computed = 0
         self._n_output = self._n_iterations = self._n_spans = self._max_reserved_slots = 0
 
-    def run(self, until_s: float = float("inf")) -> Outcome:
+    def run(self, until_s: float = NEVER_S) -> Outcome:
         """Runs until all requests have ended, at the latest until `until_s`; returns what happened.
 
         Raises:
             InvalidRequest: a request could not even run alone.
             PoolFull: there are more than the pool may hold.
         """
-        start_s = self.arrivals[0].time_s
+        start_s = end_s = self.arrivals[0].time_s
         for event_s, event in self._events():
             if event_s > until_s:
-                self.now_s = until_s
+                self.clock.now_s = end_s = until_s
                 break
-            self.now_s = event_s
+            self.clock.now_s = event_s
+            if event:
+                end_s = event_s
             if isinstance(event, Batch):
                 self._return(event)
             else:
                 for arrival in event:
                     self._submit(arrival)
             self._send_batches()
-        duration_s = max(self.now_s - start_s, 1e-12)
+        duration_s = max(end_s - start_s, 1e-12)
         return Outcome(
             requests=tuple(self._ended),
             n_output=self._n_output,
@@ -127,20 +148,30 @@ class Simulation:
             mean_batch_size=self._n_spans / max(1, self._n_iterations),
             max_reserved_slots=self._max_reserved_slots,
             busy=tuple(busy_s / duration_s for busy_s in self._pipeline.busy_s),
+            gaps_s=self._gaps_s,
         )
 
     def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
-        """Yields what happens next, in the order of time: all arrivals of a time, or a result."""
+        """Yields what happens next, in the order of time: all arrivals of a time, or a result, or
+        no arrivals where somebody is only woken."""
         coming = deque(
             (time_s, tuple(group))
             for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)
         )
-        while coming or self._results:
-            if coming and (not self._results or coming[0][0] <= self._results[0][0]):
+        while True:
+            arrival_s = coming[0][0] if coming else NEVER_S
+            result_s = self._results[0][0] if self._results else NEVER_S
+            wake_s = self.clock.next_wake_s
+            if arrival_s <= min(result_s, wake_s) and coming:
                 yield coming.popleft()
+            elif result_s <= wake_s and self._results:
+                _, _, batch = heappop(self._results)
+                yield result_s, batch
+            elif wake_s < NEVER_S:
+                self.clock.take_wake()
+                yield wake_s, ()
             else:
-                event_s, _, batch = heappop(self._results)
-                yield event_s, batch
+                return
 
     def _submit(self, arrival: Arrival) -> None:
         request = arrival.request(len(self._of))
@@ -150,7 +181,7 @@ class Simulation:
     def _send_batches(self) -> None:
         while (batch := self._scheduler.select()) is not None:
             self._scheduler.take_put_down()
-            result_s = self._pipeline.send(batch, self.now_s)
+            result_s = self._pipeline.send(batch, self.clock.now_s)
             heappush(self._results, (result_s, next(self._order), batch))
             self._n_iterations += 1
             self._n_spans += len(batch.spans)
@@ -158,16 +189,24 @@ class Simulation:
         self._max_reserved_slots = max(self._max_reserved_slots, n_reserved)
 
     def _return(self, batch: Batch) -> None:
+        now_s = self.clock.now_s
         self._n_computed += batch.n_tokens
-        self.progress.append((self._n_computed, self.now_s))
+        self.progress.append((self._n_computed, now_s))
         token_ids = [self._token_of(span.request) for span in batch.spans if span.is_sampled]
         for update in self._scheduler.apply(batch.iteration, token_ids):
             request = update.request
             if update.token_id is not None:
                 self._n_output += 1
-                self._first_token_s.setdefault(request, self.now_s)
+                self._note_token(request, now_s)
             if update.finish_reason is not None:
                 self._end(request)
+
+    def _note_token(self, request: Request, now_s: float) -> None:
+        if request in self._last_token_s:
+            self._gaps_s.append(now_s - self._last_token_s[request])
+        else:
+            self._first_token_s[request] = now_s
+        self._last_token_s[request] = now_s
 
     def _token_of(self, request: Request) -> int:
         """Returns the next token of a request: the one that ends it, if it is the last."""
@@ -181,7 +220,8 @@ class Simulation:
             RequestTimes(
                 arrival_s=arrival.time_s,
                 first_token_s=self._first_token_s[request] + delay_s,
-                end_s=self.now_s + delay_s,
+                end_s=self.clock.now_s + delay_s,
                 n_output=arrival.n_output,
+                account=None if arrival.account is None else arrival.account.name,
             )
         )

@@ -16,6 +16,8 @@ class RequestTimes:
     first_token_s: float
     end_s: float
     n_output: int
+    account: str | None = None
+    """Whose request it is; None is nobody's in particular."""
 
     @property
     def ttft_s(self) -> float:
@@ -69,6 +71,8 @@ class Outcome:
     """K/V slots that requests had reserved at most."""
     busy: tuple[float, ...] = ()
     """Part of the time for which each stage had something to do."""
+    gaps_s: Sequence[float] = ()
+    """Times from each token of a request to its next, of all requests."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -102,6 +106,11 @@ class Outcome:
     def p99_tpot_s(self) -> float:
         """The 99th percentile of the times for each further token."""
         return percentile([request.tpot_s for request in self.requests], 99)
+
+    @property
+    def p99_gap_s(self) -> float:
+        """The 99th percentile of the times between tokens."""
+        return percentile(self.gaps_s, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -13,4 +13,5 @@ policies and K/V manager of `services.scheduler.core` run the paper's traces thr
     faster_transformer.py   the paper's baseline
     cellular.py             BatchMaker's policy
     systems.py, sweep.py    what runs, and at which rates
+    beyond/                 what the figures leave out
 """

@@ -1,7 +1,8 @@
-"""FasterTransformer under request-level scheduling, as the paper measured it (sections 3 and 6).
+"""FasterTransformer under request-level scheduling, as the paper measured it (sections 3 and 6),
+and kinder ways to do the same.
 
 When the engine has nothing to do, up to `max_batch_size` requests are taken from the queue, as by
-Triton's dynamic batcher without a delay. A batch is one call of the engine:
+Triton's dynamic batcher. A batch is one call of the engine:
 
 - Its first iteration has all prompts as if they were as long as the shortest one. What is left of
   the longer ones comes token by token in the iterations after it.
@@ -10,15 +11,47 @@ Triton's dynamic batcher without a delay. A batch is one call of the engine:
 - Keys and values of `max_sequence_len` tokens are allocated for each request.
 - It goes through the stages in microbatches, each as often as the longest of the batch needs.
 
-Takes the place of `Scheduler` in a simulation.
+Each of these may be `Kinder`. Takes the place of `Scheduler` in a simulation.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Update
+from simulator.virtual_clock import VirtualClock
+
+
+class Prompts(Enum):
+    """The tokens of each prompt in the first iteration of a batch."""
+
+    SHORTEST = auto()
+    """As many as the shortest has; the others come one by one."""
+    PADDED = auto()
+    """As many as the longest has, some of them padding, which later iterations read too."""
+    OWN = auto()
+    """Its own, as with selective batching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kinder:
+    """What is done otherwise than by FasterTransformer, still a batch at a time."""
+
+    prompts: Prompts = Prompts.SHORTEST
+    is_continuous: bool = False
+    """Whether each token is returned with its iteration, and not with the batch."""
+    leaves: bool = False
+    """Whether those that have ended are computed no more; nobody takes their places."""
+    allocates_own: bool = False
+    """Whether a request has memory for its own tokens, and not for the longest there may be."""
+    n_batches: int = 1
+    """Batches that run at the same time: as many as stages fill a pipeline without microbatches."""
+    max_delay_s: float = 0.0
+    """Time for which the oldest request waits for a batch to fill, while the engine has nothing to
+    do: Triton's `max_queue_delay`."""
 
 
 class FasterTransformer:
@@ -31,30 +64,46 @@ class FasterTransformer:
         max_batch_size: int,
         microbatch_size: int,
         max_sequence_len: int = 2048,
+        kinder: Kinder | None = None,
+        clock: VirtualClock | None = None,
     ) -> None:
-        """Raises ValueError if a batch does not fit into `n_slots` slots of K/V memory."""
-        if max_batch_size * max_sequence_len > n_slots:
+        """`clock` is that of the simulation, without which nobody is delayed.
+
+        Raises:
+            ValueError: the batches do not fit into `n_slots` slots of K/V memory, or there is a
+                delay and no clock.
+        """
+        self._kinder = Kinder() if kinder is None else kinder
+        n_requests = max_batch_size * self._kinder.n_batches
+        if not self._kinder.allocates_own and n_requests * max_sequence_len > n_slots:
             raise ValueError(
-                f"{max_batch_size} requests of {max_sequence_len} slots do not fit into {n_slots}"
+                f"{n_requests} requests of {max_sequence_len} slots do not fit into {n_slots}"
             )
+        if self._kinder.max_delay_s and clock is None:
+            raise ValueError("max_delay_s needs a clock")
+        self._clock = clock
+        self._n_slots = n_slots
         self._max_batch_size = max_batch_size
         self._microbatch_size = microbatch_size
         self._max_sequence_len = max_sequence_len
         self._queue: deque[Request] = deque()
-        self._parts: deque[_Microbatch] = deque()  # of the batch that runs, not in flight
+        self._due_s: dict[Request, float] = {}  # when those that wait need not wait longer
+        self._running: list[_RunningBatch] = []
+        self._ready: deque[_Microbatch] = deque()
         self._in_flight: dict[int, _Microbatch] = {}
-        self._updates: list[Update] = []
         self._n_iterations = 0
-        self._n_riding = 0
 
     @property
     def n_reserved_slots(self) -> int:
-        """K/V slots that are allocated for the batch that runs."""
-        return self._n_riding * self._max_sequence_len
+        """K/V slots that are allocated for the batches that run."""
+        return sum(batch.n_slots for batch in self._running)
 
     def submit(self, request: Request) -> None:
         """Puts a request into the queue."""
         self._queue.append(request)
+        if self._clock is not None and self._kinder.max_delay_s:
+            self._due_s[request] = self._clock.now_s + self._kinder.max_delay_s
+            self._clock.wake_at(self._due_s[request])
 
     def take_put_down(self) -> list[Request]:
         """Returns nothing: nobody gives way."""
@@ -63,72 +112,138 @@ class FasterTransformer:
     def select(self) -> Batch | None:
         """Returns the next iteration of the microbatch that has waited longest; None if all are in
         flight, or there is nothing to do."""
-        if not self._parts and not self._in_flight:
+        if not self._ready and len(self._running) < self._kinder.n_batches:
             self._begin_batch()
-        if not self._parts:
+        if not self._ready:
             return None
-        part = self._parts.popleft()
+        part = self._ready.popleft()
         self._n_iterations += 1
         self._in_flight[self._n_iterations] = part
         return Batch(iteration=self._n_iterations, spans=part.next_spans(), released_rows=())
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
-        """Takes the tokens of an iteration; returns those of the whole batch once it has ended."""
+        """Takes the tokens of an iteration; returns those of the whole batch once it has ended, or
+        each at once where delivery is continuous."""
         part = self._in_flight.pop(iteration)
-        self._updates += part.apply(token_ids)
-        if not part.is_over:
-            self._parts.append(part)
-        if self._parts or self._in_flight:
-            return []
-        updates, self._updates, self._n_riding = self._updates, [], 0
+        batch = part.batch
+        updates = part.apply(token_ids)
+        if part.is_over:
+            batch.n_left -= 1
+        else:
+            self._ready.append(part)
+        if not self._kinder.is_continuous:
+            batch.updates += updates
+            updates = [] if batch.n_left else batch.updates
+        if not batch.n_left:
+            self._running.remove(batch)
         return updates
 
     def _begin_batch(self) -> None:
-        size = min(len(self._queue), self._max_batch_size)
-        requests = [self._queue.popleft() for _ in range(size)]
+        requests = self._next_requests()
         if not requests:
             return
-        self._n_riding = size
-        shortest = min(request.n_prompt_tokens for request in requests)
-        n_iterations = max(request.max_sequence_len for request in requests) - shortest
-        for first in range(0, size, self._microbatch_size):
-            part = requests[first : first + self._microbatch_size]
-            self._parts.append(_Microbatch(part, n_first=shortest, n_iterations=n_iterations))
+        for request in requests:
+            self._queue.popleft()
+            self._due_s.pop(request, None)
+        batch = _RunningBatch(n_slots=sum(map(self._n_allocated, requests)))
+        first = [request.n_prompt_tokens for request in requests]
+        match self._kinder.prompts:
+            case Prompts.SHORTEST:
+                first = [min(first)] * len(first)
+            case Prompts.PADDED:
+                first = [max(first)] * len(first)
+        parts = []
+        for start in range(0, len(requests), self._microbatch_size):
+            part = slice(start, start + self._microbatch_size)
+            parts.append(_Microbatch(batch, requests[part], first[part], self._kinder.leaves))
+        if not self._kinder.leaves:
+            n_iterations = max(part.n_left for part in parts)
+            for microbatch in parts:
+                microbatch.n_left = n_iterations
+        batch.n_left = len(parts)
+        self._ready.extend(parts)
+        self._running.append(batch)
+
+    def _next_requests(self) -> list[Request]:
+        """Returns the requests of the next batch; none while they wait for others."""
+        result: list[Request] = []
+        n_free = self._n_slots - self.n_reserved_slots
+        for request in self._queue:
+            n_free -= self._n_allocated(request)
+            if n_free < 0:
+                return result
+            result.append(request)
+            if len(result) == self._max_batch_size:
+                return result
+        return [] if result and self._may_wait(result[0]) else result
+
+    def _may_wait(self, request: Request) -> bool:
+        """Returns whether there is time for more to come before a request must run."""
+        return self._clock is not None and self._clock.now_s < self._due_s.get(request, 0.0)
+
+    def _n_allocated(self, request: Request) -> int:
+        return request.max_sequence_len if self._kinder.allocates_own else self._max_sequence_len
+
+
+@dataclass(slots=True, eq=False)
+class _RunningBatch:
+    """A call of the engine."""
+
+    n_slots: int
+    n_left: int = 0
+    """Microbatches that are not over."""
+    updates: list[Update] = field(default_factory=list)
 
 
 class _Microbatch:
-    """Requests that go through the pipeline together, all at the same position."""
+    """Requests that go through the pipeline together."""
 
-    def __init__(self, requests: Sequence[Request], *, n_first: int, n_iterations: int) -> None:
-        self._requests = requests
-        self._n_first = n_first
-        self._n_left = n_iterations
-        self._position = 0
+    def __init__(
+        self,
+        batch: _RunningBatch,
+        requests: Sequence[Request],
+        n_first: Sequence[int],
+        leaves: bool,
+    ) -> None:
+        """`n_first` has the tokens of each in the first iteration. With `leaves`, those that have
+        ended are computed no more."""
+        self.batch = batch
+        self.n_left = max(map(_n_iterations, requests, n_first))
+        """Iterations to come."""
+        self._requests = dict(zip(requests, n_first, strict=True))
+        self._leaves = leaves
+        self._n_run = 0
         self._sampled: list[Request] = []
         self._ended: set[Request] = set()
 
     @property
     def is_over(self) -> bool:
-        return self._n_left == 0
+        return self.n_left == 0
 
     def next_spans(self) -> tuple[Span, ...]:
-        n_tokens = 1 if self._position else self._n_first
-        start, self._position = self._position, self._position + n_tokens
-        self._n_left -= 1
-        self._sampled = [request for request in self._requests if self._is_sampled(request)]
-        wanted = set(self._sampled)
-        return tuple(
-            Span(
-                request,
-                start,
-                n_tokens,
-                token_ids=[],
-                is_admission=not start,
-                is_sampled=request in wanted,
-                new_block_ids=[],
+        self._n_run += 1
+        self.n_left -= 1
+        self._sampled = []
+        spans = []
+        for request, n_first in self._requests.items():
+            if self._leaves and request in self._ended:
+                continue
+            start, n_tokens = (n_first + self._n_run - 2, 1) if self._n_run > 1 else (0, n_first)
+            is_sampled = request not in self._ended and start + n_tokens >= request.n_prompt_tokens
+            if is_sampled:
+                self._sampled.append(request)
+            spans.append(
+                Span(
+                    request,
+                    start,
+                    n_tokens,
+                    token_ids=[],
+                    is_admission=self._n_run == 1,
+                    is_sampled=is_sampled,
+                    new_block_ids=[],
+                )
             )
-            for request in self._requests
-        )
+        return tuple(spans)
 
     def apply(self, token_ids: Sequence[int]) -> list[Update]:
         updates = []
@@ -137,7 +252,11 @@ class _Microbatch:
             if reason is not None:
                 self._ended.add(request)
             updates.append(Update(request, token_id, reason, len(request.generated_token_ids)))
+        if self._leaves and len(self._ended) == len(self._requests):
+            self.n_left = 0
         return updates
 
-    def _is_sampled(self, request: Request) -> bool:
-        return request not in self._ended and self._position >= request.n_prompt_tokens
+
+def _n_iterations(request: Request, n_first: int) -> int:
+    """Returns the iterations until a request has all tokens that it asked for."""
+    return request.max_new_tokens + max(0, request.n_prompt_tokens - n_first)

@@ -35,10 +35,12 @@ from simulator.costs import Work
 PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
 """An A100's bytes and multiplications a second, in fp16, by its data sheet."""
 
-LAYER_S = 2 * 25e-6 + 10 * 5e-6
-"""Time of a layer of Orca's that depends on nothing: two sums over the 8 GPUs of a host, and ten
-launches of kernels. That a sum of a small tensor takes some 25 us with NCCL over NVLink, and a
-launch some 5 us, is experience and not from the paper."""
+SUMS_S = 2 * 25e-6
+"""Time of a layer for two sums over the 8 GPUs of a host."""
+LAYER_S = SUMS_S + 10 * 5e-6
+"""Time of a layer of Orca's that depends on nothing: its sums, and ten launches of kernels. That a
+sum of a small tensor takes some 25 us with NCCL over NVLink, and a launch some 5 us, is experience
+and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
 """The two fits."""

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.batch import Batch
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
@@ -16,7 +18,8 @@ from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from simulator.costs import LinearCosts, Work
 from simulator.engine import A_TOKEN, Arrival, Simulation
-from simulator.outcome import Limits, Outcome, RequestTimes
+from simulator.outcome import Limits, Outcome, RequestTimes, percentile
+from simulator.virtual_clock import VirtualClock
 
 PER_TOKEN = (0.0,) + (1.0,) * 6 + (0.0,) * 3
 """A second for each token."""
@@ -97,6 +100,58 @@ def test_a_run_may_be_cut_off() -> None:
     outcome = simulation.run(until_s=10.5)
     assert (outcome.n_output, outcome.requests, outcome.duration_s) == (10, (), 10.5)
     assert simulation.progress[-1] == (10, 10.0)
+
+
+def test_gaps_are_between_the_tokens_of_one_request() -> None:
+    costs = LinearCosts((PER_TOKEN,))
+    arrivals = [Arrival(0.0, 1, 4), Arrival(1.5, 3, 1)]
+    outcome = Simulation(scheduler(depth=1, hands_off=False), costs, arrivals).run()
+    # The first iteration after the arrival has a decode and a prompt of three tokens.
+    assert list(outcome.gaps_s) == [1.0, 4.0, 1.0]
+    assert (outcome.p99_gap_s, percentile(outcome.gaps_s, 50)) == (4.0, 1.0)
+
+
+def test_who_asks_to_be_woken_is_asked_again_and_time_spent_waiting_counts() -> None:
+    class Late(Scheduler):
+        def select(self) -> Batch | None:
+            return super().select() if clock.now_s >= 5.0 else None
+
+    clock = VirtualClock()
+    clock.wake_at(5.0)
+    clock.wake_at(50.0)  # when all is over
+    core = Late(
+        RequestPool(max_requests=9),
+        KVManager(n_blocks=9, block_size=4),
+        policy=OrcaPolicy(max_batch_size=2),
+        pipeline_depth=1,
+    )
+    costs = LinearCosts((PER_ITERATION,))
+    outcome = Simulation(core, costs, [Arrival(1.0, 1, 2)], clock=clock).run()
+    assert outcome.requests == (RequestTimes(1.0, 6.0, 7.0, 2),)
+    assert outcome.duration_s == 6.0
+
+
+def test_prompts_that_begin_alike_are_computed_once() -> None:
+    arrivals = [
+        Arrival(0.0, 9, 1, prompt_token_ids=[*range(8), 20]),
+        Arrival(20.0, 9, 1, prompt_token_ids=[*range(8), 30]),
+        Arrival(40.0, 9, 1),
+    ]
+    core = Scheduler(
+        RequestPool(max_requests=9),
+        KVManager(n_blocks=9, block_size=4, has_prefix_cache=True),
+        policy=OrcaPolicy(max_batch_size=2),
+        pipeline_depth=1,
+    )
+    requests = Simulation(core, LinearCosts((PER_TOKEN,)), arrivals).run().requests
+    assert [one.ttft_s for one in requests] == [9.0, 1.0, 9.0]
+
+
+def test_requests_are_their_accounts() -> None:
+    mine = Account(AccountLimits(), name="mine")
+    arrivals = [Arrival(0.0, 1, 1, account=mine), Arrival(0.0, 1, 1)]
+    outcome = Simulation(scheduler(), LinearCosts((PER_TOKEN,)), arrivals).run()
+    assert [one.account for one in outcome.requests] == ["mine", None]
 
 
 def sequential(arrivals: Sequence[Arrival], core: Scheduler, costs: LinearCosts) -> list[float]:

@@ -1,0 +1,141 @@
+"""What the defaults of this project, and its optimistic admission, add to the paper's schedule.
+
+Each is set beside orca(32) or one other setting, on the paper's lengths and 175B:
+
+- *chunks*, whose worth is a steady pace: times between tokens at a rate that all keep up with;
+- *optimistic admission*, where clients do not know how long outputs will be and name the whole
+  context, and batches are so large that memory is what is short;
+- *the prefix cache*, where the first half of each prompt is one of a few;
+- *the fair order*, where one client asks ten times as often as another, and both for too much.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.paper.beyond.loads import Load, TwoClients
+from benchmarks.paper.beyond.setups import IterationLevel
+from benchmarks.paper.beyond.trials import Trial, highest, on_all_cores
+from benchmarks.paper.gpu_costs import Gpu
+from simulator.outcome import percentile
+from simulator.workload import Lengths
+
+PACE_PART = 0.8
+"""Rate at which paces are compared, as a part of the highest throughput of orca(32)."""
+CHUNKS = (512, 256, 128)
+CONTEXTS = (640, 2048)
+"""The longest request of the paper's trace, and the context of its models."""
+LARGE_BATCH = 256
+"""Requests in an iteration at most where memory is to be what is short."""
+N_BEGINNINGS = 10
+SMALL_PART, TIMES = 0.12, 10
+"""Rate of the small client as a part of the highest throughput, and how many times as often the
+large one asks: 1.32 together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How steadily tokens come, in ms."""
+
+    name: str
+    highest: float
+    """Throughput in requests a second."""
+    p99_gap_ms: float
+    longest_gap_ms: float
+    p99_first_token_ms: float
+    median_per_token_ms: float
+
+
+def pace(name: str, trial: Trial, rate: float) -> Pace:
+    """Returns the pace of a setup at a rate."""
+    outcome = trial.outcome(rate)
+    return Pace(
+        name,
+        trial.highest(),
+        1e3 * outcome.p99_gap_s,
+        1e3 * max(outcome.gaps_s),
+        1e3 * outcome.p99_ttft_s,
+        1e3 * outcome.median_normalised_s,
+    )
+
+
+def chunks(gpu: Gpu, load: Load) -> list[Pace]:
+    """Returns the paces of whole prompts and of prompts in chunks."""
+    whole = IterationLevel()
+    setups = {"whole prompts": whole} | {
+        f"at most {n} tokens": replace(whole, policy="chunked", max_batch_tokens=n) for n in CHUNKS
+    }
+    trials = [Trial(setup, gpu, load) for setup in setups.values()]
+    rate = PACE_PART * trials[0].highest()
+    return on_all_cores(pace, list(setups), trials, [rate] * len(trials))
+
+
+def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
+    """Returns highest throughputs by what admission knows and what it reserves."""
+    large = IterationLevel(LARGE_BATCH, "chunked")
+    rows: list[tuple[str, int | None, Trial]] = []
+    for context in CONTEXTS:
+        unknown = replace(load, context=context)
+        rows.append(("reserves what is asked for", context, Trial(large, gpu, unknown)))
+        lent = replace(large, is_optimistic=True)
+        rows.append(("optimistic", context, Trial(lent, gpu, unknown)))
+    rows.append(("knows lengths", None, Trial(large, gpu, load)))
+    founds = on_all_cores(admitted, [trial for _, _, trial in rows])
+    return [
+        {"admission": name, "max_sequence_len": context, **found}
+        for (name, context, _), found in zip(rows, founds, strict=True)
+    ]
+
+
+def admitted(trial: Trial) -> dict[str, float]:
+    """Returns the highest throughput, and the requests in an iteration on average."""
+    return {
+        "highest": round(trial.highest(), 3),
+        "mean_batch_size": round(trial.outcome(None).mean_batch_size, 1),
+    }
+
+
+def prefixes(gpu: Gpu, load: Load) -> dict[str, float]:
+    """Returns highest throughputs with and without a prefix cache, where half of each prompt is
+    one of `N_BEGINNINGS`."""
+    shared = replace(load, n_beginnings=N_BEGINNINGS)
+    setups = [IterationLevel(32, "chunked", has_prefix_cache=has) for has in (False, True)]
+    trials = [Trial(setup, gpu, shared) for setup in setups]
+    without, with_cache = on_all_cores(highest, trials)
+    return {"without": without, "with": with_cache, "ratio": with_cache / without}
+
+
+def fairness(gpu: Gpu, lengths: Sequence[Lengths]) -> dict[str, float]:
+    """Returns the p99 of the small client's latency per token in ms: alone, and beside the large
+    one in both orders."""
+    clients = TwoClients(tuple(lengths), TIMES)
+    fcfs = Trial(IterationLevel(32, "chunked"), gpu, Load(clients.lengths))
+    fair = replace(fcfs, setup=IterationLevel(32, "chunked", order="fair"))
+    rate = SMALL_PART * fcfs.highest()
+    ways = {"alone": (fcfs, False), "fcfs": (fcfs, True), "fair": (fair, True)}
+    found = on_all_cores(
+        small_p99_ms,
+        [trial for trial, _ in ways.values()],
+        [clients] * len(ways),
+        [rate] * len(ways),
+        [both for _, both in ways.values()],
+    )
+    return dict(zip(ways, found, strict=True))
+
+
+def small_p99_ms(trial: Trial, clients: TwoClients, rate: float, both: bool) -> float:
+    """Returns the p99 of the small client's latency per token in ms."""
+    outcome = trial.serve(clients.arrivals(rate, both=both))
+    return 1e3 * percentile(
+        [one.normalised_s for one in outcome.requests if one.account == "small"], 99
+    )
+
+
+def measure(gpu: Gpu, load: Load) -> Mapping[str, Any]:
+    """Returns what each is worth."""
+    return {
+        "chunks": chunks(gpu, load),
+        "memory": memory(gpu, load),
+        "prefixes": prefixes(gpu, load),
+        "fairness": fairness(gpu, load.lengths),
+    }

@@ -1,0 +1,124 @@
+"""Where the limit is: a bound on the throughput of any schedule, and an order that knows lengths.
+
+The bound holds for every schedule of this engine that computes each token of prompts and outputs at
+least once, shares nothing among requests and has at most `max_batch_size` of them in an iteration,
+however much it knows and whatever it puts down and computes again. It counts for one stage, which
+must run every iteration:
+
+- An iteration brings a request one token at most. So there are at least as many iterations as
+  tokens of outputs in the mean fill. Each takes the time of a layer that depends on nothing, and
+  reads the weights or multiplies, whichever of both takes longer over all iterations together.
+- Attention takes its time for each span, slot and pair of tokens, in whatever iteration.
+- Memory: who is in an iteration holds the slots of its tokens until it has been through all stages.
+  So slots times time is at least what all spans hold for the shortest iteration there is, and no
+  more than all slots for all of the time.
+
+`ShortestFirst` is no bound. It admits those with the fewest tokens to come, which no scheduler
+knows, and so has short latencies where many wait.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from benchmarks.paper.gpu_costs import Gpu, GpuCosts
+from benchmarks.paper.models import BYTES, PaperModel
+from services.scheduler.core.request import Request
+from simulator.costs import Work
+from simulator.workload import Lengths
+
+
+def shortest_s(
+    lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
+) -> float:
+    """Returns a time in seconds that requests take at least, however they are scheduled."""
+    costs = GpuCosts(model, gpu)
+    n_output = sum(each.n_output for each in lengths)
+    # The last token is sampled and never an input.
+    n_tokens = sum(each.n_tokens - 1 for each in lengths)
+    n_layers = model.n_layers / model.n_stages
+    weights = model.n_layer_weights / model.tp_size
+    reading_s = BYTES * weights / gpu.bandwidth
+    iteration_s = n_layers * (gpu.layer_s + reading_s)
+    attention_s = sum(_attention_s(each, costs) for each in lengths)
+
+    n_iterations = max(-(-n_output // max_batch_size), max(each.n_output for each in lengths))
+    products_s = max(n_iterations * reading_s, n_tokens * weights / gpu.products)
+    computing_s = n_layers * (n_iterations * gpu.layer_s + products_s) + attention_s
+    computing_s += n_iterations * gpu.sync_s * (model.n_stages > 1)
+
+    held_s = sum(map(_slots_of_spans, lengths)) * model.n_stages * iteration_s
+    return max(computing_s, held_s / model.n_slots)
+
+
+def _attention_s(each: Lengths, costs: GpuCosts) -> float:
+    """Returns the time of a stage for the attention of a request: of its prompt as one span, or as
+    spans of one token where these are faster, and of its decodes."""
+    nothing = costs.stage_s(1, Work(0, 0, 0, 0, 0))
+    n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
+    decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
+    prompt_s = min(
+        costs.stage_s(1, Work(0, 0, 0, n_pairs, 0)), costs.stage_s(1, Work(0, 0, n_pairs, 0, 0))
+    )
+    return (
+        prompt_s - nothing + costs.stage_s(1, Work(0, 0, sum(decodes), 0, each.n_output)) - nothing
+    )
+
+
+def _slots_of_spans(each: Lengths) -> int:
+    """Returns the slots that a request holds in its iterations, added up: the whole prompt in the
+    first, and a token more in each."""
+    return sum(range(each.n_prompt, each.n_prompt + each.n_output))
+
+
+class ShortestFirst:
+    """Those with the fewest tokens to come first; who runs keeps its place."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Request] = []  # by what is to come
+        self._n_places = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Puts a request where it belongs."""
+        insort(self._waiting, request, key=_n_to_come)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Puts requests back that were put down."""
+        for request in requests:
+            self.add(request)
+
+    def admit(self, request: Request) -> None:
+        """Lets go of a request; its place is after all that run."""
+        self._waiting.remove(request)
+        request.place = self._n_places
+        self._n_places += 1
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Changes nothing."""
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields those that run, and then the others, the shortest first."""
+        return chain(ready, self._waiting if waiting is None else waiting)
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Returns the tokens to come: who has most is put down first."""
+        return (_n_to_come(request), request.place)
+
+
+def _n_to_come(request: Request) -> int:
+    """Returns the iterations that a request needs, where it asks for just as much as it gets; a
+    prompt counts for one."""
+    return request.max_new_tokens - len(request.generated_token_ids)

@@ -1,0 +1,89 @@
+"""Loads: requests, and the process by which they come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.scheduler.core.accounts import Account, AccountLimits
+from simulator.engine import Arrival
+from simulator.published_traces import bursty_arrivals
+from simulator.workload import Lengths, all_at_once
+
+VOCABULARY = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests that come at some rate, or all at once."""
+
+    lengths: tuple[Lengths, ...]
+    variation: float = 1.0
+    """Standard deviation of the gaps between arrivals, as a part of their mean; 1 is Poisson's."""
+    context: int | None = None
+    """Tokens up to which clients let each sequence grow, as they do not know when it ends; None
+    where they know and say it."""
+    n_beginnings: int | None = None
+    """Prompts have as many different first halves; None where nobody asks a prefix cache."""
+    seed: int = 0
+
+    def arrivals(self, rate: float | None) -> list[Arrival]:
+        """Returns the requests; without a rate all at once."""
+        n = len(self.lengths)
+        times_s = (
+            all_at_once(n)
+            if rate is None
+            else bursty_arrivals(n, rate=rate, variation=self.variation, seed=self.seed)
+        )
+        return [
+            Arrival(
+                time_s,
+                each.n_prompt,
+                each.n_output,
+                max_new_tokens=None if self.context is None else self.context - each.n_prompt,
+                prompt_token_ids=prompt,
+            )
+            for each, time_s, prompt in zip(self.lengths, times_s, self._prompts(), strict=True)
+        ]
+
+    def _prompts(self) -> Sequence[Sequence[int] | None]:
+        if self.n_beginnings is None:
+            return [None] * len(self.lengths)
+        generator = np.random.default_rng([self.seed, 3])
+        longest = max(each.n_prompt for each in self.lengths)
+        beginnings = generator.integers(1, VOCABULARY, (self.n_beginnings, longest // 2))
+        chosen = generator.integers(self.n_beginnings, size=len(self.lengths)).tolist()
+        return [
+            [
+                *beginnings[index, : each.n_prompt // 2].tolist(),
+                *generator.integers(1, VOCABULARY, each.n_prompt - each.n_prompt // 2).tolist(),
+            ]
+            for each, index in zip(self.lengths, chosen, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoClients:
+    """A small client, and a large one that asks `times` as often; each request is sampled from the
+    same lengths."""
+
+    lengths: tuple[Lengths, ...]
+    times: int = 10
+    seed: int = 0
+
+    def arrivals(self, small_rate: float, *, both: bool) -> list[Arrival]:
+        """Returns the requests of both clients, or of the small one alone, which come at the same
+        times with and without the other."""
+        n_small = len(self.lengths) // (self.times + 1)
+        parts = {"small": (self.lengths[:n_small], small_rate, self.seed)}
+        if both:
+            parts["large"] = (self.lengths[n_small:], self.times * small_rate, self.seed + 1)
+        result = []
+        for name, (lengths, rate, seed) in parts.items():
+            account = Account(AccountLimits(), name=name)
+            times_s = bursty_arrivals(len(lengths), rate=rate, variation=1.0, seed=seed)
+            result += [
+                Arrival(time_s, each.n_prompt, each.n_output, account=account)
+                for each, time_s in zip(lengths, times_s, strict=True)
+            ]
+        return result

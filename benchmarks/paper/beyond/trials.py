@@ -1,0 +1,118 @@
+"""Trials: a setup on a machine under a load, in processes of their own.
+
+The highest throughput is that of requests that are all there at once. The one within a latency is
+found by halving: the highest rate of arrivals at which the median of normalised latencies keeps it.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from benchmarks.paper.beyond.loads import Load
+from benchmarks.paper.beyond.setups import Setup
+from benchmarks.paper.gpu_costs import Gpu, GpuCosts
+from benchmarks.paper.models import MODELS, PaperModel
+from benchmarks.paper.published import HEADLINE_MS_PER_TOKEN
+from benchmarks.paper.sweep import middle_throughput
+from simulator.costs import Costs, Work
+from simulator.engine import Arrival, Simulation
+from simulator.outcome import Outcome
+from simulator.virtual_clock import VirtualClock
+
+N_HALVINGS = 6
+HIGHEST_PART = 1.1
+"""Rate of arrivals as a part of the highest throughput, below which the halving looks: with few
+requests the median may be kept a little beyond what is kept up for ever."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class InBand:
+    """Costs with control messages on the way of the data: each stage waits for its own."""
+
+    costs: Costs
+    message_s: tuple[float, float]
+    """The time of a message to the first stage, and to a further one."""
+
+    @property
+    def n_stages(self) -> int:
+        return self.costs.n_stages
+
+    @property
+    def plan_s(self) -> float:
+        return self.costs.plan_s
+
+    @property
+    def hop_s(self) -> float:
+        return self.costs.hop_s
+
+    @property
+    def result_s(self) -> float:
+        return self.costs.result_s
+
+    @property
+    def request_s(self) -> float:
+        return self.costs.request_s
+
+    def stage_s(self, stage_index: int, work: Work) -> float:
+        """Returns the time for which an iteration occupies a stage, its message included."""
+        return self.message_s[stage_index > 0] + self.costs.stage_s(stage_index, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A setup on a machine under a load."""
+
+    setup: Setup
+    gpu: Gpu
+    load: Load
+    model: PaperModel = MODELS["175B"]
+    message_s: tuple[float, float] = (0.0, 0.0)
+    """Times of control messages that are on the way of the data."""
+
+    def outcome(self, rate: float | None) -> Outcome:
+        """Returns what happens at a rate of arrivals, or if all are there at once."""
+        return self.serve(self.load.arrivals(rate))
+
+    def serve(self, arrivals: Sequence[Arrival]) -> Outcome:
+        """Returns what happens to some requests."""
+        clock = VirtualClock()
+        costs = InBand(GpuCosts(self.model, self.gpu), self.message_s)
+        scheduler = self.setup.build(self.model, clock)
+        return Simulation(scheduler, costs, arrivals, clock=clock).run()
+
+    def highest(self) -> float:
+        """Returns the highest throughput in requests a second."""
+        return middle_throughput(self.outcome(None).requests)
+
+    def within(self, limit_s: float = HEADLINE_MS_PER_TOKEN / 1e3) -> float:
+        """Returns the throughput in requests a second within a median normalised latency; 0 if even
+        a single request takes longer."""
+        highest = self.highest()
+        kept, missed, found = 0.0, HIGHEST_PART * highest, 0.0
+        for _ in range(N_HALVINGS):
+            rate = (kept + missed) / 2
+            outcome = self.outcome(rate)
+            if outcome.median_normalised_s > limit_s:
+                missed = rate
+            else:
+                kept, found = rate, middle_throughput(outcome.requests)
+        return min(found, highest)
+
+
+def highest(trial: Trial) -> float:
+    """Returns the highest throughput of a trial."""
+    return trial.highest()
+
+
+def within(trial: Trial) -> float:
+    """Returns the throughput of a trial at the latency of the abstract."""
+    return trial.within()
+
+
+def on_all_cores(do: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
+    """Returns what a function of a module returns for each of its arguments, in their order."""
+    with ProcessPoolExecutor() as executor:
+        return list(executor.map(do, *arguments))
