@@ -129,11 +129,10 @@ def text_half(config: JsonObject, architecture: str) -> TextHalf:
         kept |= {key: _without_mrope(kept[key]) for key in _ROPE_KEYS & kept.keys()}
     shared = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
     # Older files say inside what newer ones say outside.
-    is_tied = [each.get("tie_word_embeddings") for each in (config, text)]
-    if any(is_tied):
-        shared["tie_word_embeddings"] = True
-    elif False in is_tied:
-        shared["tie_word_embeddings"] = False
+    said = [each.get("tie_word_embeddings") for each in (config, text)]
+    ties = [is_tied for is_tied in said if is_tied is not None]
+    if ties:
+        shared["tie_word_embeddings"] = True if True in ties else ties[0]
     around = {
         key: value
         for key, value in config.items()
@@ -148,7 +147,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
     kind = text.get("model_type") or next(iter(models))
     if not isinstance(kind, str) or kind not in models:
         raise UnsupportedModel(
-            f"config.json: text_config.model_type {kind!r} is not one of {[*models]}"
+            f"config.json: text_config.model_type {repr(kind)[:80]} is not one of {[*models]}"
         )
     return models[kind]
 
