@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -60,11 +68,17 @@ def write_family_checkpoint(
     """Writes a random model of any family, in the family's own words, and returns `directory`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = _auto_class(config).from_config(config)
         _draw_vectors(model)
     torch.nn.Module.to(model, dtype=dtype)
     model.save_pretrained(directory)
     return directory
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    """The maker of models that continue a text, which some do that take images as well."""
+    takes_text_alone = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if takes_text_alone else AutoModelForImageTextToText
 
 
 def _draw_vectors(model: torch.nn.Module) -> None:
@@ -89,7 +103,8 @@ class Oracle:
     """The model of a checkpoint as `transformers` runs it."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        self._model = _auto_class(config).from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation="eager",
@@ -108,7 +123,7 @@ class Oracle:
     ) -> list[int]:
         """The tokens that its own greedy `generate` appends to a prompt."""
         prompts = torch.tensor([prompt])
-        output = self._model.generate(  # type: ignore[misc]
+        output = self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             max_new_tokens=max_tokens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,22 +178,32 @@ def _is_file_name(file: object) -> bool:
 def _places_of(
     wanted: WantedTensors, paths: dict[str, Path], directory: Path
 ) -> dict[str, tuple[Path, str]]:
-    """Returns the file of each wanted tensor, and its name there; raises CheckpointError.
-
-    Some checkpoints were saved from the model without its head (GPT-2's own, for one): their names
-    lack the first word, "transformer." or "model.".
-    """
+    """Returns the file of each wanted tensor, and its name there; raises CheckpointError."""
     places = {}
     missing = []
     for name in dict.fromkeys(part.name for part in wanted.parts):
-        stored = name if name in paths else name.partition(".")[2]
-        if stored in paths:
-            places[name] = paths[stored], stored
-        else:
+        stored = next((each for each in _spellings(name) if each in paths), None)
+        if stored is None:
             missing.append(name)
+        else:
+            places[name] = paths[stored], stored
     if missing:
         raise CheckpointError(f"{directory} lacks {_enumerate(missing)}")
     return places
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """Yields the names that a tensor may have in a checkpoint, that of its family first.
+
+    Some checkpoints were saved from the model without its head (GPT-2's own, for one): their names
+    lack the first word, "transformer." or "model.". Those of `text_half` have another word before
+    or after it.
+    """
+    yield name
+    first, _, rest = name.partition(".")
+    yield rest
+    yield f"language_model.{name}"
+    yield f"{first}.language_model.{rest}"
 
 
 def _open_file(path: Path) -> Any:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from services.common import bounded_file
 from services.worker.models.config import Count, JsonObject, ModelConfig, UnsupportedModel
 from services.worker.models.registry import FAMILIES
+from services.worker.models.text_half import WRAPPERS, text_half
 
 # Without effect on what any model computes: training, other tasks, text, and defaults of generation
 # that are the client's to choose. (`model_type` says again what `architectures` says.)
@@ -61,11 +62,14 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
 
     Raises UnsupportedModel.
     """
+    half = text_half(config, _architecture_of(config))
+    _refuse_unknown_keys(half.around, set())
+    config = half.config
     architecture = _architecture_of(config)
     if architecture not in FAMILIES:
         named = _SHORT.repr(architecture)
         raise UnsupportedModel(
-            f"config.json: architecture {named} is not one of {sorted(FAMILIES)}"
+            f"config.json: architecture {named} is not one of {sorted([*FAMILIES, *WRAPPERS])}"
         )
     config_type = FAMILIES[architecture].config_type
     derived = {

@@ -9,13 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
 from kernels.expert_mlp import ExpertMLP
+from kernels.layer import GatedMLPWeights
 from kernels.packed_linear import LinearWeight, pack, pack_experts
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A gated MLP that every token goes through, as far as a gate of its own lets it."""
+
+    mlp: GatedMLPWeights  # this rank's share
+    gate: Tensor  # [1, hidden]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns this rank's share of the result, [n_tokens, hidden]."""
+        return F.linear(x, self.gate).sigmoid() * self.mlp.down.weight(self.mlp.gate_up(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +40,7 @@ class ExpertMixture:
     experts: ExpertMLP  # this rank's share
     n_chosen: int
     normalises: bool  # the weights of those chosen add up to one
+    shared: SharedExpert | None = None  # beside those chosen
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
@@ -34,6 +49,8 @@ class ExpertMixture:
         if self.normalises:
             weights = weights / weights.sum(-1, keepdim=True)
         out = self.experts(x, experts, weights)
+        if self.shared is not None:
+            out += self.shared(x)
         ranks.all_reduce(out)
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
 
@@ -49,6 +66,7 @@ def read_experts(
     n_chosen: int,
     normalises: bool,
     ops: Ops,
+    shared: SharedExpert | None = None,
 ) -> ExpertMixture:
     """Reads the router `gate` and the experts under `prefix`, each `size` wide inside."""
     router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
@@ -73,4 +91,4 @@ def read_experts(
         downs.view(n_experts, hidden_size, len(share)),
         ops,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises)
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)

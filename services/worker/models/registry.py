@@ -19,8 +19,10 @@ from services.worker.models.families.mistral import MistralStage
 from services.worker.models.families.mixtral import MixtralStage
 from services.worker.models.families.opt import OPTStage
 from services.worker.models.families.qwen2 import Qwen2Stage
+from services.worker.models.families.qwen2_moe import Qwen2MoeStage
 from services.worker.models.families.qwen3 import Qwen3Stage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.families.starcoder2 import Starcoder2Stage
 from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
 from services.worker.models.tensor_parallel import check_rank
@@ -53,8 +55,10 @@ _FAMILIES: tuple[Family, ...] = (
     MixtralStage,
     OPTStage,
     Qwen2Stage,
+    Qwen2MoeStage,
     Qwen3Stage,
     Qwen3MoeStage,
+    Starcoder2Stage,
 )
 
 FAMILIES = {family.config_type.architecture: family for family in _FAMILIES}

@@ -24,8 +24,10 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -145,6 +147,35 @@ SHAPES: dict[str, PreTrainedConfig] = {
         use_sliding_window=True,
         sliding_window=8,
     ),
+    "starcoder2": Starcoder2Config(**LLAMA_LIKE, sliding_window=7),
+    "starcoder2-variants": Starcoder2Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
+        norm_epsilon=0.1,
+        use_bias=False,
+        tie_word_embeddings=False,
+    ),
+    "qwen2_moe": Qwen2MoeConfig(
+        **LLAMA_LIKE,
+        moe_intermediate_size=22,
+        shared_expert_intermediate_size=26,
+        num_experts=7,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+    ),
+    "qwen2_moe-dense-layers": Qwen2MoeConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        moe_intermediate_size=18,
+        shared_expert_intermediate_size=34,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        qkv_bias=False,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=2,
+        tie_word_embeddings=True,
+    ),
 }
 
 CUTS = [  # stages, ranks that share each
@@ -242,6 +273,12 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
         ("qwen3_moe", {"num_experts": 9}, "num_experts"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+        ("starcoder2", {"hidden_act": "silu"}, "hidden_act"),
+        ("starcoder2", {"norm_type": "rms_norm"}, "norm_type"),
+        ("starcoder2", {"mlp_type": "gated"}, "mlp_type"),
+        ("qwen2_moe", {"num_experts_per_tok": 8}, "num_experts_per_tok"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
+        ("qwen2_moe", {"n_group": 4}, "n_group"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),

@@ -1,0 +1,107 @@
+"""Qwen2-MoE: Qwen2 with experts, and one more that every token goes through (Yang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels import AttentionForm
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    PositiveInt,
+    RotaryConfig,
+    read_windows,
+)
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
+from services.worker.models.mixture import SharedExpert, read_experts
+from services.worker.models.weights import TensorSource
+
+# What `Qwen2MoeConfig` means by a file that does not say it.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2MoeConfig(RotaryConfig):
+    """`Qwen2MoeConfig` of Hugging Face."""
+
+    architecture = "Qwen2MoeForCausalLM"
+    read_keys = RotaryConfig.read_keys | {
+        "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+    }  # fmt: skip
+    # Both matter to training only.
+    ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef"))
+
+    qkv_bias: bool = True
+    windows: tuple[PositiveInt | None, ...]
+    n_experts: Count = field(default=60, metadata={"alias": "num_experts"})
+    n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
+    expert_size: PositiveInt = field(default=1408, metadata={"alias": "moe_intermediate_size"})
+    shared_expert_size: PositiveInt = field(
+        default=5632, metadata={"alias": "shared_expert_intermediate_size"}
+    )
+    normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
+    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
+    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
+
+    def check(self) -> None:
+        super().check()
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
+            )
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer `index` has experts instead of one MLP."""
+        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = None
+        if config.get("use_sliding_window"):
+            window = config.get("sliding_window", _DEFAULT_WINDOW)
+        n_sliding = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+        # Every other one of the first layers, unlike in Qwen2.
+        n_layers = config.get("num_hidden_layers") or 0
+        default = [i % 2 == 0 and i < n_sliding for i in range(n_layers)]
+        return super().read(config) | {
+            "windows": read_windows(config, window=window, default=default)
+        }
+
+
+class Qwen2MoeStage(RotaryStage):
+    """One stage of a Qwen2-MoE model."""
+
+    config_type = Qwen2MoeConfig
+    config: Qwen2MoeConfig
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        form = AttentionForm(window=self.config.layer_windows[index])
+        has_bias = self.config.qkv_bias
+        return Attention.read(source, prefix, self.config, self.ops, form=form, qkv_bias=has_bias)
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        if not self.config.is_sparse(index):
+            return super().read_mlp(source, prefix, index)
+        size = self.config.shared_expert_size
+        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
+        gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, self.config.hidden_size)
+        return read_experts(
+            source,
+            prefix,
+            names=("gate_proj", "up_proj", "down_proj"),
+            hidden_size=self.config.hidden_size,
+            size=self.config.expert_size,
+            n_experts=self.config.n_experts,
+            n_chosen=self.config.n_chosen,
+            normalises=self.config.normalises,
+            ops=self.ops,
+            shared=SharedExpert(shared, gate),
+        )

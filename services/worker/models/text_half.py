@@ -1,0 +1,163 @@
+"""The text model inside a checkpoint that takes images as well.
+
+Such a checkpoint (`...ForConditionalGeneration`) keeps a text model of a family, and describes it
+in `text_config`. With text alone it computes what the family computes: requests here have no
+images, and positions in three dimensions (mrope) are all the same number where there is only text.
+So the text model is served, and its tensors are found under the names that they have there.
+
+Knows the keys of `config.json`, no files and no fields of configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.worker.models.config import JsonObject, UnsupportedModel, require
+
+# About images, and where they come into a text.
+_IMAGE_KEYS = frozenset((
+    "boi_token_index", "eoi_token_index", "image_grid_pinpoints", "image_seq_length",
+    "image_token_id", "image_token_index", "mm_tokens_per_image", "multimodal_projector_bias",
+    "projector_hidden_act", "spatial_merge_size", "video_token_id", "vision_config",
+    "vision_end_token_id", "vision_feature_layer", "vision_feature_select_strategy",
+    "vision_start_token_id", "vision_token_id",
+))  # fmt: skip
+
+# Said of the whole checkpoint, for both of its halves.
+_SHARED_KEYS = frozenset(("eos_token_id", "dtype", "torch_dtype"))
+_HANDLED_KEYS = _SHARED_KEYS | {"architectures", "text_config", "tie_word_embeddings"}
+_ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A kind of text model: its family, and what a file means that leaves keys out."""
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    has_mrope: bool = False  # rotary positions have three dimensions
+    requires: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of its keys
+
+
+_LLAMA = TextModel(
+    "LlamaForCausalLM",
+    {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    },
+)  # fmt: skip
+_MISTRAL = TextModel(
+    "MistralForCausalLM",
+    {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+    },
+)  # fmt: skip
+_GEMMA3 = TextModel(
+    "Gemma3ForCausalLM",
+    {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+    },
+)  # fmt: skip
+_QWEN2_VL = TextModel(
+    "Qwen2ForCausalLM",
+    {
+        "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "max_window_layers": 80,
+        "rope_theta": 1_000_000.0,
+    },
+    has_mrope=True,
+)  # fmt: skip
+_QWEN3_VL = TextModel(
+    "Qwen3ForCausalLM",
+    {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 500_000.0,
+    },
+    has_mrope=True,
+    requires={"use_sliding_window": (False, None)},
+)  # fmt: skip
+
+# The text models that each architecture may have, by `model_type`; the first is the default.
+WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
+    "LlavaForConditionalGeneration": {"llama": _LLAMA, "mistral": _MISTRAL},
+    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
+    "Qwen2_5_VLForConditionalGeneration": {
+        "qwen2_5_vl_text": _QWEN2_VL,
+        "qwen2_5_vl": _QWEN2_VL,
+    },
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextHalf:
+    """A text model's configuration, and what a file says around it that is not about images."""
+
+    config: JsonObject
+    around: JsonObject
+
+
+def text_half(config: JsonObject, architecture: str) -> TextHalf:
+    """Returns the configuration of the text model of an `architecture`, in its family's words.
+
+    It is `config` itself for an architecture that takes no images. Raises UnsupportedModel for a
+    text model of another kind.
+    """
+    models = WRAPPERS.get(architecture)
+    if models is None:
+        return TextHalf(config, {})
+    text = config.get("text_config")
+    if text is None:  # older files of Qwen2-VL have both halves in one
+        text = config
+    elif not isinstance(text, Mapping):
+        raise UnsupportedModel(f"config.json: text_config is no object but {type(text).__name__}")
+    model = _model_of(text, models)
+    require(text, **model.requires)
+    kept = {key: value for key, value in text.items() if key not in _IMAGE_KEYS}
+    if model.has_mrope:
+        kept |= {key: _without_mrope(kept[key]) for key in _ROPE_KEYS & kept.keys()}
+    shared = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
+    # Older files say inside what newer ones say outside.
+    said = [each.get("tie_word_embeddings") for each in (config, text)]
+    ties = [is_tied for is_tied in said if is_tied is not None]
+    if ties:
+        shared["tie_word_embeddings"] = True if True in ties else ties[0]
+    around = {
+        key: value
+        for key, value in config.items()
+        if key not in _IMAGE_KEYS | _HANDLED_KEYS and text.get(key) != value
+    }
+    return TextHalf(
+        {**model.defaults, **kept, **shared, "architectures": [model.architecture]}, around
+    )
+
+
+def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
+    kind = text.get("model_type") or next(iter(models))
+    if not isinstance(kind, str) or kind not in models:
+        raise UnsupportedModel(
+            f"config.json: text_config.model_type {repr(kind)[:80]} is not one of {[*models]}"
+        )
+    return models[kind]
+
+
+def _without_mrope(rope: Any) -> Any:
+    """Returns rotary settings as those of one position for each token."""
+    if not isinstance(rope, Mapping):
+        return rope
+    kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    return {
+        key: "default" if key in ("type", "rope_type") and value == "mrope" else value
+        for key, value in kept.items()
+    }

@@ -1,0 +1,181 @@
+"""The text models of checkpoints that take images too, against `transformers` on text alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    CONFIG_MAPPING,
+    Gemma3Config,
+    LlavaConfig,
+    Mistral3Config,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3VLConfig,
+)
+
+from services.worker.models import UnsupportedModel
+from services.worker.models.config_file import read_config
+from services.worker.models.text_half import WRAPPERS
+from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
+from tests.worker.models.test_models import compare_random_schedule
+from tests.worker.models.test_registry import CUTS, last_logits
+from tests.worker.pipeline import Pipeline
+
+EYE: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_EYE: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "out_hidden_size": 48,
+    "num_heads": 2,
+}
+
+
+def mrope(*section: int) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": list(section)}
+    return {"rope_parameters": rope}
+
+
+HALVES: dict[str, PreTrainedConfig] = {
+    "gemma3": Gemma3Config(
+        text_config={**SMALL, "head_dim": 8, "sliding_window": 6},
+        vision_config=EYE,
+        mm_tokens_per_image=4,
+    ),
+    "llava": LlavaConfig(text_config={**SMALL, "model_type": "llama"}, vision_config=EYE),
+    "llava-mistral": LlavaConfig(
+        text_config={**SMALL, "model_type": "mistral", "sliding_window": 9}, vision_config=EYE
+    ),
+    "mistral3": Mistral3Config(
+        text_config={**SMALL, "model_type": "mistral", "head_dim": 10, "sliding_window": 7},
+        vision_config=EYE,
+        tie_word_embeddings=False,
+    ),
+    "qwen2_vl": Qwen2VLConfig(
+        text_config={**SMALL, **mrope(1, 1, 2)},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2},
+        tie_word_embeddings=True,
+    ),
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config={
+            **SMALL,
+            **mrope(2, 1, 1),
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+        vision_config={**QWEN_EYE, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config={**SMALL, **mrope(2, 2, 1), "head_dim": 10, "attention_bias": True},
+        vision_config={**QWEN_EYE, "deepstack_visual_indexes": [0]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("n_stages", "tp_size"), CUTS)
+@pytest.mark.parametrize("config", HALVES.values(), ids=HALVES.keys())
+def test_text_alone_has_the_oracles_logits_and_tokens(
+    tmp_path: Path, config: PreTrainedConfig, n_stages: int, tp_size: int
+) -> None:
+    write_family_checkpoint(tmp_path, config)
+    pipeline = Pipeline(tmp_path, n_stages=n_stages, tp_size=tp_size)
+    compare_random_schedule(pipeline, Oracle(tmp_path), seed=n_stages)
+
+
+@pytest.mark.parametrize("half", ["gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
+def test_tensors_are_found_wherever_files_have_kept_the_text_model(
+    tmp_path: Path, half: str, prefix: str
+) -> None:
+    write_family_checkpoint(tmp_path, HALVES[half])
+    tokens = list(range(5, 30))
+    expected = last_logits(tmp_path, tokens)
+    path = tmp_path / "model.safetensors"
+    (stored,) = (
+        name.removesuffix("norm.weight")
+        for name in load_file(path)
+        if name.endswith("model.norm.weight")
+    )
+    renamed = {
+        name.replace(stored, prefix) if name.startswith(stored) else name: tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(renamed, path)
+    assert torch.equal(last_logits(tmp_path, tokens), expected)
+
+
+@pytest.mark.parametrize("half", ["qwen2_vl", "qwen2_5_vl"])
+def test_older_files_have_the_text_model_beside_the_vision_model(tmp_path: Path, half: str) -> None:
+    write_family_checkpoint(tmp_path, HALVES[half])
+    nested = read_config(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope"}}
+    flat["rope_scaling"]["mrope_section"] = rope["mrope_section"]
+    model_type = {"model_type": config["model_type"]}
+    path.write_text(json.dumps({**text, **config, **flat, **model_type}))
+    assert read_config(tmp_path) == nested
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        (architecture, kind)
+        for architecture, models in WRAPPERS.items()
+        for kind in models
+        if not kind.endswith("_vl")  # what older files say instead of "..._vl_text"
+    ],
+)
+def test_what_a_file_leaves_out_is_what_the_oracle_takes(architecture: str, kind: str) -> None:
+    config = CONFIG_MAPPING[kind]()
+    for key, value in WRAPPERS[architecture][kind].defaults.items():
+        if key == "rope_theta":
+            assert config.rope_parameters[key] == value
+        else:
+            assert getattr(config, key) == value, key
+
+
+def test_ends_of_outputs_and_ties_are_those_of_the_whole_checkpoint(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, HALVES["mistral3"])
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    config = read_config(edit_config(tmp_path, eos_token_id=[7, 8], tie_word_embeddings=True))
+    assert config.eos_token_ids == (7, 8)
+    assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("half", "changes", "named"),
+    [
+        ("gemma3", {"text_config": {"model_type": "gemma4_text"}}, "gemma4_text"),
+        ("gemma3", {"text_config": 3}, "text_config"),
+        ("gemma3", {"audio_config": {"hidden_size": 8}}, "audio_config"),
+        ("gemma3", {"hidden_size": 8}, "hidden_size"),
+        ("llava", {"text_config": {"model_type": ["llama"]}}, "model_type"),
+        ("llava", {"text_config": {"model_type": "llama", "num_experts": 3}}, "num_experts"),
+        ("qwen3_vl", {"text_config": {"use_sliding_window": True}}, "use_sliding_window"),
+    ],
+)
+def test_what_is_neither_the_familys_nor_about_images_is_refused_by_name(
+    tmp_path: Path, half: str, changes: dict[str, Any], named: str
+) -> None:
+    write_family_checkpoint(tmp_path, HALVES[half])
+    read_config(tmp_path)
+    with pytest.raises(UnsupportedModel, match=named):
+        read_config(edit_config(tmp_path, **changes))
