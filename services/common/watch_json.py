@@ -1,0 +1,133 @@
+"""The events of `watch.proto` as JSON: an object per event, for page, console and recordings.
+
+Times are seconds, those of the wall since 1970. Enums are their last words in lower case
+(`REQUEST_TURN_PUT_DOWN` is "put_down"), and the kinds of an iteration's spans are one letter each: `p` for
+prefill, `d` for decode, `r` for recomputation. A field of a request or a mark that is not set is
+left out.
+
+A recording is a file of such objects, one per line. Its first line is `HEADER`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from orcinus.v1 import scheduler_pb2, watch_pb2
+
+from services.common.version import VERSION
+
+Json = dict[str, Any]
+
+HEADER: Final[Mapping[str, Any]] = {"type": "recording", "version": 1, "orcinus": VERSION}
+"""What the first line of a recording says."""
+
+_NS = 1e9
+
+
+def to_json(event: watch_pb2.WatchEvent) -> Json:
+    """Returns an event as an object with the fields `t`, `type` and those of its type.
+
+    Raises:
+        ValueError: the event is of no type that is known here.
+    """
+    kind = event.WhichOneof("event")
+    if kind is None:
+        raise ValueError("a watch event of no known type")
+    return {"t": _seconds(event.time_unix_ns), "type": kind} | _TYPES[kind](getattr(event, kind))
+
+
+def _words(prefix: str, enum: EnumDescriptor) -> dict[int, str]:
+    return {value.number: value.name.removeprefix(prefix).lower() for value in enum.values}
+
+
+_TURNS = _words("REQUEST_TURN_", watch_pb2.RequestTurn.DESCRIPTOR)
+_MARKS = _words("MARK_KIND_", watch_pb2.MarkKind.DESCRIPTOR)
+_REASONS = _words("COMPLETION_REASON_", scheduler_pb2.CompletionReason.DESCRIPTOR)
+_KINDS = {0: "?", 1: "p", 2: "d", 3: "r"}
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / _NS, 6)
+
+
+def _epoch(event: watch_pb2.EpochEvent) -> Json:
+    return {field.name: getattr(event, field.name) for field in event.DESCRIPTOR.fields}
+
+
+def _set_fields(event: Message) -> Json:
+    return {
+        field.name: list(value) if field.is_repeated else value
+        for field, value in event.ListFields()
+    }
+
+
+def _request(event: watch_pb2.RequestEvent) -> Json:
+    fields = _set_fields(event) | {"turn": _TURNS[event.turn]}
+    return fields | {"reason": _REASONS[event.reason]} if event.reason else fields
+
+
+def _iteration(event: watch_pb2.IterationEvent) -> Json:
+    return {
+        "epoch": event.epoch,
+        "iteration": event.iteration,
+        "sent": _seconds(event.sent_unix_ns),
+        "round_trip_s": _seconds(event.round_trip_ns),
+        "numbers": list(event.numbers),
+        "start_positions": list(event.start_positions),
+        "n_tokens": list(event.n_tokens),
+        "kinds": "".join([_KINDS[kind] for kind in event.kinds]),
+        "n_new_tokens": list(event.n_new_tokens),
+        "ended": list(event.ended),
+        "n_in_flight": event.n_in_flight,
+        "n_waiting": event.n_waiting,
+        "n_running": event.n_running,
+        "n_reserved_slots": event.n_reserved_slots,
+        "n_allocated_slots": event.n_allocated_slots,
+        "n_shared_slots": event.n_shared_slots,
+        "n_cached_slots": event.n_cached_slots,
+        # [start, receive, compute, send] in seconds; a start counts from the sending of the plan
+        "stages": [
+            [_seconds(ns) for ns in (s.start_ns, s.receive_ns, s.compute_ns, s.send_ns)]
+            for s in event.stages
+        ],
+    }
+
+
+def _pool(event: watch_pb2.PoolEvent) -> Json:
+    return {
+        "waiting": list(event.waiting),
+        "n_waiting": event.n_waiting,
+        "running": list(event.running),
+        "n_generated_tokens": list(event.n_generated_tokens),
+        "accounts": [
+            {
+                "account": account.account,
+                "weight": account.weight,
+                "counter": account.counter,
+                "n_waiting": account.n_waiting,
+                "n_running": account.n_running,
+            }
+            for account in event.accounts
+        ],
+    }
+
+
+def _mark(event: watch_pb2.MarkEvent) -> Json:
+    return _set_fields(event) | {"kind": _MARKS[event.kind]}
+
+
+def _decision(event: watch_pb2.DecisionEvent) -> Json:
+    fields: Json = MessageToDict(event, preserving_proto_field_name=True)
+    return fields
+
+
+_TYPES: Mapping[str, Callable[[Any], Json]] = {
+    "epoch": _epoch,
+    "request": _request,
+    "iteration": _iteration,
+    "pool": _pool,
+    "mark": _mark,
+    "decision": _decision,
+}
