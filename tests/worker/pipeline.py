@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from kernels.packed_linear import Quantization
+from kernels.packed_linear import Quantization, can_compute
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -26,6 +27,10 @@ from services.worker.models.weights import LoadFormat, OnProgress
 T = TypeVar("T")
 
 GREEDY = SamplingParams(temperature=0)
+
+needs_int8 = pytest.mark.skipif(
+    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
+)
 
 
 def load(

@@ -18,7 +18,7 @@ from transformers import (
 
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
-from kernels.packed_linear import OneDnnWeight, PlainWeight, can_compute, pack, pack_gated
+from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
 from kernels.upload import uploads_for
 from services.worker.models import decoder
 from services.worker.models.config import RopeConfig, RotaryConfig
@@ -44,7 +44,7 @@ from services.worker.models.layers import (
 )
 from services.worker.models.stage import StageBatch, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
-from tests.worker.pipeline import Pipeline, Span, load
+from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 
 N_ROWS = 5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -124,9 +124,7 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
     assert_equal_at_once(tmp_path, monkeypatch, n_stages=2)
 
 
-@pytest.mark.skipif(
-    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
-)
+@needs_int8
 def test_layers_of_int8_weights_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

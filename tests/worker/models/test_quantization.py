@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.packed_linear import Quantization, can_compute
+from kernels.packed_linear import Quantization
 from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import StagePlace, WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint
-from tests.worker.pipeline import Pipeline, Span, load
-
-needs_int8 = pytest.mark.skipif(
-    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
-)
+from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 
 N_REQUESTS = 40
 
