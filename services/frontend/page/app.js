@@ -1,7 +1,7 @@
 import { CompareView } from "./compare_view.js";
 import { PipelineView } from "./pipeline_view.js";
 import { Playground } from "./playground.js";
-import { html, render } from "./vendor/lit-html.js";
+import { html, render } from "/page/vendor/lit-html.js";
 
 /** @import {EpochEvent} from "./events.js" */
 

@@ -1,5 +1,5 @@
 import { iterationDetails } from "./details.js";
-import { html, render } from "./vendor/lit-html.js";
+import { html, render } from "/page/vendor/lit-html.js";
 import { Timeline } from "./timeline.js";
 
 /** @import {MovingWindow} from "./moving_window.js" */

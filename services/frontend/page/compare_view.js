@@ -1,7 +1,7 @@
 import { Chart, legend } from "./chart.js";
 import { MovingWindow } from "./moving_window.js";
 import { parse, runOf } from "./recording.js";
-import { html, render } from "./vendor/lit-html.js";
+import { html, render } from "/page/vendor/lit-html.js";
 import { duration, plural, quantile } from "./words.js";
 
 /** @import {Run} from "./run.js" */

@@ -1,5 +1,5 @@
 import { colourOf } from "./colours.js";
-import { html } from "./vendor/lit-html.js";
+import { html } from "/page/vendor/lit-html.js";
 import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
 
 /** @import {Run, Request} from "./run.js" */

@@ -1,5 +1,5 @@
 import { spanWords, tag } from "./details.js";
-import { html, svg } from "./vendor/lit-html.js";
+import { html, svg } from "/page/vendor/lit-html.js";
 import { TURN_WORDS, count, duration, plural, quantile } from "./words.js";
 
 /** @import {Run, Request, Second} from "./run.js" */

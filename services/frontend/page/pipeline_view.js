@@ -5,7 +5,7 @@ import { LONGEST_S, MovingWindow, SHORTEST_S } from "./moving_window.js";
 import { panels } from "./panels.js";
 import { Player, Tape, parse } from "./recording.js";
 import { Run } from "./run.js";
-import { html, render } from "./vendor/lit-html.js";
+import { html, render } from "/page/vendor/lit-html.js";
 
 /** @import {AnyEvent} from "./events.js" */
 /** @import {AppState} from "./app.js" */

@@ -2,7 +2,7 @@ import { Answer } from "./answer.js";
 import { samples } from "./code_samples.js";
 import { explain, withKey } from "./feed.js";
 import { COMMON, FORMATS, optionsOf, valueOf } from "./options.js";
-import { html, render } from "./vendor/lit-html.js";
+import { html, render } from "/page/vendor/lit-html.js";
 import { duration } from "./words.js";
 
 /** @import {AppState} from "./app.js" */
