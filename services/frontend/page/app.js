@@ -2,6 +2,7 @@ import { CompareView } from "./compare_view.js";
 import { PipelineView } from "./pipeline_view.js";
 import { Playground } from "./playground.js";
 import { html, render } from "/page/vendor/lit-html.js";
+import { plural } from "./words.js";
 
 /** @import {EpochEvent} from "./events.js" */
 
@@ -58,7 +59,7 @@ export class AppState {
     const epoch = this.#epoch;
     render(html`<span><span class="dot ${kind}"></span>${words}</span>
       ${epoch ? html`<span><strong>${epoch.model}</strong></span>
-        <span>${epoch.n_stages} × ${epoch.tp_size} <span class="quiet">stages × ranks</span></span>
+        <span>${plural(epoch.n_stages, "stage")} of ${plural(epoch.tp_size, "rank")}</span>
         <span>${epoch.policy}, ${epoch.order}, ${epoch.admission}</span><span>epoch ${epoch.epoch}</span>` : ""}`, element("status"));
     render(this.status === "refused" || this.key ? this.#keyForm() : html``, element("access"));
   }

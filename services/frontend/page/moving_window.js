@@ -12,6 +12,8 @@ export class MovingWindow {
   constructor(length) {
     this.length = length;
     this.isHeld = false;
+    /** Whether somebody has chosen the length. */
+    this.isChosen = false;
     this.to = 0;
     /** Seconds by which the scheduler's clock is ahead of the page's. */
     this.offset = -Infinity;
@@ -53,6 +55,7 @@ export class MovingWindow {
    * @param {number} place
    */
   zoom(length, place = 1) {
+    this.isChosen = true;
     const bounded = Math.min(LONGEST_S, Math.max(SHORTEST_S, length));
     if (this.isHeld) this.to += (bounded - this.length) * (1 - place);
     this.length = bounded;

@@ -17,7 +17,7 @@ export function panels(run) {
   return html`
     <section class="card wide"><h2>The last minute</h2>${figures(run)}</section>
     <section class="card"><h2>K/V memory</h2>${memory(run)}</section>
-    <section class="card"><h2>Pool, in its order</h2>${pool(run)}</section>
+    <section class="card double"><h2>Pool, in its order</h2>${pool(run)}</section>
     ${run.pool?.accounts.length ? html`<section class="card"><h2>Accounts</h2>${accounts(run)}</section>` : ""}
     <section class="card"><h2>Marks</h2>${marks(run)}</section>
     <section class="card wide"><details><summary><strong>Iterations as a table</strong></summary>${iterations(run)}</details></section>`;

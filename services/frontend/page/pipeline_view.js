@@ -10,7 +10,11 @@ import { html, render } from "/page/vendor/lit-html.js";
 /** @import {AnyEvent} from "./events.js" */
 /** @import {AppState} from "./app.js" */
 
-const FIRST_WINDOW_S = 6;
+const FIRST_WINDOW_S = 4;
+/** Iterations that a window shows until somebody chooses its length, and its bounds then, in seconds. */
+const ITERATIONS_SHOWN = 60;
+const SHORTEST_CHOICE_S = 1.5;
+const LONGEST_CHOICE_S = 20;
 const PANELS_MS = 250;
 const SLOW_DRAW_MS = 500;
 const SPEEDS = [0.05, 0.1, 0.25, 0.5, 1, 2];
@@ -41,6 +45,7 @@ export class PipelineView {
     const part = () => document.createElement("div");
     this.bar = part();
     this.under = part();
+    this.under.className = "grid";
     const chart = part();
     const card = part();
     card.className = "card";
@@ -102,8 +107,18 @@ export class PipelineView {
     } else {
       if (this.#window.isHeld && now - this.#panelsAt < PANELS_MS) return;
       this.#window.follow();
+      if (!this.#window.isChosen) this.#suit();
     }
     this.#draw(now);
+  }
+
+  /** Makes the window so long that it shows a good number of iterations. */
+  #suit() {
+    const latest = this.#run.iterations.slice(-ITERATIONS_SHOWN);
+    if (latest.length < ITERATIONS_SHOWN) return;
+    const length = latest[latest.length - 1].sent - latest[0].sent;
+    const wanted = Math.min(LONGEST_CHOICE_S, Math.max(SHORTEST_CHOICE_S, length));
+    if (wanted > 1.5 * this.#window.length || wanted < this.#window.length / 1.5) this.#window.length = wanted;
   }
 
   #draw(now = performance.now()) {
@@ -228,8 +243,7 @@ export class PipelineView {
   #leaveRecording() {
     this.#player = null;
     this.#isPlaying = false;
-    this.#window.isHeld = false;
-    this.#window.zoom(FIRST_WINDOW_S);
+    this.#window.isHeld = this.#window.isChosen = false;
     this.state.showRecording("", this.#run.epoch);
   }
 }
