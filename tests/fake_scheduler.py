@@ -362,10 +362,6 @@ class FakeScheduler:
             connection.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def WatchIterations(self, _: Any, context: Any) -> None:
-        """Nothing to see here."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake runs no iterations")
-
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
         """Starts what a request does."""
         request = FakeRequest(submission, connection.send)
