@@ -270,6 +270,8 @@ class FakeScheduler:
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
+        self.address = ""
+        """Where it listens, once it has started."""
         self._is_leading = is_leading
         self._connections: set[_Connection] = set()
         self._health = Health(SERVICE.full_name)
@@ -286,11 +288,11 @@ class FakeScheduler:
             watched = rpc_handlers.service_handler(fake_watch.SERVICE, self.watch)
             self._server.add_generic_rpc_handlers((watched,))
         self._health.add_to(self._server)
-        bound = rpc.bind(self._server, address)
+        self.address = rpc.bind(self._server, address)
         await self._health.start()
         await self._health.set_serving(self._is_leading)
         await self._server.start()
-        return bound
+        return self.address
 
     async def stop(self) -> None:
         """Goes away, with all connections."""
