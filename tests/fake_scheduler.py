@@ -270,6 +270,8 @@ class FakeScheduler:
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
+        self.address = ""
+        """Where it listens, once it has started."""
         self._is_leading = is_leading
         self._connections: set[_Connection] = set()
         self._health = Health(SERVICE.full_name)
@@ -286,11 +288,11 @@ class FakeScheduler:
             watched = rpc_handlers.service_handler(fake_watch.SERVICE, self.watch)
             self._server.add_generic_rpc_handlers((watched,))
         self._health.add_to(self._server)
-        bound = rpc.bind(self._server, address)
+        self.address = rpc.bind(self._server, address)
         await self._health.start()
         await self._health.set_serving(self._is_leading)
         await self._server.start()
-        return bound
+        return self.address
 
     async def stop(self) -> None:
         """Goes away, with all connections."""
@@ -369,10 +371,6 @@ class FakeScheduler:
             self._connections.discard(connection)
             connection.close()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def WatchIterations(self, _: Any, context: Any) -> None:
-        """Nothing to see here."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake runs no iterations")
 
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
         """Starts what a request does."""

@@ -211,11 +211,12 @@ class FrontendSettings(ServerSettings):
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the memory that the frontend may need at most, in bytes, by setting."""
+        views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,
             "max_in_flight": self.max_in_flight * ANSWER_BYTES,
             "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
             "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
             "max_prompt_characters": self.max_prompt_characters * CHARACTER_BYTES,
-            "max_viewers": self.page * (VIEWS_BYTES + self.max_viewers * VIEWER_BYTES),
+            **({"max_viewers": views} if self.page else {}),
         }

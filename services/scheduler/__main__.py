@@ -39,6 +39,9 @@ from services.scheduler.observing.progress import Progress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching import watch_service
+from services.scheduler.watching.watch_service import WatchService
+from services.scheduler.watching.watching import Watching
 
 if TYPE_CHECKING:
     from services.scheduler.cluster.kubernetes_client import KubernetesClient
@@ -73,7 +76,11 @@ class SchedulerProcess:
         )
         self._pace = Pace(self._control, settings)
         traced = () if self._traces is None else (self._traces.requests,)
-        self._requests = RequestObservers(self._metrics.requests, self._pace, *traced)
+        self._watching = Watching(settings)
+        self._watch_service = WatchService(self._watching)
+        self._requests = RequestObservers(
+            self._metrics.requests, self._pace, self._watching.requests, *traced
+        )
         self._service = SchedulerService(
             self._requests, control=self._control, max_frontends=settings.max_frontends
         )
@@ -161,6 +168,7 @@ class SchedulerProcess:
             self._service,
             requests=self._requests,
             control=self._control,
+            watching=self._watching,
             observe=[self._metrics.observe, self._progress.observe, self._pace.observe],
             traces=self._traces,
             connect=connect,
@@ -169,6 +177,7 @@ class SchedulerProcess:
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
         self._metrics.set_leading(True)
+        self._watch_service.is_leading = True
         try:
             await leader.lead(term, self._stop)
         finally:
@@ -176,6 +185,8 @@ class SchedulerProcess:
             self._metrics.set_leading(False)
             await self._health.set_serving(False)
             self._service.fail_all("this scheduler no longer leads")
+            self._watch_service.is_leading = False
+            self._watching.end("this scheduler no longer leads")
 
     async def _announce(self, leader: Leader) -> None:
         """Tells the launcher when the first pipeline serves."""
@@ -208,10 +219,13 @@ class SchedulerProcess:
         await self._health.start()
         server = rpc.create_server()
         self._health.add_to(server)
-        callers = tls.callers(settings.tls_dir, CALLERS)
-        server.add_generic_rpc_handlers(
-            (rpc_handlers.service_handler(SERVICE, self._service, callers=callers),)
-        )
+        for service, servicer, table in (
+            (SERVICE, self._service, CALLERS),
+            (watch_service.SERVICE, self._watch_service, watch_service.CALLERS),
+        ):
+            callers = tls.callers(settings.tls_dir, table)
+            handler = rpc_handlers.service_handler(service, servicer, callers=callers)
+            server.add_generic_rpc_handlers((handler,))
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()
         self._port = address.rpartition(":")[2]

@@ -31,7 +31,6 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
@@ -40,6 +39,7 @@ from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class Leader:
         *,
         requests: RequestObserver,
         control: AdmissionControl | None = None,
+        watching: Watching | None = None,
         observe: Sequence[ObserveEpoch] = (),
         traces: Traces | None = None,
         connect: rpc.Connect = rpc.connect,
@@ -107,6 +108,7 @@ class Leader:
         self._service = service
         self._requests = requests
         self._observe = observe
+        self._watching = watching or Watching(settings)
         self._traces = traces
         self._connect = connect
         self._build = build or build_scheduler
@@ -167,10 +169,9 @@ class Leader:
     def _assemble(self, pipeline: Pipeline) -> "_Epoch":
         """Puts together what serves an epoch; nothing is started yet."""
         scheduler = self._build(self._settings, pipeline, self._pool)
-        iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
-            iteration_log,
+            self._watching.observe(pipeline, scheduler),
             *(observe(pipeline, scheduler) for observe in self._observe),
             *(() if tracer is None else (tracer,)),
         )
@@ -193,13 +194,13 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
         )
-        return _Epoch(pipeline, scheduler, engine, loop, observers, iteration_log)
+        return _Epoch(pipeline, scheduler, engine, loop, observers)
 
     def _open(self, epoch: "_Epoch") -> None:
         """Tells observers and frontends that requests may come, and takes over those there are."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
-        self._service.open(describe(pipeline, scheduler), epoch.loop, epoch.iteration_log)
+        self._service.open(describe(pipeline, scheduler), epoch.loop)
         epoch.loop.adopt()
         self.has_served.set()
         log.info(
@@ -216,6 +217,7 @@ class Leader:
             if not await happens_before(serving, stop, cancel=False):
                 log.info("draining for at most %g s", self._settings.drain_s)
                 self._service.close()
+                self._watching.drain()
                 loop.drain()
                 await asyncio.wait_for(serving, self._settings.drain_s)
             serving.result()
@@ -234,7 +236,6 @@ class _Epoch:
     engine: EngineMaster
     loop: ServingLoop
     observers: IterationObservers
-    iteration_log: IterationLog
 
 
 def build_scheduler(

@@ -15,8 +15,9 @@ only while a viewer wants them, from the first on: then a new one begins, with a
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
 
 import pydantic_core
 from orcinus.v1 import watch_pb2
@@ -25,7 +26,7 @@ from services.common import errors
 from services.common.process import first_of
 from services.common.watch_json import Json, to_json
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.watching.subscription import Subscription
+from services.frontend.watching.subscription import Watcher
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
@@ -116,11 +117,17 @@ class Viewer:
         return piece
 
 
+class Source(Protocol):
+    """A subscription to what happens."""
+
+    def run(self, watcher: Watcher, *, has_decisions: bool) -> Coroutine[Any, Any, NoReturn]: ...
+
+
 class ViewFeed:
     """All viewers of a frontend, and what they are told."""
 
     def __init__(
-        self, subscription: Subscription, *, max_viewers: int, refusals: Refusals | None = None
+        self, subscription: Source, *, max_viewers: int, refusals: Refusals | None = None
     ) -> None:
         self._subscription = subscription
         self._max_viewers = max_viewers
