@@ -5,13 +5,14 @@ must do without an error on its console: a broken policy or script shows up ther
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.system.stack import ROOT, Stack, serving
 
@@ -40,6 +41,7 @@ def browser() -> Iterator[Browser]:
     """A headless Chromium; shared by all tests, who open pages of their own."""
     path = os.environ.get("ORCINUS_CHROMIUM") or shutil.which("chromium")
     assert path, "there is no chromium on the PATH (Debian: apt-get install chromium)"
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(OPTIONS))
         yield browser
@@ -59,6 +61,8 @@ class Visitor:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self.errors: list[str] = []
+        self.expected = "$^"
+        """A pattern of errors that a test provokes."""
 
     def open(self, url: str, **options: Any) -> Page:
         """Opens a page; `options` are those of playwright's contexts."""
@@ -70,7 +74,7 @@ class Visitor:
         return page
 
     def _note(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and not re.search(self.expected, message.text):
             self.errors.append(message.text)
 
 

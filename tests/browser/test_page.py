@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from services.frontend.api_keys import hash_of
 from tests.browser.conftest import DEMO, Visitor
 from tests.system.stack import Stack, serving
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+N_LONG = 3
 VIEWS = ("pipeline", "compare", "playground")
 
 
@@ -76,7 +78,7 @@ def test_an_answer_has_the_format_that_was_chosen(stack: Stack, visitor: Visitor
     page = visitor.open(f"{stack.http}/#playground")
     page.get_by_label("Ask as").select_option("completion")
     page.get_by_label("Format of the output").select_option("choice")
-    page.get_by_label("one of several texts").fill("heron\nosprey")
+    page.get_by_role("textbox", name="one of several texts").fill("heron\nosprey")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_text(re.compile(r"\d generated"))).to_be_visible()
     assert "".join(page.locator(".token").all_text_contents()) in ("heron", "osprey")
@@ -107,12 +109,13 @@ def test_the_pipeline_shows_the_iterations_that_were(
 ) -> None:
     page = visitor.open(f"{stack.http}/#pipeline")
     wait_until_live(page)
-    with stack.iterations() as watch, ThreadPoolExecutor(2) as threads:
-        long = threads.submit(ask, stack, 300)
+    with stack.iterations() as watch, ThreadPoolExecutor(N_LONG + 1) as threads:
+        long = [threads.submit(ask, stack, 300) for _ in range(N_LONG)]
         watch.wait_for(lambda records: len(records) >= 5)
         threads.submit(ask, stack, 8).result()
-        long.result()
-        watch.wait_for(lambda records: sum(len(record.ended) for record in records) == 2)
+        for one in long:
+            one.result()
+        watch.wait_for(lambda records: sum(len(record.ended) for record in records) == N_LONG + 1)
     last = watch.records[-1].iteration
     page.locator("summary").filter(has_text="Iterations as a table").click()
     expect(page.locator("table td").filter(has_text=re.compile(f"^{last}$"))).to_be_visible()
@@ -126,8 +129,12 @@ def test_the_pipeline_shows_the_iterations_that_were(
         assert event["numbers"] == list(record.numbers)
         assert event["n_tokens"] == list(record.n_tokens)
         assert len(event["stages"]) == 2
-    together = [record for record in watch.records if len(record.numbers) == 2]
-    assert 1 < len(together) < len(watch.records), "one came late, and left early"
+    rode = [set(record.numbers) for record in watch.records]
+    late = max(set().union(*rode))
+    its_rides = [at for at, numbers in enumerate(rode) if late in numbers]
+    assert 0 < its_rides[0], "it joined later than the others"
+    assert its_rides[-1] < len(rode) - 1, "and left before them"
+    assert any(len(rode[at]) > 1 for at in its_rides), "and shared iterations with them"
 
 
 def test_a_block_says_what_it_is(stack: Stack, visitor: Visitor) -> None:
@@ -224,8 +231,6 @@ def test_everybody_can_use_it(stack: Stack, visitor: Visitor, scheme: Any, width
 
 
 def test_only_keys_that_may_watch_watch(visitor: Visitor, tmp_path: Path) -> None:
-    from services.frontend.api_keys import hash_of
-
     keys = {
         "keys": [
             {"name": "a", "sha256": hash_of("sk-watcher"), "may_watch": True},
@@ -234,20 +239,20 @@ def test_only_keys_that_may_watch_watch(visitor: Visitor, tmp_path: Path) -> Non
     }
     path = tmp_path / "keys.json"
     path.write_text(json.dumps(keys))
+    visitor.expected = "status of 40[13]"
     with serving(DEMO, frontend=f"api-keys-file={path}") as stack:
         page = visitor.open(f"{stack.http}/#pipeline")
         expect(page.locator("#status .dot.refused")).to_be_visible()
         page.get_by_label("API key").fill("sk-other")
-        page.get_by_role("button", name="Use").click()
+        page.get_by_role("button", name="Use", exact=True).click()
         expect(page.locator("#status")).to_contain_text("may_watch")
         page.get_by_label("API key").fill("sk-watcher")
-        page.get_by_role("button", name="Use").click()
+        page.get_by_role("button", name="Use", exact=True).click()
         wait_until_live(page)
-    # The browser itself reports the answers 401 and 403.
-    visitor.errors = [error for error in visitor.errors if "Failed to load resource" not in error]
 
 
 def test_it_comes_back_when_the_frontend_was_away(visitor: Visitor) -> None:
+    visitor.expected = "ERR_|status of 503"
     with serving(DEMO, fail_fast=False) as stack:
         page = visitor.open(f"{stack.http}/#pipeline")
         wait_until_live(page)
@@ -257,4 +262,3 @@ def test_it_comes_back_when_the_frontend_was_away(visitor: Visitor) -> None:
         done = threading.Event()
         threading.Thread(target=lambda: (ask(stack, 20), done.set())).start()
         assert done.wait(30)
-    visitor.errors = [error for error in visitor.errors if "ERR_" not in error]

@@ -36,7 +36,11 @@ export class Answer {
     this.body = body;
     this.key = key;
     this.onChange = onChange;
-    this.done = this.#run({});
+  }
+
+  /** Asks. */
+  start() {
+    void this.#run({});
   }
 
   get canResume() {
@@ -62,7 +66,7 @@ export class Answer {
     this.#abort = new AbortController();
     const token_ids = this.choices.map((choice) => choice.tokenIds);
     // A seed may have more digits than a number of JavaScript: it goes back as it came.
-    this.done = this.#run({ resumption: { seed: "SEED", token_ids } });
+    void this.#run({ resumption: { seed: "SEED", token_ids } });
   }
 
   /** @param {Body} more */

@@ -10,6 +10,8 @@ import { duration } from "./words.js";
 /** @import {Option} from "./options.js" */
 
 const N_TOP = 5;
+/** Milliseconds between two drawings of an answer that streams. */
+const DRAW_MS = 50;
 const PATHS = { chat: "/v1/chat/completions", completion: "/v1/completions" };
 const SCHEMAS = { chat: "ChatBody", completion: "CompletionBody" };
 
@@ -34,7 +36,7 @@ export class Playground {
   #formatText = "";
   #sample = "curl";
   #copied = false;
-  #isDrawn = false;
+  #isDue = false;
   /** @type {Piece | null} */
   #shown = null;
 
@@ -106,6 +108,7 @@ export class Playground {
       this.#shown = null;
       const answer = new Answer(PATHS[this.#mode], { ...body, ...logprobs }, this.state.key, () => this.#changed(answer));
       this.#answer = answer;
+      answer.start();
     } catch (error) {
       this.#problem = error instanceof Error ? error.message : String(error);
     }
@@ -114,13 +117,13 @@ export class Playground {
 
   /** @param {Answer} answer */
   #changed(answer) {
-    if (this.#isDrawn) return;
-    this.#isDrawn = true;
-    requestAnimationFrame(() => {
-      this.#isDrawn = false;
+    if (this.#isDue) return;
+    this.#isDue = true;
+    setTimeout(() => {
+      this.#isDue = false;
       if (answer === this.#answer && answer.state === "done" && this.#mode === "chat" && answer.choices[0]) this.#keep(answer);
       this.#draw();
-    });
+    }, DRAW_MS);
   }
 
   /** Makes an answer a turn of the conversation. @param {Answer} answer */
