@@ -51,11 +51,10 @@ class Recording:
         self._path = path
         self._max_bytes = max_bytes
         self._n_bytes = 0
-        if path.exists():
+        if path.is_file():
             path.replace(path.with_name(f"{path.name}.1"))
-        self._file: IO[bytes] = path.open("xb")
+        self._file: IO[bytes] = path.open("wb")
         self._write_line(HEADER)
-        self._file.flush()
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
         """Writes events.
