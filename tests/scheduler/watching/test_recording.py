@@ -67,7 +67,7 @@ async def test_a_recording_ends_at_its_limit_and_says_so(
     play, path = Play(), tmp_path / "run.jsonl"
     async with recorded(play.watching, path, max_bytes=4000):
         play.open()
-        play.submit("a", max_new_tokens=50)
+        play.submit("a", max_new_tokens=50, speculation=None)
         play.run(30)
         async with asyncio.timeout(5):
             while play.watching.is_watched:
