@@ -16,8 +16,8 @@ from services.frontend.watching.view_feed import (
     MAX_PIECE_BYTES,
     MAX_UNSENT_BYTES,
     STOPPING,
-    ViewFeed,
     Viewer,
+    ViewFeed,
 )
 from tests.fake_watch import decision, epoch, iteration, mark
 from tests.simulated_time import simulate
