@@ -1,4 +1,4 @@
-"""The division of a machine among the ranks that the launcher starts, and what services are told."""
+"""How a machine is divided among the ranks that the launcher starts, and what services are told."""
 
 from pathlib import Path
 from typing import Any
