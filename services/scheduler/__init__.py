@@ -2,6 +2,7 @@
 the stages.
 
     __main__      starts it
+    replay        runs a recorded schedule again
     leader        gathers stages, joins an epoch, serves it, and starts again when it is lost
     service       the gRPC face to frontends
     connection    one of them: its requests, and what is to be sent to it

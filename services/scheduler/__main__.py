@@ -31,7 +31,7 @@ from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
+from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
@@ -40,6 +40,7 @@ from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching import watch_service
+from services.scheduler.watching.recording import recorded
 from services.scheduler.watching.watch_service import WatchService
 from services.scheduler.watching.watching import Watching
 
@@ -56,7 +57,9 @@ READINESS_PERIOD_S = 0.5
 class SchedulerProcess:
     """The parts of a scheduler, put together."""
 
-    def __init__(self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None
+    ) -> None:
         self._settings = settings
         self._build = build
         self._stop = process.stop_event()
@@ -102,7 +105,7 @@ class SchedulerProcess:
             LeadershipLost: another scheduler leads.
         """
         with metrics.listening(self._settings.metrics_address, self._registry) as address:
-            async with self._listening(metrics_address=address):
+            async with self._recorded(), self._listening(metrics_address=address):
                 await process.first_of(
                     self._serve(),
                     self._tell_readiness(),
@@ -212,6 +215,12 @@ class SchedulerProcess:
             await self._health.set_ready(is_ready)
             await asyncio.sleep(READINESS_PERIOD_S)
 
+    def _recorded(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Returns what records the block, if it is to be recorded."""
+        if self._settings.record is None:
+            return contextlib.nullcontext()
+        return recorded(self._watching, self._settings.record)
+
     @contextlib.asynccontextmanager
     async def _listening(self, *, metrics_address: str | None) -> AsyncIterator[None]:
         """Serves frontends and probes inside the `with` block."""
@@ -250,7 +259,7 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
     return term
 
 
-async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
+async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None) -> int:
     """Serves until told to stop; returns the exit status."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
@@ -258,7 +267,7 @@ async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildSchedu
 
 def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
-    build: BuildScheduler = build_scheduler,
+    build: BuildScheduler | None = None,
 ) -> int:
     """Runs the scheduler's process; benchmarks replace the scheduling core."""
     settings = settings_class.load("scheduler", sys.argv[1:])

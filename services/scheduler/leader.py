@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -39,6 +41,7 @@ from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
@@ -111,11 +114,12 @@ class Leader:
         self._watching = watching or Watching(settings)
         self._traces = traces
         self._connect = connect
-        self._build = build or build_scheduler
+        make = partial(WatchedScheduler, decisions=self._watching.decisions)
+        self._build = build or partial(build_scheduler, make=make)
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
-            order=build_order(settings),
+            order=build_order(settings, now=self._watching.decisions.clock),
             control=control,
         )
 
@@ -238,8 +242,27 @@ class _Epoch:
     observers: IterationObservers
 
 
+class MakeScheduler(Protocol):
+    """A function that makes a scheduling core of its parts; `Scheduler` is one."""
+
+    def __call__(
+        self,
+        pool: RequestPool,
+        kv_manager: KVManager,
+        *,
+        policy: Policy,
+        pipeline_depth: int,
+        token_hand_off: bool,
+        drafter: Drafter | None,
+    ) -> Scheduler: ...
+
+
 def build_scheduler(
-    settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool
+    settings: SchedulerSettings,
+    pipeline: Pipeline,
+    pool: RequestPool,
+    *,
+    make: MakeScheduler = Scheduler,
 ) -> Scheduler:
     """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
@@ -248,7 +271,7 @@ def build_scheduler(
     """
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
-    return Scheduler(
+    return make(
         pool,
         build_kv_manager(settings, pipeline),
         policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
@@ -301,11 +324,11 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
     )
 
 
-def build_order(settings: SchedulerSettings) -> Order:
-    """Returns the order of the settings, with nobody in it."""
+def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
+    """Returns the order of the settings, with nobody in it; `now` is its clock."""
     if settings.order == "fcfs":
         return FirstComeFirstServed()
-    return Fair(ageing_s=settings.ageing_s, now=time.monotonic)
+    return Fair(ageing_s=settings.ageing_s, now=now)
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:

@@ -132,7 +132,7 @@ def test_the_pipeline_shows_the_iterations_that_were(
     rode = [set(record.numbers) for record in watch.records]
     late = max(set().union(*rode))
     its_rides = [at for at, numbers in enumerate(rode) if late in numbers]
-    assert 0 < its_rides[0], "it joined later than the others"
+    assert its_rides[0] > 0, "it joined later than the others"
     assert its_rides[-1] < len(rode) - 1, "and left before them"
     assert any(len(rode[at]) > 1 for at in its_rides), "and shared iterations with them"
 

@@ -8,8 +8,9 @@ A viewer's stream begins, and goes on after a change, with an object of the feed
 
 What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
 it grow too long loses it, and goes on after a gap once it reads again. The subscription is there
-while there are viewers, and a little longer, since pages are loaded again. It asks for decisions
-only while a viewer wants them, from the first on: then a new one begins, with a gap for the others.
+while there are viewers, and a little longer, since pages are loaded again. It asks for decisions only
+while a viewer wants them: with the first of these, and after the last, another one begins, which is
+a gap for the others. Who comes later is told decisions from then on.
 """
 
 import asyncio
@@ -136,7 +137,8 @@ class ViewFeed:
         self._state: ViewState | None = None  # while a scheduler is watched
         self._away = ""  # why there is none, once that is known
         self._is_stopping = False
-        self._is_stale = False  # the subscription does not ask for what viewers want
+        self._has_decisions = False  # the subscription asks for them
+        self._is_stale = False  # it does not ask for what viewers want
         self._changed = asyncio.Event()
 
     @property
@@ -159,8 +161,8 @@ class ViewFeed:
             raise errors.PoolFull("too many are watching", retry_after_s=RETRY_AFTER_S)
         viewer = Viewer(self, wants_decisions=wants_decisions)
         self._viewers.add(viewer)
-        if wants_decisions:  # a new subscription tells it of them from the first on
-            self._is_stale = True
+        if wants_decisions and not self._has_decisions:
+            self._is_stale = True  # it is told of the watch that is about to begin
         elif self._state is not None:
             viewer.is_here = True
             viewer.greet((note("here"), *self._state.told()))
@@ -187,8 +189,10 @@ class ViewFeed:
             while not self._viewers:
                 await self._wait_change()
             self._is_stale = False
-            watching = self._subscription.run(self, has_decisions=self._wants_decisions)
+            self._has_decisions = self._wants_decisions
+            watching = self._subscription.run(self, has_decisions=self._has_decisions)
             await first_of(watching, self._wait_unwanted())
+            self._has_decisions = False
             self._state = None
             if not self._viewers:
                 self._away = ""
@@ -227,7 +231,7 @@ class ViewFeed:
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
             if not viewer.is_here:
-                continue  # it is told of the watch that is about to begin
+                continue  # it waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
             elif news:

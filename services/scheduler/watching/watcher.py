@@ -42,6 +42,11 @@ class Watcher:
         self._is_over = asyncio.Event()
         self._end = ""
 
+    @property
+    def n_pending(self) -> int:
+        """Number of events that wait."""
+        return len(self._pending)
+
     def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:
         """Adds an event of so many bytes, unless too much waits already: then the watcher goes."""
         if self.is_gone:

@@ -14,6 +14,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.epoch_events import EpochTeller
 from services.scheduler.watching.pool_events import PoolTeller
 from services.scheduler.watching.request_events import RequestTeller, turn_of
@@ -32,6 +33,8 @@ class Watching:
         self._told = ToldRequests()
         self._pool = PoolTeller(self._audience, self._told)
         self._epoch: EpochTeller | None = None
+        self.decisions = Decisions(self._audience, self._told)
+        """Tells what cores decide."""
         self.requests = RequestTeller(
             self._audience, self._told, note_change=self._pool.note_change
         )

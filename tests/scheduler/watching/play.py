@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
 
@@ -15,6 +18,7 @@ from services.scheduler.leader import build_order, build_scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.epoch_events import EpochTeller
+from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
 from tests.fakes import describe_stage
@@ -39,7 +43,8 @@ class Play:
     def __post_init__(self) -> None:
         self.watching = Watching(self.settings)
         self.pool = RequestPool(
-            max_requests=self.settings.max_requests, order=build_order(self.settings)
+            max_requests=self.settings.max_requests,
+            order=build_order(self.settings, now=self.watching.decisions.clock),
         )
         self.scheduler: Scheduler
         self.epoch: EpochTeller
@@ -49,7 +54,8 @@ class Play:
         """Lets a pipeline serve."""
         self.n_epochs += 1
         pipeline = pipeline_of(self.settings.n_stages or 1, epoch=self.n_epochs)
-        self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
+        make = partial(WatchedScheduler, decisions=self.watching.decisions)
+        self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
         self.epoch.opened()
         self.note(self.scheduler.adopt())
@@ -70,6 +76,7 @@ class Play:
         max_new_tokens: int = 4,
         account: Account | None = None,
         priority: int = 0,
+        **fields: Any,
     ) -> Request:
         """Puts a request into the pool."""
         request = Request(
@@ -78,7 +85,7 @@ class Play:
             max_new_tokens,
             account=account,
             priority=priority,
-            speculation=Speculation(),
+            **{"speculation": Speculation(), **fields},
         )
         self.scheduler.submit(request)
         self.watching.requests.submitted(request, NOTHING)
@@ -86,8 +93,15 @@ class Play:
 
     def send(self) -> Batch:
         """Sends the next batch, of which there must be one."""
-        batch = self.scheduler.select()
+        batch = self.try_to_send()
         assert batch is not None
+        return batch
+
+    def try_to_send(self) -> Batch | None:
+        """Sends the next batch, if there is one."""
+        batch = self.scheduler.select()
+        if batch is None:
+            return None
         for request in self.scheduler.take_put_down():
             self.watching.requests.put_down(request)
         for span in batch.spans:
@@ -96,10 +110,11 @@ class Play:
         self.epoch.sent(batch, self.scheduler)
         return batch
 
-    def give_back(self, batch: Batch, token_id: int = 5) -> None:
-        """Lets a batch return with the same token for everyone."""
+    def give_back(self, batch: Batch, *token_ids: int) -> None:
+        """Lets a batch return with these tokens, over and over."""
         n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
-        updates = self.scheduler.apply(batch.iteration, [token_id] * n_sampled)
+        tokens = islice(cycle(token_ids or (5,)), n_sampled)
+        updates = self.scheduler.apply(batch.iteration, list(tokens))
         self.note(updates)
         self.epoch.returned(batch.iteration, updates, self.scheduler)
 
