@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 CHECKOV := $(VENV)/checkov/bin/checkov
 PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
+PAGE   := tests/browser
+PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed
 MODEL  ?= models/demo
 ARGS   ?=
@@ -81,7 +83,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-real real-model check fmt fmt-check lint types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,13 +142,22 @@ test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get i
 	@command -v nginx >/dev/null || { echo 'nginx is missing: apt-get install nginx'; exit 1; }
 	$(BIN)/python -m pytest -m proxy tests/proxies $(ARGS)
 
+test-browser: setup page-tools  ## Look at the page in a real browser (Debian: apt-get install chromium)
+	@command -v chromium >/dev/null || [ -n "$$ORCINUS_CHROMIUM" ] || { echo 'chromium is missing: apt-get install chromium'; exit 1; }
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+screenshots: setup page-tools  ## Take the pictures of the page that the docs show, into docs/images
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m tests.browser.screenshots docs/images
+
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
 test-real: real-model $(CLIENTS)  ## Serve a checkpoint that talks to the clients that people use, unmodified
 	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
 
-check: fmt-check lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
+check: fmt-check lint page-lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8
 	$(MAKE) fuzz FUZZ_N=2000 STRICT=1
 	$(MAKE) test-hostile
@@ -162,6 +173,13 @@ fmt-check: setup
 lint: setup  ## Lint code and protos
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/buf lint
+
+page-lint: $(PAGE_TOOLS)  ## Check the types of the page's JavaScript, strictly
+	@if [ -e '$(PAGE_TOOLS)' ]; then $(PAGE)/node_modules/.bin/tsc -p $(PAGE); fi
+	@if [ -e '$(PAGE_TOOLS)' ]; then grep -v sourceMappingURL $(PAGE)/node_modules/lit-html/lit-html.js \
+	  | cmp - services/frontend/page/vendor/lit-html.js || { echo 'the copy of the library is another: make page-library'; exit 1; }; fi
+
+page-tools: $(PAGE_TOOLS)
 
 proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
 	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
@@ -319,6 +337,16 @@ $(PHOENIX): | $(BIN)/python
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt requirements/install.sh $(VENV)/.protos
 	@BIN=$(BIN) $(if $(filter-out file,$(origin TORCH_INDEX)),TORCH_INDEX='$(TORCH_INDEX)') requirements/install.sh
 	@touch $@
+
+# What checks the page, by its lock file. The page itself needs nothing of it: its library lies in its folder.
+$(PAGE_TOOLS): $(PAGE)/package-lock.json
+	@if command -v npm >/dev/null; then cd $(PAGE) && npm ci --ignore-scripts --no-audit --no-fund --silent && touch node_modules/.installed; \
+	elif [ -n '$(STRICT)' ]; then echo 'npm is missing: apt-get install npm'; exit 1; \
+	else echo 'the page is not checked: npm is missing (Debian: apt-get install npm)'; fi
+
+page-library: $(PAGE_TOOLS)  ## Copy the page's library and its licence to where it is served from, after a change of its version
+	grep -v sourceMappingURL $(PAGE)/node_modules/lit-html/lit-html.js >services/frontend/page/vendor/lit-html.js
+	cp $(PAGE)/node_modules/lit-html/LICENSE services/frontend/page/vendor/lit-html-license.txt
 
 # Clients whose requirements contradict those of the project and of each other. Torch is found in .venv, and not fetched again.
 $(CLIENTS): tests/real/clients.txt | $(BIN)/python

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import grpc
-from orcinus.v1 import scheduler_pb2, scheduler_pb2_grpc
+from orcinus.v1 import watch_pb2, watch_pb2_grpc
 from tqdm import tqdm
 
 from tests.cluster.cluster import FRONTEND, NAMESPACE, Cluster
@@ -73,11 +73,9 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
             process.terminate()
 
 
-def record(
-    cluster: Cluster, depth: int, seconds: float
-) -> list[scheduler_pb2.WatchIterationsResponse]:
+def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
     """The iterations of `seconds` under load."""
-    records: list[scheduler_pb2.WatchIterationsResponse] = []
+    records: list[watch_pb2.IterationEvent] = []
     load = cluster.load(
         host=FRONTEND,
         port=8000,
@@ -87,12 +85,14 @@ def record(
     )
     with forwarded(cluster) as address, grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(timeout=PORT_TIMEOUT_S)
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        call = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
+        call = watch_pb2_grpc.WatchServiceStub(channel).Watch(watch_pb2.WatchRequest())
 
         def read() -> None:
             with contextlib.suppress(grpc.RpcError):  # it is cancelled below
-                records.extend(call)
+                for message in call:
+                    records.extend(
+                        event.iteration for event in message.events if event.HasField("iteration")
+                    )
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -105,17 +105,17 @@ def record(
     return records
 
 
-def periods_ms(records: Sequence[scheduler_pb2.WatchIterationsResponse], depth: int) -> list[float]:
+def periods_ms(records: Sequence[watch_pb2.IterationEvent], depth: int) -> list[float]:
     """Milliseconds per iteration, over `depth` of them at a time: a batch's way around."""
     records = sorted(records, key=lambda each: each.iteration)
     found = []
     for begin in range(len(records) - depth):
         around = records[begin : begin + depth + 1]
         is_full = all(
-            len(each.spans) == MAX_BATCH_SIZE and all(span.n_tokens == 1 for span in each.spans)
+            len(each.n_tokens) == MAX_BATCH_SIZE and all(n == 1 for n in each.n_tokens)
             for each in around
         )
-        took_ns = around[-1].start_time.ToNanoseconds() - around[0].start_time.ToNanoseconds()
+        took_ns = around[-1].sent_unix_ns - around[0].sent_unix_ns
         if is_full and took_ns < LONGEST_PAUSE_S * 1e9:
             found.append(took_ns / depth / 1e6)
     return found

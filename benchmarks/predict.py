@@ -226,10 +226,10 @@ async def calibrated(
         await probe.begin()
     if not first:
         raise SystemFailed("it reported no iterations")
-    probe.note_slots(first[0].n_slots)
+    probe.note_slots(system.n_slots)
     async with system.recorded() as records:
         await probe.run(limit_s)
-    return calibrate(iterations_of(records), probe.lone), Memory(first[0].n_slots)
+    return calibrate(iterations_of(records), probe.lone), Memory(system.n_slots)
 
 
 def trace(

@@ -25,7 +25,7 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler, Update
-from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
@@ -61,13 +61,12 @@ def service_for(n_requests: int) -> SchedulerService:
         pipeline_depth=2,
     )
     observer = SchedulerMetrics(new_registry()).requests
-    log = IterationLog(epoch=1, n_stages=1)
     service = SchedulerService(observer)
     loop = ServingLoop(
         scheduler,
         NoEngine(),  # type: ignore[arg-type]
         deliver=service.deliver,
-        iterations=log,
+        iterations=IterationObservers(),
         requests=observer,
         has_news=asyncio.Event(),
     )
@@ -75,7 +74,7 @@ def service_for(n_requests: int) -> SchedulerService:
         model="m", vocab_size=VOCAB_SIZE, max_model_len=2**24
     )
     service.lead()
-    service.open(pipeline, loop, log)
+    service.open(pipeline, loop)
     return service
 
 

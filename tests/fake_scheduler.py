@@ -19,6 +19,8 @@ from orcinus.v1 import logprobs_pb2, scheduler_pb2
 
 from services.common import errors, rpc, rpc_handlers
 from services.common.health import Health
+from tests import fake_watch
+from tests.fake_watch import FakeWatch
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
@@ -255,7 +257,10 @@ class FakeScheduler:
         *,
         pipeline: scheduler_pb2.PipelineDescription | None = PIPELINE,
         is_leading: bool = True,
+        watch: FakeWatch | None = None,
     ) -> None:
+        self.watch = watch
+        """What it tells those who watch it; without it nobody can."""
         self.behaviour = behaviour
         self.pipeline = pipeline
         """Description of the pipeline for frontends that connect; they are told nothing if it is
@@ -265,6 +270,8 @@ class FakeScheduler:
         self.requests: list[FakeRequest] = []
         self.cancellations: list[str] = []
         self.n_connections = 0
+        self.address = ""
+        """Where it listens, once it has started."""
         self._is_leading = is_leading
         self._connections: set[_Connection] = set()
         self._health = Health(SERVICE.full_name)
@@ -277,12 +284,15 @@ class FakeScheduler:
         self._server = rpc.create_server()
         handler = rpc_handlers.service_handler(SERVICE, self)
         self._server.add_generic_rpc_handlers((handler,))
+        if self.watch is not None:
+            watched = rpc_handlers.service_handler(fake_watch.SERVICE, self.watch)
+            self._server.add_generic_rpc_handlers((watched,))
         self._health.add_to(self._server)
-        bound = rpc.bind(self._server, address)
+        self.address = rpc.bind(self._server, address)
         await self._health.start()
         await self._health.set_serving(self._is_leading)
         await self._server.start()
-        return bound
+        return self.address
 
     async def stop(self) -> None:
         """Goes away, with all connections."""
@@ -361,10 +371,6 @@ class FakeScheduler:
             self._connections.discard(connection)
             connection.close()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def WatchIterations(self, _: Any, context: Any) -> None:
-        """Nothing to see here."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake runs no iterations")
 
     async def submit(self, submission: scheduler_pb2.Submission, connection: "_Connection") -> None:
         """Starts what a request does."""

@@ -30,6 +30,7 @@ class Nothing:
     n_resubmitted: int = 0
     is_open: bool = False
     n_held: int = 0
+    n_viewers: int = 0
 
     def reason_against(self) -> str:
         return "no pipeline for 5 s"
@@ -48,7 +49,9 @@ async def registries() -> Mapping[str, CollectorRegistry]:
 def _frontend(registry: CollectorRegistry) -> None:
     metrics = FrontendMetrics(registry)
     registry.register(
-        FrontendState(Nothing(), Nothing(), ApiKeys(None).refusals, serving=Nothing())
+        FrontendState(
+            Nothing(), Nothing(), ApiKeys(None).refusals, serving=Nothing(), views=Nothing()
+        )
     )
     request = GenerationRequest(prompts=("a",), options=GenerationOptions())
     with metrics.call(request, model="demo") as call:

@@ -46,6 +46,7 @@ class RequestLevelPolicy:
     def __init__(
         self, *, max_batch_size: int, microbatch_size: int | None = None, n_groups: int = 1
     ) -> None:
+        self.name = "request_level" if microbatch_size is None else "microbatched"
         self.groups: list[Group] = []
         self.max_batch_size = max_batch_size
         self._microbatch_size = microbatch_size or max_batch_size

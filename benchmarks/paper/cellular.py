@@ -17,6 +17,8 @@ from services.scheduler.core.request_pool import RequestPool
 class CellularPolicy:
     """The first request in the pool's order, and those at the same position."""
 
+    name = "cellular"
+
     def __init__(self, *, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size
 

@@ -157,6 +157,7 @@ ANSWERS_RESUMED = "orcinus_frontend_answers_resumed_total"
 ANSWERS_FINISHED = "orcinus_frontend_answers_finished_total"
 HTTP_REQUESTS = "orcinus_frontend_http_requests_total"
 GRPC_CALLS = "orcinus_frontend_grpc_calls_total"
+VIEWERS = "orcinus_frontend_viewers"
 REFUSALS = "orcinus_frontend_refusals_total"
 
 # A worker.

@@ -1,9 +1,9 @@
 """The events of `watch.proto` as JSON: an object per event, for page, console and recordings.
 
 Times are seconds, those of the wall since 1970. Enums are their last words in lower case
-(`REQUEST_TURN_PUT_DOWN` is "put_down"), and the kinds of an iteration's spans are one letter each: `p` for
-prefill, `d` for decode, `r` for recomputation. A field of a request or a mark that is not set is
-left out.
+(`REQUEST_TURN_PUT_DOWN` is "put_down"), and the kinds of an iteration's spans are one letter each:
+`p` for prefill, `d` for decode, `r` for recomputation. A field of a request or a mark that is not
+set is left out.
 
 A recording is a file of such objects, one per line. Its first line is `HEADER`.
 """

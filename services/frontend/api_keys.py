@@ -80,6 +80,9 @@ class ApiKey(BaseModel):
     min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
     """The earliest `priority` that its requests may have: without it none comes before those of
     others that name none."""
+    may_watch: bool = False
+    """Whether it may watch the scheduler: it sees when and how long requests of all keys are, and
+    whose."""
 
 
 class ApiKeyFile(BaseModel):
@@ -134,6 +137,7 @@ class Account:
         self._n_in_flight = 0
         self._max_in_flight: int | None = None
         self._min_priority = DEFAULT_PRIORITY
+        self._may_watch = True
         self._bucket: TokenBucket | None = None
         self._message: scheduler_pb2.Account | None = None
         if key is not None:
@@ -143,6 +147,7 @@ class Account:
         """Sets the limits from now on; what is in use stays in use."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
+        self._may_watch = key.may_watch
         self._message = scheduler_pb2.Account(
             name=key.name,
             tokens_per_minute=key.tokens_per_minute or 0,
@@ -164,6 +169,11 @@ class Account:
     def min_priority(self) -> int:
         """The most important priority that its requests may have."""
         return self._min_priority
+
+    def check_watching(self) -> None:
+        """Raises PermissionDenied if the caller may not watch the scheduler."""
+        if not self._may_watch:
+            raise errors.PermissionDenied("this API key may not watch: its entry lacks may_watch")
 
     def to_proto(self) -> scheduler_pb2.Account | None:
         """Returns the account as the scheduler is told of it, which enforces the limits in tokens;
@@ -353,6 +363,7 @@ def main() -> int:
     parser.add_argument("--max-in-flight-tokens", type=int, metavar="N")
     parser.add_argument("--weight", type=float, default=argparse.SUPPRESS, metavar="X")
     parser.add_argument("--min-priority", type=int, default=argparse.SUPPRESS, metavar="N")
+    parser.add_argument("--may-watch", action="store_true")
     arguments = parser.parse_args()
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:

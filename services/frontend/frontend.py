@@ -35,6 +35,7 @@ from services.frontend.http.connection_limits import ConnectionLimits, check_des
 from services.frontend.http.cross_origin import with_cors
 from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import OpenAIApi, create_app
+from services.frontend.http.pipeline_page import PipelinePage
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
 from services.frontend.http.unix_socket import bound_at, listen_unix
@@ -47,6 +48,8 @@ from services.frontend.settings import FrontendSettings
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import TextLimits
 from services.frontend.text.tokenizer import Tokenizer
+from services.frontend.watching.subscription import Subscription
+from services.frontend.watching.view_feed import ViewFeed
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +84,15 @@ class Frontend:
             trouble=lambda: "" if self._scheduler.is_open else "no pipeline",
             n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
         )
+        connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)
+        self._feed = ViewFeed(
+            Subscription(settings.scheduler, connect=connect),
+            max_viewers=settings.max_viewers,
+            refusals=self._refusals,
+        )
         self._scheduler = SchedulerClient(
             settings.scheduler,
-            connect=tls.connector(settings.tls_dir, role=tls.SCHEDULER),
+            connect=connect,
             resume_s=settings.resume_s,
             on_tokens=self._serving.note_progress,
             refusals=self._refusals,
@@ -123,7 +132,13 @@ class Frontend:
         self.metrics_address: str | None = None
         api_keys = ApiKeys(settings.api_keys_file, refusals=self._refusals)
         self._registry.register(
-            FrontendState(self._service, self._scheduler, self._refusals, serving=self._serving)
+            FrontendState(
+                self._service,
+                self._scheduler,
+                self._refusals,
+                serving=self._serving,
+                views=self._feed,
+            )
         )
         self._http, self.http_address = self._bind_http(api_keys, traces)
         self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
@@ -149,8 +164,12 @@ class Frontend:
             comment_s=settings.comment_s,
             refuse_unknown_fields=settings.refuse_unknown_fields,
             origins=settings.cors_origins,
+            has_page=settings.page,
         )
-        app: ASGIApp = create_app(api)
+        page = None
+        if settings.page:
+            page = PipelinePage(self._feed, api_keys=api_keys, comment_s=settings.comment_s)
+        app: ASGIApp = create_app(api, page)
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
@@ -235,6 +254,7 @@ class Frontend:
             )
             conversing = tasks.create_task(self._scheduler.run())
             watching = tasks.create_task(self._serving.run(self._health.set_giving_tokens))
+            feeding = tasks.create_task(self._feed.run())
             grpc_port = int(self.grpc_address.rpartition(":")[2])
             guarding = tasks.create_task(self._transfers.watch.run(grpc_port))
             tidying = tasks.create_task(give_back_memory())
@@ -250,6 +270,7 @@ class Frontend:
             await http
             conversing.cancel()
             watching.cancel()
+            feeding.cancel()
             guarding.cancel()
             tidying.cancel()
         if self._probes is not None:
@@ -298,6 +319,7 @@ class Frontend:
         drain_s = self._settings.drain_s
         log.info("draining; running requests have %g s", drain_s)
         self._service.refuse_new()
+        self._feed.close()
         if self._settings.linger_s > 0:  # else clients had no time to turn elsewhere: tell them
             self._http.close_connections()
         refusing = asyncio.ensure_future(self._grpc.stop(drain_s + FINISH_S))

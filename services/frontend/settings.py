@@ -35,6 +35,12 @@ CONNECTION_BYTES = 40 * 2**10
 CHARACTER_BYTES = 700
 """Memory for each character of the longest texts while tokens are made of them: that of emoji."""
 
+VIEWS_BYTES = 2 * MIB
+"""Memory of what is kept for viewers who come later."""
+
+VIEWER_BYTES = 5 * MIB // 2
+"""Memory of a viewer who does not keep up: all of that as it was when it came, and news."""
+
 N_COPIES = 4.25
 """Memory that a prompt in the making takes in all, for each byte that is counted: 40 for a token,
 and 4 more in each of the 32 submissions that one call has with the scheduler at a time."""
@@ -177,6 +183,13 @@ class FrontendSettings(ServerSettings):
     tokens are made, and output that is not read. What is larger is taken when there is nothing
     else."""
 
+    page: bool = False
+    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` tells what the
+    scheduler does: to anybody where there are no API keys, else to keys with `may_watch`."""
+
+    max_viewers: PositiveInt = 16
+    """Streams of `/pipeline/events` at once at most."""
+
     max_request_s: NonNegativeFloat = 0.0
     """Seconds that a call for text may take, waiting included; 0 sets no limit. Clients may set
     themselves a shorter one."""
@@ -198,10 +211,12 @@ class FrontendSettings(ServerSettings):
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the memory that the frontend may need at most, in bytes, by setting."""
+        views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,
             "max_in_flight": self.max_in_flight * ANSWER_BYTES,
             "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
             "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
             "max_prompt_characters": self.max_prompt_characters * CHARACTER_BYTES,
+            **({"max_viewers": views} if self.page else {}),
         }

@@ -50,7 +50,8 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
     name = next(iter(settings.served_model_name), settings.model.resolve().name)
     scheme = "http" if settings.tls_dir is None else "https"
-    url = f"{scheme}://{endpoints.http}/v1"
+    root = f"{scheme}://{endpoints.http}"
+    url = f"{root}/v1"
     key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
@@ -59,6 +60,8 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
         f"OpenAI {url}  gRPC {endpoints.grpc}\n"
         f"Try: curl {url}/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE}'\n"
     )
+    if settings.page:
+        sys.stdout.write(f"See it at work: {root}/\n")
     sys.stdout.flush()
 
 

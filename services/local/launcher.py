@@ -181,6 +181,7 @@ class Launcher:
             "grpc-address": f"{host}:{settings.grpc_port}",
             "api-keys-file": settings.api_keys_file,
             "public-tls-dir": settings.tls_dir,
+            "page": settings.page,
             "drain-s": DRAIN_S,
             # Nothing that dies comes back then.
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),

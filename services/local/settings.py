@@ -99,6 +99,10 @@ class LocalSettings(ServiceSettings):
     threads: int = Field(default=0, ge=0)
     """Compute threads of each rank; 0 divides the CPUs that may be used among all ranks."""
 
+    page: bool = True
+    """Whether the frontend serves a page at `/` that shows the pipeline at work. Without API keys,
+    whoever reaches `host` may look."""
+
     fail_fast: bool = False
     """Whether everything ends with the first service that dies or hangs. Otherwise it is started
     again, up to five times in a minute."""

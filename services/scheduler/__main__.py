@@ -31,7 +31,7 @@ from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.leader import BuildScheduler, Leader, build_scheduler
+from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
@@ -39,6 +39,10 @@ from services.scheduler.observing.progress import Progress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching import watch_service
+from services.scheduler.watching.recording import recorded
+from services.scheduler.watching.watch_service import WatchService
+from services.scheduler.watching.watching import Watching
 
 if TYPE_CHECKING:
     from services.scheduler.cluster.kubernetes_client import KubernetesClient
@@ -53,7 +57,9 @@ READINESS_PERIOD_S = 0.5
 class SchedulerProcess:
     """The parts of a scheduler, put together."""
 
-    def __init__(self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None
+    ) -> None:
         self._settings = settings
         self._build = build
         self._stop = process.stop_event()
@@ -73,7 +79,11 @@ class SchedulerProcess:
         )
         self._pace = Pace(self._control, settings)
         traced = () if self._traces is None else (self._traces.requests,)
-        self._requests = RequestObservers(self._metrics.requests, self._pace, *traced)
+        self._watching = Watching(settings)
+        self._watch_service = WatchService(self._watching)
+        self._requests = RequestObservers(
+            self._metrics.requests, self._pace, self._watching.requests, *traced
+        )
         self._service = SchedulerService(
             self._requests, control=self._control, max_frontends=settings.max_frontends
         )
@@ -95,7 +105,7 @@ class SchedulerProcess:
             LeadershipLost: another scheduler leads.
         """
         with metrics.listening(self._settings.metrics_address, self._registry) as address:
-            async with self._listening(metrics_address=address):
+            async with self._recorded(), self._listening(metrics_address=address):
                 await process.first_of(
                     self._serve(),
                     self._tell_readiness(),
@@ -161,6 +171,7 @@ class SchedulerProcess:
             self._service,
             requests=self._requests,
             control=self._control,
+            watching=self._watching,
             observe=[self._metrics.observe, self._progress.observe, self._pace.observe],
             traces=self._traces,
             connect=connect,
@@ -169,6 +180,7 @@ class SchedulerProcess:
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
         self._metrics.set_leading(True)
+        self._watch_service.is_leading = True
         try:
             await leader.lead(term, self._stop)
         finally:
@@ -176,6 +188,8 @@ class SchedulerProcess:
             self._metrics.set_leading(False)
             await self._health.set_serving(False)
             self._service.fail_all("this scheduler no longer leads")
+            self._watch_service.is_leading = False
+            self._watching.end("this scheduler no longer leads")
 
     async def _announce(self, leader: Leader) -> None:
         """Tells the launcher when the first pipeline serves."""
@@ -201,6 +215,12 @@ class SchedulerProcess:
             await self._health.set_ready(is_ready)
             await asyncio.sleep(READINESS_PERIOD_S)
 
+    def _recorded(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Returns what records the block, if it is to be recorded."""
+        if self._settings.record is None:
+            return contextlib.nullcontext()
+        return recorded(self._watching, self._settings.record)
+
     @contextlib.asynccontextmanager
     async def _listening(self, *, metrics_address: str | None) -> AsyncIterator[None]:
         """Serves frontends and probes inside the `with` block."""
@@ -208,10 +228,13 @@ class SchedulerProcess:
         await self._health.start()
         server = rpc.create_server()
         self._health.add_to(server)
-        callers = tls.callers(settings.tls_dir, CALLERS)
-        server.add_generic_rpc_handlers(
-            (rpc_handlers.service_handler(SERVICE, self._service, callers=callers),)
-        )
+        for service, servicer, table in (
+            (SERVICE, self._service, CALLERS),
+            (watch_service.SERVICE, self._watch_service, watch_service.CALLERS),
+        ):
+            callers = tls.callers(settings.tls_dir, table)
+            handler = rpc_handlers.service_handler(service, servicer, callers=callers)
+            server.add_generic_rpc_handlers((handler,))
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()
         self._port = address.rpartition(":")[2]
@@ -236,7 +259,7 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
     return term
 
 
-async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler) -> int:
+async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None) -> int:
     """Serves until told to stop; returns the exit status."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
@@ -244,7 +267,7 @@ async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildSchedu
 
 def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
-    build: BuildScheduler = build_scheduler,
+    build: BuildScheduler | None = None,
 ) -> int:
     """Runs the scheduler's process; benchmarks replace the scheduling core."""
     settings = settings_class.load("scheduler", sys.argv[1:])

@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -31,7 +33,6 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
@@ -40,6 +41,8 @@ from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.watched_scheduler import WatchedScheduler
+from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,7 @@ class Leader:
         *,
         requests: RequestObserver,
         control: AdmissionControl | None = None,
+        watching: Watching | None = None,
         observe: Sequence[ObserveEpoch] = (),
         traces: Traces | None = None,
         connect: rpc.Connect = rpc.connect,
@@ -107,13 +111,15 @@ class Leader:
         self._service = service
         self._requests = requests
         self._observe = observe
+        self._watching = watching or Watching(settings)
         self._traces = traces
         self._connect = connect
-        self._build = build or build_scheduler
+        make = partial(WatchedScheduler, decisions=self._watching.decisions)
+        self._build = build or partial(build_scheduler, make=make)
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
-            order=build_order(settings),
+            order=build_order(settings, now=self._watching.decisions.clock),
             control=control,
         )
 
@@ -167,10 +173,9 @@ class Leader:
     def _assemble(self, pipeline: Pipeline) -> "_Epoch":
         """Puts together what serves an epoch; nothing is started yet."""
         scheduler = self._build(self._settings, pipeline, self._pool)
-        iteration_log = IterationLog(epoch=pipeline.epoch, n_stages=pipeline.n_stages)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
-            iteration_log,
+            self._watching.observe(pipeline, scheduler),
             *(observe(pipeline, scheduler) for observe in self._observe),
             *(() if tracer is None else (tracer,)),
         )
@@ -193,13 +198,13 @@ class Leader:
             requests=self._requests,
             has_news=has_news,
         )
-        return _Epoch(pipeline, scheduler, engine, loop, observers, iteration_log)
+        return _Epoch(pipeline, scheduler, engine, loop, observers)
 
     def _open(self, epoch: "_Epoch") -> None:
         """Tells observers and frontends that requests may come, and takes over those there are."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
-        self._service.open(describe(pipeline, scheduler), epoch.loop, epoch.iteration_log)
+        self._service.open(describe(pipeline, scheduler), epoch.loop)
         epoch.loop.adopt()
         self.has_served.set()
         log.info(
@@ -216,6 +221,7 @@ class Leader:
             if not await happens_before(serving, stop, cancel=False):
                 log.info("draining for at most %g s", self._settings.drain_s)
                 self._service.close()
+                self._watching.drain()
                 loop.drain()
                 await asyncio.wait_for(serving, self._settings.drain_s)
             serving.result()
@@ -234,11 +240,29 @@ class _Epoch:
     engine: EngineMaster
     loop: ServingLoop
     observers: IterationObservers
-    iteration_log: IterationLog
+
+
+class MakeScheduler(Protocol):
+    """A function that makes a scheduling core of its parts; `Scheduler` is one."""
+
+    def __call__(
+        self,
+        pool: RequestPool,
+        kv_manager: KVManager,
+        *,
+        policy: Policy,
+        pipeline_depth: int,
+        token_hand_off: bool,
+        drafter: Drafter | None,
+    ) -> Scheduler: ...
 
 
 def build_scheduler(
-    settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool
+    settings: SchedulerSettings,
+    pipeline: Pipeline,
+    pool: RequestPool,
+    *,
+    make: MakeScheduler = Scheduler,
 ) -> Scheduler:
     """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
@@ -247,7 +271,7 @@ def build_scheduler(
     """
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
-    return Scheduler(
+    return make(
         pool,
         build_kv_manager(settings, pipeline),
         policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
@@ -300,11 +324,11 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
     )
 
 
-def build_order(settings: SchedulerSettings) -> Order:
-    """Returns the order of the settings, with nobody in it."""
+def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
+    """Returns the order of the settings, with nobody in it; `now` is its clock."""
     if settings.order == "fcfs":
         return FirstComeFirstServed()
-    return Fair(ageing_s=settings.ageing_s, now=time.monotonic)
+    return Fair(ageing_s=settings.ageing_s, now=now)
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:

@@ -11,7 +11,7 @@ submits them again. Knows neither batches nor stages.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc.aio
@@ -25,22 +25,18 @@ from services.scheduler.core.accounts import Account, Accounts
 from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Update
-from services.scheduler.observing.iteration_log import IterationLog
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
 
 log = logging.getLogger(__name__)
 
-CALLERS = {"Connect": {tls.FRONTEND}, "WatchIterations": {tls.FRONTEND}}
+CALLERS = {"Connect": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 SEND_LIMIT_S = 10.0
 """Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
 that, and one that is stopped or cut off is noticed by gRPC's pings."""
-
-MAX_WATCHERS = 16
-"""Calls of WatchIterations at most."""
 
 MAX_REQUEST_ID_LENGTH = 256
 """Characters in the name of a request; frontends make them of about forty."""
@@ -66,14 +62,12 @@ class SchedulerService:
         self._control = control
         self._accounts = Accounts()
         self._frontend_places = StreamPlaces(max_frontends, of="frontends")
-        self._watcher_places = StreamPlaces(MAX_WATCHERS, of="watchers of iterations")
         self._connections: dict[Request, Connection] = {}
         self._frontends: set[Connection] = set()
         self._is_leading = False
         self._is_open = False
         self._pipeline = scheduler_pb2.PipelineDescription()
         self._loop: ServingLoop
-        self._log: IterationLog | None = None
 
     @property
     def is_open(self) -> bool:
@@ -84,12 +78,7 @@ class SchedulerService:
         """Lets frontends in from now on."""
         self._is_leading = True
 
-    def open(
-        self,
-        pipeline: scheduler_pb2.PipelineDescription,
-        loop: ServingLoop,
-        iteration_log: IterationLog,
-    ) -> None:
+    def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
         """Takes submissions from now on, and hands them to `loop`.
 
         Requests for another model than this pipeline's are given up, and so are those that another
@@ -100,7 +89,7 @@ class SchedulerService:
                 self._loop.cancel(request)
             elif (reason := refusal(request, pipeline)) is not None:
                 loop.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
-        self._pipeline, self._loop, self._log = pipeline, loop, iteration_log
+        self._pipeline, self._loop = pipeline, loop
         self._is_open = True
         for frontend in self._frontends:
             frontend.open(pipeline)
@@ -138,7 +127,6 @@ class SchedulerService:
         """Takes no submissions until the next pipeline is there, and tells the frontends that their
         requests wait for it; `ended` could not wait."""
         self.close()
-        self._log = None
         for request, frontend in self._connections.items():
             frontend.suspend(request)
         for request in begun:
@@ -148,7 +136,6 @@ class SchedulerService:
     def fail_all(self, message: str) -> None:
         """Ends every request as UNAVAILABLE and refuses new ones."""
         self.close()
-        self._log = None
         for request in self._connections:
             self._observer.failed(request)
         self._connections.clear()
@@ -190,23 +177,6 @@ class SchedulerService:
                 raise Unavailable("this frontend does not read")
             elif isinstance(error, Exception):
                 raise error
-
-    async def WatchIterations(
-        self, request: scheduler_pb2.WatchIterationsRequest, context: Any
-    ) -> AsyncIterator[scheduler_pb2.WatchIterationsResponse]:
-        """Streams a record of each iteration from now on.
-
-        Raises:
-            Unavailable: there is no pipeline yet, or no more.
-            PoolFull: there are too many watchers.
-        """
-        if self._log is None:
-            raise Unavailable("no pipeline has formed yet")
-        self._watcher_places.take()
-        with self._log.watch() as records:
-            await context.send_initial_metadata(())  # the caller knows that it misses nothing now
-            async for record in records:
-                yield record
 
     def _n_free(self) -> int | None:
         return self._loop.n_free if self._is_open else None

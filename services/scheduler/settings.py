@@ -1,6 +1,7 @@
 """Settings of the scheduler."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -25,6 +26,10 @@ TOKEN_BYTES = 5
 FRONTEND_BYTES = 4 * MIB
 """Memory of what a frontend does not read: updates of 155 bytes, log-probabilities, and copies of
 those on their way. With more it is cut off when the next iteration brings anything."""
+
+
+RECORD_BYTES = 96 * MIB
+"""Memory of a recording: events that wait to be written, and the numbers of tokens."""
 
 
 class SchedulerSettings(ServerSettings):
@@ -158,6 +163,10 @@ class SchedulerSettings(ServerSettings):
     """Iterations of recorded requests that are recorded too, per second at most, and as many again
     that were slow; only where there are traces at all. 0 records only those that failed."""
 
+    record: Path | None = None
+    """File to which all that is told to watchers is written, with what `services.scheduler.replay`
+    needs to run the schedule again, and no text; 256 MiB at most. Not set, nothing is recorded."""
+
     drain_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish when the scheduler is told to stop."""
 
@@ -169,6 +178,7 @@ class SchedulerSettings(ServerSettings):
             "max_requests": self.max_requests * REQUEST_BYTES,
             "max_pool_tokens": self.max_pool_tokens * TOKEN_BYTES,
             "max_frontends": self.max_frontends * FRONTEND_BYTES,
+            "record": (self.record is not None) * RECORD_BYTES,
         }
 
     @property

@@ -47,15 +47,16 @@ class Calibration:
 def iterations_of(records: Sequence[Record]) -> list[Iteration]:
     """Returns the iterations of records, by their numbers."""
     ordered = sorted(records, key=lambda record: record.iteration)
-    next_spans: dict[str, int] = {}  # the number of tokens of a request's next span
+    next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
     works: list[Work] = []
     for record in reversed(ordered):
         spans = []
-        for span in record.spans:
+        columns = (record.numbers, record.start_positions, record.n_tokens)
+        for number, start_position, n_tokens in zip(*columns, strict=True):
             # A prompt that is not cut is followed by a decode, or by nothing.
-            is_sampled = next_spans.get(span.request_id, 1) == 1
-            spans.append((span.start_position, span.n_tokens, is_sampled))
-            next_spans[span.request_id] = span.n_tokens
+            is_sampled = next_spans.get(number, 1) == 1
+            spans.append((start_position, n_tokens, is_sampled))
+            next_spans[number] = n_tokens
         works.append(Work.of(spans))
     return [_iteration(*pair) for pair in zip(ordered, reversed(works), strict=True)]
 
@@ -149,13 +150,10 @@ def iteration_s(costs: LinearCosts, work: Work) -> float:
 
 
 def _iteration(record: Record, work: Work) -> Iteration:
-    start_s = record.start_time.ToNanoseconds() / 1e9
+    start_s = record.sent_unix_ns / 1e9
     return Iteration(
         start_s=start_s,
-        end_s=start_s + record.round_trip.ToNanoseconds() / 1e9,
-        stages_s=tuple(
-            (stage.compute.ToNanoseconds() + stage.send.ToNanoseconds()) / 1e9
-            for stage in record.stages
-        ),
+        end_s=start_s + record.round_trip_ns / 1e9,
+        stages_s=tuple((stage.compute_ns + stage.send_ns) / 1e9 for stage in record.stages),
         work=work,
     )

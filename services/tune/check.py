@@ -102,12 +102,11 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
     """Returns how long a simulation, which is over, took for as many tokens as a real run has
     computed, over what that took."""
     ordered = sorted(records, key=lambda record: record.iteration)
-    n_tokens = sum(span.n_tokens for record in ordered for span in record.spans)
+    n_tokens = sum(sum(record.n_tokens) for record in ordered)
     if not n_tokens or not simulation.progress:
         return 1.0
     first, last = ordered[0], ordered[-1]
-    start_ns = first.start_time.ToNanoseconds()
-    end_ns = last.start_time.ToNanoseconds() + last.round_trip.ToNanoseconds()
+    start_ns, end_ns = first.sent_unix_ns, last.sent_unix_ns + last.round_trip_ns
     place = bisect_left(simulation.progress, (n_tokens, 0.0))
     _, simulated_s = simulation.progress[min(place, len(simulation.progress) - 1)]
     return simulated_s / max(1e-9, (end_ns - start_ns) / 1e9)

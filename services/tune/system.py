@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from orcinus.v1 import inference_pb2, sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
+from orcinus.v1 import inference_pb2, sampling_pb2, watch_pb2, watch_pb2_grpc
 
 from services.local.child import ChildDied
 from services.local.launcher import Launcher
@@ -24,7 +24,7 @@ SETTLE_S = 0.6
 a second."""
 METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
-Record = scheduler_pb2.WatchIterationsResponse
+Record = watch_pb2.IterationEvent
 Result = TypeVar("Result")
 
 
@@ -57,8 +57,10 @@ class System:
     ) -> None:
         self.http_url = http_url
         """URL of the OpenAI API, without its path."""
+        self.n_slots = 0
+        """K/V slots in all; known once something was recorded."""
         self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
-        self._watch = scheduler_pb2_grpc.SchedulerServiceStub(scheduler).WatchIterations
+        self._watch = watch_pb2_grpc.WatchServiceStub(scheduler).Watch
 
     async def ask(self, prompt: Prompt, reply: Reply | None = None) -> Reply:
         """Sends a request and returns its reply when that is complete; a `reply` that is given has
@@ -100,12 +102,16 @@ class System:
     async def recorded(self) -> AsyncIterator[list[Record]]:
         """Yields a list, which has the records of all iterations when the block is left."""
         records: list[Record] = []
-        call = self._watch(scheduler_pb2.WatchIterationsRequest())
+        call = self._watch(watch_pb2.WatchRequest())
         await call.initial_metadata()
 
         async def collect() -> None:
-            async for record in call:
-                records.append(record)
+            async for message in call:
+                for event in message.events:
+                    if event.HasField("epoch"):
+                        self.n_slots = event.epoch.n_slots
+                    elif event.HasField("iteration"):
+                        records.append(event.iteration)
 
         collecting = asyncio.create_task(collect())
         try:

@@ -206,9 +206,9 @@ class Tuner:
                 await probe.begin()
             if not first:
                 raise SystemFailed("it reported no iterations")
-            bytes_per_slot = kv_memory / first[0].n_slots
+            bytes_per_slot = kv_memory / system.n_slots
             self._check_memory(layout, bytes_per_slot)
-            probe.note_slots(first[0].n_slots)
+            probe.note_slots(system.n_slots)
             async with system.recorded() as records:
                 await probe.run(GLANCE_PART * self._probe_s)
             if best is not None:

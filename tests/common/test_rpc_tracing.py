@@ -166,9 +166,6 @@ class Conversation:
             self.ids.append(current_ids())
             await context.write(scheduler_pb2.ConnectResponse(is_closed=message.HasField("action")))
 
-    async def WatchIterations(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield scheduler_pb2.WatchIterationsResponse()
-
 
 async def test_a_conversation_has_one_span_which_is_current_in_it() -> None:
     spans, servicer = RecordedSpans(), Conversation()

@@ -19,6 +19,7 @@ from orcinus.v1 import scheduler_pb2, worker_pb2
 from services.common import rpc, rpc_handlers, tls
 from services.common.health import LIVENESS, Health
 from services.scheduler import service as scheduler_service
+from services.scheduler.watching import watch_service
 from services.worker.controller import service as worker_service
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
@@ -68,7 +69,11 @@ class Scheduler:
         while (message := await context.read()) is not grpc.aio.EOF:
             await context.write(message)
 
-    async def WatchIterations(self, request: Any, context: Any) -> AsyncIterator[bytes]:
+
+class Watch:
+    """A servicer of watches."""
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[bytes]:
         yield b""
 
 
@@ -258,7 +263,7 @@ async def _last_of(call: Any) -> None:
 
 
 @pytest.mark.parametrize("caller", [*ROLES, "orcinus-other"])
-@pytest.mark.parametrize("called", [tls.WORKER, tls.SCHEDULER])
+@pytest.mark.parametrize("called", [tls.WORKER, tls.SCHEDULER, "watch"])
 async def test_each_role_may_call_what_its_table_says_and_nothing_else(
     authority: Authority, tmp_path: Path, called: str, caller: str
 ) -> None:
@@ -268,9 +273,11 @@ async def test_each_role_may_call_what_its_table_says_and_nothing_else(
             SCHEDULER_SERVICE,
             Scheduler(),
             scheduler_service.CALLERS,
-            ("Connect", "WatchIterations"),
+            ("Connect",),
         ),
+        "watch": (watch_service.SERVICE, Watch(), watch_service.CALLERS, ("Watch",)),
     }[called]
+    called = tls.WORKER if called == tls.WORKER else tls.SCHEDULER
     own = directory_of(authority, tmp_path / "own", caller)
     theirs = directory_of(authority, tmp_path / "theirs", called)
     handler = rpc_handlers.service_handler(

@@ -18,7 +18,8 @@ from services.common import rpc, tracing
 from services.common.tracing import Tracing
 from services.frontend.frontend import Frontend
 from services.frontend.grpc.inference_servicer import SERVICE
-from services.frontend.link.scheduler_client import Backoff, SchedulerClient
+from services.frontend.link.backoff import Backoff
+from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.request.refusals import Refusals
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.tokenizer import Tokenizer

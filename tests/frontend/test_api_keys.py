@@ -344,6 +344,15 @@ def test_changed_limits_are_for_those_who_are_known_too(tmp_path: Path, clock: C
         account.in_flight(answers(1))
 
 
+def test_only_keys_that_say_so_may_watch_and_without_a_file_anybody(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.json", entry("alice", "a", may_watch=True), entry("bob", "b"))
+    keys = ApiKeys(path)
+    keys.admit("Bearer a").check_watching()
+    with pytest.raises(errors.PermissionDenied, match="may_watch"):
+        keys.admit("Bearer b").check_watching()
+    ApiKeys(None).admit(None).check_watching()
+
+
 # The program
 
 
@@ -362,12 +371,12 @@ def test_the_program_makes_a_key_that_its_entry_admits(tmp_path: Path) -> None:
         "min_priority": -3,
     }
     options = [f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()]
-    made = make_key("alice", *options)
+    made = make_key("alice", *options, "--may-watch")
     assert made.returncode == 0, made.stderr
     key, line = made.stdout.splitlines()
     assert key.startswith(KEY_PREFIX)
     assert len(key) > 40
-    assert json.loads(line) == {**entry("alice", key), **limits}
+    assert json.loads(line) == {**entry("alice", key), **limits, "may_watch": True}
     ApiKeys(write(tmp_path / "keys.json", json.loads(line))).admit(f"Bearer {key}")
 
 

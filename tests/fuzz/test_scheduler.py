@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import scheduler_pb2, watch_pb2
 
 from tests.fuzz import rounds
 from tests.fuzz.calls import BUGS, Call, answer_of, call_of
@@ -13,14 +13,15 @@ from tests.fuzz.conftest import System
 from tests.fuzz.hints import SCHEDULER
 from tests.fuzz.rounds import Inputs
 
-METHODS = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name
-ENDLESS = {"WatchIterations"}
+CONNECT = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name["Connect"]
+WATCH = watch_pb2.DESCRIPTOR.services_by_name["WatchService"].methods_by_name["Watch"]
+ENDLESS = {"Watch"}
 
 
 def call(choices: Choices) -> Call:
     """Returns a call: mostly a stream of a frontend, which ends when all is sent."""
-    name = "WatchIterations" if choices.one_in(32) else "Connect"
-    return call_of(choices, METHODS[name], SCHEDULER, n_most=12)
+    method = WATCH if choices.one_in(32) else CONNECT
+    return call_of(choices, method, SCHEDULER, n_most=12)
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ _EVERYTHING = (
     "gpu",
     "monitoring",
     "priority",
+    "page",
 )
 
 COMPOSITIONS: Mapping[str, Composition] = {

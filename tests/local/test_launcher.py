@@ -1,11 +1,12 @@
-"""The division of a machine among the ranks that the launcher starts."""
+"""How a machine is divided among the ranks that the launcher starts, and what services are told."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.local.launcher import Launcher, share_cpus
+from services.local.__main__ import announce
+from services.local.launcher import Endpoints, Launcher, share_cpus
 from services.local.settings import LocalSettings
 
 
@@ -42,6 +43,22 @@ async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates(
     options = Launcher(settings).frontend_options("127.0.0.1:5")
     assert (options["http-address"], options["grpc-address"]) == ("[::1]:81", "[::1]:0")
     assert (options["api-keys-file"], options["public-tls-dir"]) == (Path("keys.json"), Path("tls"))
+
+
+async def test_there_is_a_page_unless_told_otherwise() -> None:
+    for arguments, has_page in (((), True), (("--no-page",), False)):
+        settings = LocalSettings.load("local", ["--model=model", *arguments])
+        assert Launcher(settings).frontend_options("127.0.0.1:5")["page"] is has_page
+
+
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_address_of_the_page_is_printed_where_there_is_one(
+    has_page: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = LocalSettings(model=Path("model"), page=has_page)
+    announce(settings, Endpoints("127.0.0.1:81", "127.0.0.1:82", {"worker": "127.0.0.1:83"}))
+    line = "See it at work: http://127.0.0.1:81/\n"
+    assert capsys.readouterr().out.endswith(line) is has_page
 
 
 async def test_further_settings_reach_their_service_and_win() -> None:

@@ -27,7 +27,7 @@ from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
 from services.scheduler.pipeline.engine_master import PipelineLost
@@ -51,7 +51,6 @@ class World:
     service: SchedulerService
     loop: ServingLoop
     serving: asyncio.Task[None]
-    log: IterationLog
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +77,6 @@ async def world(
     )
     has_news = asyncio.Event()
     engine = FakeEngine(has_news)
-    log = IterationLog(epoch=1, n_stages=1)
     description = scheduler_pb2.PipelineDescription(
         model="fake", vocab_size=100, max_model_len=64, eos_token_ids=[STOP]
     )
@@ -88,20 +86,20 @@ async def world(
         scheduler,
         engine,
         deliver=service.deliver,
-        iterations=log,
+        iterations=IterationObservers(),
         requests=requests,
         has_news=has_news,
         now=now,
     )
     service.lead()
-    service.open(description, loop, log)
+    service.open(description, loop)
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     serving = asyncio.create_task(loop.run())
     try:
-        yield World(address, scheduler, engine, service, loop, serving, log)
+        yield World(address, scheduler, engine, service, loop, serving)
     finally:
         serving.cancel()
         [ended] = await asyncio.gather(serving, return_exceptions=True)
@@ -186,20 +184,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-async def test_nobody_watches_iterations_before_there_is_a_pipeline() -> None:
-    server = rpc.create_server()
-    server.add_generic_rpc_handlers(
-        (rpc_handlers.service_handler(SERVICE, SchedulerService(RequestObservers())),)
-    )
-    address = rpc.bind(server, "127.0.0.1:0")
-    await server.start()
-    async with rpc.connect(address) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError, match="no pipeline has formed"):
-            await stub.WatchIterations(scheduler_pb2.WatchIterationsRequest()).read()
-    await server.stop(grace=0)
 
 
 async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token() -> None:
@@ -740,15 +724,8 @@ async def test_a_request_whose_name_is_too_long_ends_its_stream() -> None:
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_there_are_only_so_many_frontends_and_watchers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.scheduler.service.MAX_WATCHERS", 1)
-    async with (
-        world(max_frontends=2) as it,
-        Frontend(it.address),
-        rpc.connect(it.address) as channel,
-    ):
+async def test_there_are_only_so_many_frontends() -> None:
+    async with world(max_frontends=2) as it, Frontend(it.address):
         async with Frontend(it.address):
             with pytest.raises(grpc.aio.AioRpcError, match="2 frontends") as error:
                 await Frontend(it.address).read()
@@ -756,20 +733,15 @@ async def test_there_are_only_so_many_frontends_and_watchers(
         await until(lambda: it.service._frontend_places.n_taken == 1)
         async with Frontend(it.address):
             pass
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        watch = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
-        await watch.wait_for_connection()
-        with pytest.raises(grpc.aio.AioRpcError, match="1 watchers"):
-            await stub.WatchIterations(scheduler_pb2.WatchIterationsRequest()).read()
 
 
 async def test_two_results_at_once_leave_two_batches_in_flight() -> None:
     async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
-        it.scheduler._policy.max_batch_size = 1
+        it.scheduler.policy.max_batch_size = 1
         await frontend.accepted("a", max_new_tokens=9)
         await frontend.accepted("b", max_new_tokens=9)
         await until(lambda: len(it.engine.batches) == 2)
-        it.scheduler._policy.max_batch_size = 4
+        it.scheduler.policy.max_batch_size = 4
         await it.engine.return_oldest()
         await it.engine.return_oldest()  # before the loop has seen the first
         await until(lambda: len(it.engine.batches) == 2)
@@ -817,7 +789,7 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
         after.ClearField(name)
     after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
     async with world() as it, Frontend(it.address) as frontend:
-        it.service.open(before, it.loop, it.log)
+        it.service.open(before, it.loop)
         assert (await frontend.read()).pipeline == before
         await frontend.accepted("plain", sampling={"stop_token_ids": [STOP, 8]})
         await frontend.accepted("long", prompt=3, max_new_tokens=10)
@@ -831,7 +803,7 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
         with pytest.raises(PipelineLost):
             await it.serving
         it.service.suspend(*it.scheduler.suspend())
-        it.service.open(after, it.loop, it.log)
+        it.service.open(after, it.loop)
         left = {str(request.request_id) for request in it.scheduler.pool}
         completed: dict[str, Any] = {}
         while len(completed) < len(ended):
@@ -868,36 +840,6 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
         for _ in range(2):
             await it.engine.return_oldest()
         await asyncio.wait_for(it.serving, 5)
-
-
-async def test_watchers_get_a_record_of_each_iteration() -> None:
-    async with world(pipeline_depth=2) as it, Frontend(it.address) as frontend:
-        channel = rpc.connect(it.address)
-        records = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchIterations(
-            scheduler_pb2.WatchIterationsRequest()
-        )
-        await records.wait_for_connection()
-        await frontend.accepted("a", max_new_tokens=2)
-        for _ in range(2):
-            batch = await it.engine.return_oldest()
-            await until(lambda: not it.engine._results)
-            it.log.timed(0, _timing(batch.iteration))
-        first = await asyncio.wait_for(records.read(), 5)
-        second = await asyncio.wait_for(records.read(), 5)
-        await channel.close()
-        assert [(s.request_id, s.start_position, s.n_tokens, s.is_last) for s in first.spans] == [
-            ("a", 0, 3, False)
-        ]
-        assert [(s.start_position, s.n_tokens, s.is_last) for s in second.spans] == [(3, 1, True)]
-        assert (first.iteration, second.iteration) == (1, 2)
-        assert (first.n_in_flight, first.n_running, first.n_waiting) == (1, 1, 0)
-        assert (first.n_reserved_slots, first.n_allocated_slots, first.n_slots) == (8, 4, 64)
-        assert first.round_trip.ToNanoseconds() > 0
-        assert first.stages[0].compute.ToNanoseconds() == 77
-
-
-def _timing(iteration: int) -> worker_pb2.IterationTiming:
-    return worker_pb2.IterationTiming(iteration=iteration, compute_ns=77)
 
 
 async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(

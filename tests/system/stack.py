@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import httpx
 import psutil
-from orcinus.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from orcinus.v1 import inference_pb2_grpc, watch_pb2, watch_pb2_grpc
 
 from tests.exposition import Samples
 
@@ -117,8 +117,7 @@ class Stack:
     def iterations(self) -> Iterator["IterationRecords"]:
         """Records of all iterations that start inside the block."""
         with grpc.insecure_channel(self.scheduler_address()) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            call = stub.WatchIterations(scheduler_pb2.WatchIterationsRequest())
+            call = watch_pb2_grpc.WatchServiceStub(channel).Watch(watch_pb2.WatchRequest())
             call.initial_metadata()  # comes when the watch has begun
             yield IterationRecords(call)
             call.cancel()
@@ -150,7 +149,9 @@ class IterationRecords:
     """Collects records in the background."""
 
     def __init__(self, call: Any) -> None:
-        self.records: list[scheduler_pb2.WatchIterationsResponse] = []
+        self.records: list[watch_pb2.IterationEvent] = []
+        self.n_slots = 0
+        """K/V slots in all."""
         self._call = call
         threading.Thread(target=self._collect, daemon=True).start()
 
@@ -163,8 +164,15 @@ class IterationRecords:
 
     def _collect(self) -> None:
         with contextlib.suppress(grpc.RpcError):
-            for record in self._call:
-                self.records.append(record)
+            for message in self._call:
+                for event in message.events:
+                    self._take(event)
+
+    def _take(self, event: watch_pb2.WatchEvent) -> None:
+        if event.HasField("epoch"):
+            self.n_slots = event.epoch.n_slots
+        if event.HasField("iteration"):
+            self.records.append(event.iteration)
 
 
 @contextlib.contextmanager

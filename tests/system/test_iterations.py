@@ -5,11 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
-from orcinus.v1 import scheduler_pb2
+from orcinus.v1 import watch_pb2
 
 from tests.system.stack import IterationRecords, Stack
 
-Record = scheduler_pb2.WatchIterationsResponse
+Record = watch_pb2.IterationEvent
 
 
 def ask(stack: Stack, n_prompt: int, max_tokens: int) -> dict[str, Any]:
@@ -24,17 +24,17 @@ def ask(stack: Stack, n_prompt: int, max_tokens: int) -> dict[str, Any]:
     )
 
 
-def rides(records: list[Record]) -> dict[str, list[Record]]:
+def rides(records: list[Record]) -> dict[int, list[Record]]:
     """Records by request, in the order in which requests were first run."""
-    result: dict[str, list[Record]] = {}
+    result: dict[int, list[Record]] = {}
     for record in records:
-        for span in record.spans:
-            result.setdefault(span.request_id, []).append(record)
+        for number in record.numbers:
+            result.setdefault(number, []).append(record)
     return result
 
 
 def n_ended(records: list[Record]) -> int:
-    return sum(span.is_last for record in records for span in record.spans)
+    return sum(len(record.ended) for record in records)
 
 
 def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_decode(
@@ -52,16 +52,17 @@ def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_deco
     assert len(long_rides) == 1000
     assert len(short_rides) == 4
     first = short_rides[0]
-    assert [(span.start_position > 0, span.n_tokens) for span in first.spans] == [
-        (True, 1),
-        (False, 9),
-    ], "its prefill shares the iteration with the other's decode"
+    assert list(first.kinds) == [watch_pb2.SPAN_KIND_DECODE, watch_pb2.SPAN_KIND_PREFILL], (
+        "its prefill shares the iteration with the other's decode"
+    )
+    assert list(first.n_tokens) == [1, 9]
+    assert list(first.n_new_tokens) == [1, 1]
     assert [record.iteration for record in short_rides] == list(
         range(first.iteration, first.iteration + 4)
     )
     assert short_rides[-1].iteration < long_rides[-1].iteration, "it did not wait for the other"
-    last_span = next(span for span in short_rides[-1].spans if span.n_tokens == 1 and span.is_last)
-    assert last_span.start_position == 9 + 3 - 1
+    [place] = short_rides[-1].ended
+    assert short_rides[-1].start_positions[place] == 9 + 3 - 1
 
 
 def test_two_stages_have_two_batches_in_flight_and_first_come_is_first_served(
@@ -74,13 +75,13 @@ def test_two_stages_have_two_batches_in_flight_and_first_come_is_first_served(
     assert max(record.n_in_flight for record in watch.records) == 2
     busy = [record for record in watch.records if record.n_running >= 4]
     assert sum(record.n_in_flight == 2 for record in busy) >= 0.8 * len(busy)
-    assert all(1 <= len(record.spans) <= 2 for record in watch.records)
+    assert all(1 <= len(record.numbers) <= 2 for record in watch.records)
     assert all(len(record.stages) == 2 for record in watch.records)
     order = list(rides(watch.records))
-    ends = [span.request_id for r in watch.records for span in r.spans if span.is_last]
+    ends = [record.numbers[place] for record in watch.records for place in record.ended]
     assert set(ends[:4]) == set(order[:4]), "equal requests end in the order they came"
     for record in watch.records:
-        assert record.n_reserved_slots <= record.n_slots
+        assert record.n_reserved_slots <= watch.n_slots
         assert record.n_allocated_slots <= record.n_reserved_slots
 
 
@@ -127,6 +128,6 @@ def test_drafts_bring_several_tokens_at_once_and_no_others(
     with two_stages.iterations() as watch:
         assert two_stages.complete(prompt, **asked)["token_ids"] == expected["token_ids"]
         watch.wait_for(lambda records: n_ended(records) == 1)
-    spans = [span for record in watch.records for span in record.spans if span.start_position]
-    assert any(span.n_tokens > 1 for span in spans)
-    assert len(spans) < 290
+    decodes = [n for record in watch.records[1:] for n in record.n_tokens]
+    assert any(n_tokens > 1 for n_tokens in decodes)
+    assert len(decodes) < 290

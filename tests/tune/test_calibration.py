@@ -4,6 +4,7 @@ import random
 from itertools import count
 
 import pytest
+from orcinus.v1 import watch_pb2
 
 from services.tune.calibration import calibrate, iteration_s, iterations_of
 from services.tune.probe import Lone
@@ -12,6 +13,8 @@ from simulator.costs import LinearCosts, Work
 from tests.tune.cases import costs
 
 NS = 1_000_000_000
+NUMBERS: dict[str, int] = {}
+"""Numbers of requests, by their names."""
 
 
 def record(
@@ -22,14 +25,15 @@ def record(
     stages: list[float],
 ) -> Record:
     """The record of an iteration; spans are request, start position, tokens."""
-    made = Record(iteration=iteration)
-    made.start_time.FromNanoseconds(round(start_s * NS))
-    made.round_trip.FromNanoseconds(round((end_s - start_s) * NS))
-    for name, start, n_tokens in spans:
-        made.spans.add(request_id=name, start_position=start, n_tokens=n_tokens)
-    for stage_s in stages:
-        made.stages.add().compute.FromNanoseconds(round(stage_s * NS))
-    return made
+    return Record(
+        iteration=iteration,
+        sent_unix_ns=round(start_s * NS),
+        round_trip_ns=round((end_s - start_s) * NS),
+        numbers=[NUMBERS.setdefault(name, len(NUMBERS)) for name, _, _ in spans],
+        start_positions=[start for _, start, _ in spans],
+        n_tokens=[n_tokens for _, _, n_tokens in spans],
+        stages=[watch_pb2.StageTimes(compute_ns=round(stage_s * NS)) for stage_s in stages],
+    )
 
 
 def test_only_the_last_piece_of_a_prompt_is_sampled() -> None:

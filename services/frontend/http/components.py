@@ -25,6 +25,8 @@ _MEANINGS = {
 }
 
 
+FORBIDDEN = "This API key may not do it."
+
 SECURITY_SCHEMES = {
     "key": {"type": "http", "scheme": "bearer"},
     "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -32,9 +34,10 @@ SECURITY_SCHEMES = {
 """The two headers of which either may have the API key."""
 
 
-def error_responses() -> dict[str, Any]:
-    """Returns all errors by their names."""
+def error_responses(*, may_forbid: bool) -> dict[str, Any]:
+    """Returns all errors by their names; `may_forbid` says whether some keys may not do all."""
     return {
+        **({error_name(403): _error(403)} if may_forbid else {}),
         **{error_name(status): _error(status) for status in _MEANINGS},
         **{anthropic_error_name(status): _anthropic_error(status) for status in _MEANINGS},
     }
@@ -57,7 +60,7 @@ def reference(section: str, name: str) -> dict[str, str]:
 
 def _error(status: int) -> dict[str, Any]:
     response: dict[str, Any] = {
-        "description": _MEANINGS[status],
+        "description": FORBIDDEN if status == 403 else _MEANINGS[status],
         "content": {JSON: {"schema": reference("schemas", "Error")}},
     }
     if status == 429:

@@ -24,6 +24,7 @@ from services.frontend.http import (
     media_types,
     openai_errors,
     openapi,
+    pipeline_page,
     unknown_fields,
 )
 from services.frontend.http.body_reader import Body, parse_body
@@ -51,13 +52,14 @@ from services.frontend.http.openai_response import (
     model_object,
     to_json,
 )
+from services.frontend.http.pipeline_page import PipelinePage
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(api: "OpenAIApi") -> FastAPI:
-    """Returns the app that serves an API."""
+def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> FastAPI:
+    """Returns the app that serves an API, and a page if there is one."""
     app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     openai_errors.install(app)
@@ -81,6 +83,11 @@ def create_app(api: "OpenAIApi") -> FastAPI:
         "/ready": api.ready,
         "/serving": api.serving,
     }
+    if page is not None:
+        shown |= {"/": page.index, pipeline_page.FILES_PATH: page.file}
+        app.add_api_route(
+            pipeline_page.EVENTS_PATH, page.events, methods=["GET"], response_model=None
+        )
     for path, post in posted.items():
         marked = unknown_fields.marking(post)
         app.add_api_route(path, marked, methods=["POST"], response_model=None)
@@ -102,6 +109,7 @@ class OpenAIApi:
         comment_s: float,
         refuse_unknown_fields: bool = False,
         origins: Collection[str] = (),
+        has_page: bool = False,
     ) -> None:
         """`reason_against_serving` says why requests that come now would get no tokens, or nothing.
         Streams have a comment after `comment_s` seconds without an event."""
@@ -113,7 +121,9 @@ class OpenAIApi:
         self._comment_s = comment_s
         self._origins = origins
         document = openapi.document(
-            needs_key=api_keys.are_needed, refuses_unknown=refuse_unknown_fields
+            needs_key=api_keys.are_needed,
+            refuses_unknown=refuse_unknown_fields,
+            has_page=has_page,
         )
         self._document = to_json(document)
         self._docs = docs_page.render(document)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from services.frontend.http import anthropic_errors, docs_page, operations
+from services.frontend.http import anthropic_errors, docs_page, operations, pipeline_page
 from services.frontend.http.chat_schemas import ChatChunk, ChatCompletion
 from services.frontend.http.completion_schemas import Completion
 from services.frontend.http.components import BY_SERVER, SECURITY_SCHEMES, error_responses
@@ -66,9 +66,12 @@ _ANSWERS: dict[str, Any] = {
 """Answers by the names of their schemas."""
 
 
-def document(*, needs_key: bool, refuses_unknown: bool = False) -> dict[str, Any]:
-    """Returns the document; `needs_key` says whether clients must show an API key, and
-    `refuses_unknown` whether bodies have no other fields than those of the document."""
+def document(
+    *, needs_key: bool, refuses_unknown: bool = False, has_page: bool = False
+) -> dict[str, Any]:
+    """Returns the document; `needs_key` says whether clients must show an API key,
+    `refuses_unknown` whether bodies have no other fields than those of the document, and
+    `has_page` whether the scheduler can be watched."""
     return {
         "openapi": OPENAPI_VERSION,
         "info": {
@@ -78,19 +81,22 @@ def document(*, needs_key: bool, refuses_unknown: bool = False) -> dict[str, Any
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "paths": _paths(needs_key=needs_key),
+        "paths": _paths(needs_key=needs_key, has_page=has_page),
         "components": {
             "schemas": _schemas(refuses_unknown=refuses_unknown),
-            "responses": error_responses(),
+            "responses": error_responses(may_forbid=needs_key and has_page),
             "securitySchemes": SECURITY_SCHEMES,
         },
     }
 
 
-def _paths(*, needs_key: bool) -> dict[str, Any]:
+def _paths(*, needs_key: bool, has_page: bool) -> dict[str, Any]:
     security: list[dict[str, list[str]]] = [{name: []} for name in SECURITY_SCHEMES if needs_key]
     errors = (*BY_SERVER, 429, *([401] if needs_key else ()))
     secured = {**_openai_paths(errors), **_conversation_paths(errors)}
+    if has_page:
+        watch = operations.watch((*errors, *([403] if needs_key else ())))
+        secured[pipeline_page.EVENTS_PATH] = {"get": watch}
     for methods in secured.values():
         for operation in methods.values():
             operation["security"] = security

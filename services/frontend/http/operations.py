@@ -92,6 +92,26 @@ def conversation(
     return operation
 
 
+def watch(errors: Errors) -> Operation:
+    """Returns the operation that streams what the scheduler does."""
+    operation = shown(
+        "watchPipeline",
+        "Streams what the scheduler does; with API keys, only to those with `may_watch`.",
+        answer=None,
+        errors=errors,
+    )
+    operation["parameters"] = [
+        {
+            "name": "decisions",
+            "in": "query",
+            "description": "Whether to tell also what the scheduling core is told.",
+            "schema": {"type": "boolean", "default": False},
+        }
+    ]
+    operation["responses"]["200"]["content"] = {EVENTS: {}}
+    return operation
+
+
 def with_anthropic_errors(operation: Operation) -> Operation:
     """Returns the operation as one that refuses requests as Anthropic's do."""
     responses = {

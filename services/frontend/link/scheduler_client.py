@@ -13,13 +13,12 @@ import asyncio
 import itertools
 import logging
 import math
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
+from services.frontend.link.backoff import Backoff
 from services.frontend.link.pool_gate import PoolGate
 from services.frontend.link.scheduler_events import (
     Accepted,
@@ -43,19 +42,6 @@ NO_PIPELINE = "no pipeline at the moment; try again"
 
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Pauses between attempts to connect; they grow, and they differ between frontends."""
-
-    first_s: float = 0.05
-    max_s: float = 1.0
-
-    def pause_s(self, n_failures: int) -> float:
-        """Returns the pause, in seconds, after so many failures in a row, at least one."""
-        longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
-        return random.uniform(longest / 2, longest)
 
 
 class SchedulerClient:

@@ -77,7 +77,7 @@ class SchedulerStream:
         Calls `opened` once a scheduler that leads has been found, then `received` for each message.
         """
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
-            await _wait_leader(channel)
+            await wait_leader(channel)
             call: Any = channel.stream_stream(
                 rpc.method_path(SERVICE, "Connect"),
                 request_serializer=None,  # messages are bytes here
@@ -103,7 +103,7 @@ class SchedulerStream:
             return
 
 
-async def _wait_leader(channel: grpc.aio.Channel) -> None:
+async def wait_leader(channel: grpc.aio.Channel) -> None:
     """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIND_LEADER_S):

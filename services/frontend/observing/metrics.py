@@ -215,6 +215,13 @@ class Connection(Protocol):
     def n_held(self) -> int: ...
 
 
+class Views(Protocol):
+    """Those who watch the scheduler."""
+
+    @property
+    def n_viewers(self) -> int: ...
+
+
 class FrontendState(Collector):
     """A collector of the present state, which is read when Prometheus asks."""
 
@@ -225,7 +232,9 @@ class FrontendState(Collector):
         refusals: Mapping[Refusal, int],
         *,
         serving: Serving,
+        views: Views,
     ) -> None:
+        self._views = views
         self._serving = serving
         self._answers = answers
         self._connection = connection
@@ -251,6 +260,9 @@ class FrontendState(Collector):
             semconv.ANSWERS_HELD,
             "Answers that wait for a pipeline.",
             answers.n_waiting + connection.n_held,
+        )
+        yield GaugeMetricFamily(
+            semconv.VIEWERS, "Streams of what the scheduler does.", self._views.n_viewers
         )
         yield CounterMetricFamily(
             semconv.ANSWERS_RESUBMITTED,

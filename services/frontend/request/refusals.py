@@ -38,6 +38,8 @@ class Refusal(StrEnum):
     """A text was refused before it was made into tokens."""
     UNREAD = "unread"
     """A client did not read its answer in time, or too much of it was unread."""
+    VIEWERS = "viewers"
+    """There are too many who watch the scheduler."""
 
 
 class Refusals(Counter[Refusal]):

@@ -57,7 +57,7 @@ class Fair:
         """`now` returns the time in seconds."""
         if ageing_s <= 0:
             raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
-        self._ageing_s = ageing_s
+        self.ageing_s = ageing_s
         self._now = now
         self._n_waiting = 0
         self._n_places = 0
@@ -211,7 +211,7 @@ class Fair:
         """Returns the place of a class among all; of two that have risen alike far, the one that
         began lower has waited longer."""
         priority = priority_class.priority
-        return priority - int(waited_s / self._ageing_s), -priority
+        return priority - int(waited_s / self.ageing_s), -priority
 
     def _least_served(self) -> float:
         """Returns the least counter of the clients that are backlogged, or of the one that was so

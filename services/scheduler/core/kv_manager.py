@@ -79,6 +79,11 @@ class KVManager:
         return (self.n_blocks - n_idle) * self.block_size
 
     @property
+    def n_shared_slots(self) -> int:
+        """Slots of blocks that several requests use."""
+        return self.prefix_cache.n_shared_blocks * self.block_size if self.prefix_cache else 0
+
+    @property
     def n_unused_slots(self) -> int:
         """Slots of blocks that the prefix cache keeps and no request uses."""
         return self._n_unused_blocks * self.block_size

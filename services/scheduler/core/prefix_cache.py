@@ -64,6 +64,8 @@ class PrefixCache:
         self._key_of: dict[int, bytes] = {}
         self._n_users: dict[int, int] = {}  # of each block that is entered and in use
         self._unused: dict[int, None] = {}  # the next one to evict first
+        self.n_shared_blocks = 0
+        """Blocks with several users."""
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -104,6 +106,7 @@ class PrefixCache:
                 self._n_users[block_id] = 1
             else:
                 self._n_users[block_id] += 1
+                self.n_shared_blocks += self._n_users[block_id] == 2
 
     def enter(
         self, request: Sharer, block_ids: Sequence[int], *, first: int, end: int
@@ -132,6 +135,7 @@ class PrefixCache:
         """Removes a user of a block that is here; returns whether it was the last one."""
         self._n_users[block_id] -= 1
         if self._n_users[block_id]:
+            self.n_shared_blocks -= self._n_users[block_id] == 1
             return False
         del self._n_users[block_id]
         self._unused[block_id] = None

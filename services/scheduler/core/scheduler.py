@@ -87,7 +87,7 @@ class Scheduler:
         self._drafting: Drafting | None = None
         if drafter is not None:
             self._drafting = Drafting(drafter, kv_manager, token_hand_off=token_hand_off)
-        self._policy = policy
+        self.policy = policy
         self._can_run = partial(Request.can_run, token_hand_off=token_hand_off)
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
@@ -203,7 +203,7 @@ class Scheduler:
             self.pool.order.prefer(self.kv_manager.n_cached_blocks)
         if self._giving_way is not None:
             self._giving_way.make_way()
-        selections = self._policy.select(self.pool, self.kv_manager)
+        selections = self.policy.select(self.pool, self.kv_manager)
         if not selections:
             return None
         self._n_iterations += 1

@@ -1,4 +1,4 @@
-"""The interface of those who are told of iterations: the log that others watch, metrics, traces.
+"""The interface of those who are told of iterations: metrics, traces, watches.
 
 Observers are called from the event loop between two steps of serving, so they take O(batch) time
 at most, never wait and never raise. They live as long as one epoch, like the iteration numbers.

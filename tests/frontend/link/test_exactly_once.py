@@ -26,7 +26,7 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import MAX_LOSSES
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.observing.iteration_log import IterationLog
+from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
@@ -91,11 +91,11 @@ class Leadership:
             self.scheduler,
             FakeEngine(asyncio.Event()),
             deliver=self.service.deliver,
-            iterations=IterationLog(epoch=1, n_stages=1),
+            iterations=IterationObservers(),
             requests=RequestObservers(),
             has_news=asyncio.Event(),
         )
-        self.service.open(PIPELINE, loop, IterationLog(epoch=1, n_stages=1))
+        self.service.open(PIPELINE, loop)
         loop.adopt()
 
     def lose_pipeline(self) -> None:

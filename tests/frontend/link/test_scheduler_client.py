@@ -10,11 +10,11 @@ import pytest
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
+from services.frontend.link.backoff import Backoff
 from services.frontend.link.scheduler_client import (
     ATTEMPT_PAUSE_S,
     NO_PIPELINE,
     STOPPING,
-    Backoff,
     SchedulerClient,
 )
 from services.frontend.link.scheduler_events import (

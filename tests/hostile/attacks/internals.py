@@ -9,6 +9,8 @@ from orcinus.v1 import (
     sampling_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    watch_pb2,
+    watch_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -43,10 +45,10 @@ async def frontend_that_never_reads(target: Target) -> Answers:
 
 
 async def watchers_that_never_read(target: Target) -> Answers:
-    """Watches the iterations 200 times, and never reads what comes."""
+    """Watches 200 times, and never reads what comes."""
     async with grpc.aio.insecure_channel(target.scheduler) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        calls = [stub.WatchIterations(scheduler_pb2.WatchIterationsRequest()) for _ in range(200)]
+        stub = watch_pb2_grpc.WatchServiceStub(channel)
+        calls = [stub.Watch(watch_pb2.WatchRequest(has_decisions=True)) for _ in range(200)]
         await asyncio.sleep(HOLD_S)
         for call in calls:
             call.cancel()

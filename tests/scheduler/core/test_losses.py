@@ -65,7 +65,7 @@ def next_epoch(scheduler: Scheduler) -> Scheduler:
         block_size=kv_manager.block_size,
         pipeline_depth=scheduler.pipeline_depth,
         token_hand_off=scheduler.token_hand_off,
-        policy=scheduler._policy,
+        policy=scheduler.policy,
     )
     following.pool = scheduler.pool
     return following

@@ -25,6 +25,8 @@ class Selection(NamedTuple):
 class Policy(Protocol):
     """The choice of the next batch."""
 
+    name: str
+    """What it is called, in settings and by those who watch."""
     max_batch_size: int
     """Requests in a batch at most."""
 

@@ -23,6 +23,8 @@ from services.scheduler.core.request_pool import RequestPool
 class ChunkedPolicy:
     """Iteration-level first come, first served, in even batches."""
 
+    name = "chunked"
+
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
         if max_batch_size < 1 or n_shares < 1:
             raise ValueError(

@@ -18,6 +18,8 @@ from services.scheduler.core.request_pool import RequestPool
 class OrcaPolicy:
     """Iteration-level first come, first served."""
 
+    name = "orca"
+
     def __init__(self, *, max_batch_size: int) -> None:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, not {max_batch_size}")

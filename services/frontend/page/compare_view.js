@@ -1,0 +1,107 @@
+import { Chart, legend } from "./chart.js";
+import { MovingWindow } from "./moving_window.js";
+import { parse, runOf } from "./recording.js";
+import { html, render } from "/page/vendor/lit-html.js";
+import { duration, plural, quantile } from "./words.js";
+
+/** @import {Run} from "./run.js" */
+
+/** Real runs of the same arrivals, made by `python -m benchmarks.recordings`. */
+const RECORDINGS = [
+  { file: "request_level.jsonl", name: "Request by request (the paper's Figure 1)",
+    text: "A batch is fixed when it begins. Who is done early waits for the longest, and who comes late for the next batch." },
+  { file: "orca.jsonl", name: "Iteration by iteration (Orca, the paper's Figure 8)",
+    text: "The batch is chosen anew for each iteration. Who is done leaves at once, and who comes late joins the next iteration." },
+  { file: "chunked.jsonl", name: "Iterations of chunks (what is served by default)",
+    text: "Iterations as above; long prompts also run in pieces beside those who generate." },
+];
+
+/** Figures of a run by which two can be compared. @param {Run} run */
+function figuresOf(run) {
+  const requests = [...run.requests.values()].filter((r) => r.turns[0].turn === "waiting" && r.lastTokenAt > 0);
+  const begin = Math.min(...requests.map((r) => r.turns[0].t));
+  const end = Math.max(...requests.map((r) => r.lastTokenAt));
+  const latencies = requests.map((r) => (r.turn === "ended" ? r.since : r.lastTokenAt) - r.turns[0].t);
+  return {
+    begin, end, total: end - begin, nRequests: requests.length,
+    mean: latencies.reduce((a, b) => a + b, 0) / Math.max(1, latencies.length),
+    first: quantile(requests.map((r) => r.firstTokenAt - r.turns[0].t), 0.5),
+    nIterations: run.iterations.length,
+  };
+}
+
+/** Two runs and more above each other, on one scale of time. */
+export class CompareView {
+  /** @type {{name: string, text: string, run: Run, chart: Chart | null}[]} */
+  #runs = [];
+  #window = new MovingWindow(1);
+  #hasBegun = false;
+
+  /** @param {HTMLElement} element */
+  constructor(element) {
+    this.element = element;
+    addEventListener("resize", () => this.#draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(() => this.#draw(), 50));
+  }
+
+  /** Reads the recordings when the view is looked at for the first time. */
+  async show() {
+    if (this.#hasBegun) return this.#draw();
+    this.#hasBegun = true;
+    render(html`<p class="quiet">Reading recordings…</p>`, this.element);
+    try {
+      for (const { file, name, text } of RECORDINGS) {
+        const response = await fetch(`/page/recordings/${file}`);
+        if (!response.ok) throw new Error(`${file}: ${response.status} ${response.statusText}`);
+        this.#runs.push({ name, text, run: runOf(parse(await response.text())), chart: null });
+      }
+      this.#layOut();
+    } catch (error) {
+      this.#hasBegun = false;
+      this.#runs = [];
+      render(html`<p class="error" role="alert">${error instanceof Error ? error.message : error}</p>`, this.element);
+    }
+  }
+
+  #layOut() {
+    const figures = this.#runs.map(({ run }) => figuresOf(run));
+    const [slow, fast] = figures;
+    const longest = Math.max(...figures.map((f) => f.total));
+    this.#window.isHeld = true;
+    this.#window.length = longest * 1.06;
+    this.#window.to = longest * 1.04;
+    const nRows = Math.max(...figures.map((f) => f.nRequests));
+    render(html`
+      <div class="card">
+        <h2>The same requests, scheduled in three ways</h2>
+        <p class="verdict">Iteration-level scheduling answers a request in <strong>${duration(fast.mean)}</strong> on average,
+          where request-level batches take ${duration(slow.mean)}: ${(slow.mean / fast.mean).toFixed(1)} times as long.</p>
+        <p class="quiet">Real runs on one machine, two stages, batches of at most four. Drag to move, scroll to zoom.</p>
+        ${legend()}
+      </div>
+      <div class="runs">${this.#runs.map(({ name, text }, i) => html`
+        <section class="card"><h2>${name}</h2><p class="quiet">${text}</p>
+          <div></div>
+          <p>${plural(figures[i].nRequests, "request")} in ${duration(figures[i].total)}; mean latency ${duration(figures[i].mean)},
+            median time to first token ${duration(figures[i].first)}, ${plural(figures[i].nIterations, "iteration")}.</p>
+        </section>`)}</div>`, this.element);
+    this.element.querySelectorAll(".runs section > div").forEach((place, i) => {
+      const run = this.#runs[i];
+      run.chart = new Chart(/** @type {HTMLElement} */ (place), this.#window, {
+        hasStages: true, rows: nRows, label: `${run.name}: stages as lanes, requests as rows.`,
+      }, () => this.#draw());
+    });
+    this.#draw();
+  }
+
+  #draw() {
+    if (this.element.hidden) return;
+    const shared = this.#window.to;
+    for (const { run, chart } of this.#runs) {
+      const { begin } = figuresOf(run);
+      this.#window.to = begin + shared;
+      chart?.draw(run, begin);
+    }
+    this.#window.to = shared;
+  }
+}

@@ -1,0 +1,67 @@
+import { colourOf } from "./colours.js";
+import { html } from "/page/vendor/lit-html.js";
+import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
+
+/** @import {Run, Request} from "./run.js" */
+/** @import {IterationEvent} from "./events.js" */
+
+/**
+ * Returns a request's number beside its colour.
+ *
+ * @param {number} number
+ */
+export function tag(number) {
+  return html`<span class="swatch" .style=${`background:${colourOf(number)}`}></span>#${number}`;
+}
+
+/**
+ * Returns what an iteration held and how long it took, for a tip or a panel.
+ *
+ * @param {IterationEvent} iteration
+ * @param {Run} run
+ * @param {number} span the place of a span that is pointed at, or -1
+ */
+export function iterationDetails(iteration, run, span = -1) {
+  const nTokens = iteration.n_tokens.reduce((sum, n) => sum + n, 0);
+  const request = span < 0 ? undefined : run.requests.get(iteration.numbers[span]);
+  return html`
+    <strong>Iteration ${count(iteration.iteration)}</strong>
+    <span class="quiet">of epoch ${iteration.epoch}, ${duration(iteration.round_trip_s)} in all</span>
+    <div>${plural(iteration.numbers.length, "request")}, ${plural(nTokens, "token")};
+      ${plural(iteration.n_in_flight, "batch").replace(/s$/, "es")} in flight</div>
+    ${span < 0 ? "" : html`<div><strong>${tag(iteration.numbers[span])}</strong> ${spanWords(iteration, span)}
+      ${request ? requestWords(request) : ""}</div>`}
+    <table>
+      <thead><tr><th>Stage</th><th class="number">waits</th><th class="number">computes</th><th class="number">sends</th></tr></thead>
+      <tbody>${iteration.stages.map(([, receive, compute, send], stage) => html`
+        <tr><td>${stage}</td><td class="number">${duration(receive)}</td>
+          <td class="number">${duration(compute)}</td><td class="number">${duration(send)}</td></tr>`)}
+      </tbody>
+    </table>`;
+}
+
+/**
+ * Returns what a span computed, in words.
+ *
+ * @param {IterationEvent} iteration
+ * @param {number} i
+ * @returns {string}
+ */
+export function spanWords(iteration, i) {
+  const kind = KIND_WORDS[iteration.kinds[i]] ?? "runs";
+  const n = iteration.n_tokens[i];
+  const drafts = iteration.kinds[i] === "d" && n > 1 ? `, ${plural(n - 1, "draft")}, ${iteration.n_new_tokens[i]} new` : "";
+  const end = iteration.ended.includes(i) ? ", ends" : "";
+  return iteration.kinds[i] === "d"
+    ? `${kind} at position ${iteration.start_positions[i]}${drafts}${end}`
+    : `${kind} of ${plural(n, "token")} from ${iteration.start_positions[i]}${end}`;
+}
+
+/** @param {Request} request */
+function requestWords(request) {
+  const cached = request.nCached ? `, ${count(request.nCached)} of them cached` : "";
+  return html`<div class="quiet">${request.id ? html`<span class="mono">${request.id}</span>, ` : ""}
+    ${TURN_WORDS[request.turn]}${request.reason ? ` (${request.reason})` : ""}:
+    ${plural(request.nPrompt, "prompt token")}${cached}, ${count(request.nGenerated)} of at most
+    ${count(request.maxNew)} generated</div>`;
+}

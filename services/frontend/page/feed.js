@@ -1,0 +1,111 @@
+/** @import {AnyEvent} from "./events.js" */
+
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 10_000;
+
+/**
+ * Reads server-sent events off a response, whose ids come before their data, and gives each one's data and id away as it comes.
+ *
+ * @param {Response} response
+ * @param {(data: string, id: string) => void} onData
+ */
+export async function readEvents(response, onData) {
+  if (!response.body) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let id = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop() ?? "";
+    for (const line of lines) {
+      if (line.startsWith("id:")) id = line.slice(3).trim();
+      else if (line.startsWith("data:")) onData(line.slice(5).trim(), id);
+    }
+  }
+}
+
+/**
+ * Explains an answer that is an error, in the words of its body.
+ *
+ * @param {Response} response
+ * @returns {Promise<string>}
+ */
+export async function explain(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return text || `${response.status} ${response.statusText}`;
+  }
+}
+
+/**
+ * Returns the headers that show a key.
+ *
+ * @param {string} key
+ * @returns {Record<string, string>}
+ */
+export function withKey(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+/**
+ * The live events of the pipeline: it connects again for as long as it is open, and calls `onEvent` for
+ * each event and `onStatus` when it has become connected or not.
+ */
+export class Feed {
+  #abort = new AbortController();
+
+  /**
+   * @param {string} key
+   * @param {(event: AnyEvent) => void} onEvent
+   * @param {(status: "live" | "away" | "refused", text: string) => void} onStatus
+   */
+  constructor(key, onEvent, onStatus) {
+    this.key = key;
+    this.onEvent = onEvent;
+    this.onStatus = onStatus;
+    this.#run();
+  }
+
+  close() {
+    this.#abort.abort();
+  }
+
+  async #run() {
+    let wait = FIRST_WAIT_MS;
+    while (!this.#abort.signal.aborted) {
+      try {
+        const isOver = await this.#connect(() => { wait = FIRST_WAIT_MS; });
+        if (isOver) return;
+      } catch (error) {
+        if (this.#abort.signal.aborted) return;
+        this.onStatus("away", error instanceof Error ? error.message : String(error));
+      }
+      await new Promise((resolve) => setTimeout(resolve, wait * (0.5 + Math.random())));
+      wait = Math.min(2 * wait, LONGEST_WAIT_MS);
+    }
+  }
+
+  /**
+   * Reads one connection to its end; returns whether there is no use in another.
+   *
+   * @param {() => void} onLive
+   */
+  async #connect(onLive) {
+    const signal = this.#abort.signal;
+    const response = await fetch("/pipeline/events", { headers: withKey(this.key), signal });
+    if (!response.ok) {
+      const isRefused = [401, 403, 404].includes(response.status);
+      this.onStatus(isRefused ? "refused" : "away", await explain(response));
+      return isRefused;
+    }
+    onLive();
+    this.onStatus("live", "");
+    await readEvents(response, (data) => this.onEvent(JSON.parse(data)));
+    this.onStatus("away", "the frontend ended the stream");
+    return false;
+  }
+}

@@ -1,0 +1,111 @@
+import { isShown } from "./events.js";
+import { Run } from "./run.js";
+
+/** @import {AnyEvent, WatchEvent} from "./events.js" */
+
+/** A line that stands at the head of each recording. */
+const VERSION = 1;
+
+/**
+ * Reads a recording: an event per line.
+ *
+ * @param {string} text
+ * @returns {WatchEvent[]}
+ * @throws {Error} it is no recording; the message says what is wrong.
+ */
+export function parse(text) {
+  const lines = text.split("\n").filter((line) => line.trim());
+  /** @type {AnyEvent[]} */
+  const events = lines.map((line, i) => {
+    try {
+      return JSON.parse(line);
+    } catch {
+      if (i === lines.length - 1) return { type: "end" }; // cut in the middle of its last line
+      throw new Error(`line ${i + 1} is no JSON`);
+    }
+  });
+  const head = events[0];
+  if (head?.type !== "recording") throw new Error("this is no recording: its first line does not say so");
+  if (head.version !== VERSION) throw new Error(`this recording is of version ${head.version}, and ${VERSION} is read here`);
+  const shown = events.filter(isShown);
+  if (shown.length === 0) throw new Error("nothing happens in this recording");
+  return shown.sort((a, b) => a.t - b.t);
+}
+
+/**
+ * Returns a run of all events of a recording.
+ *
+ * @param {WatchEvent[]} events
+ * @param {number} until
+ * @returns {Run}
+ */
+export function runOf(events, until = Infinity) {
+  const run = new Run(Infinity);
+  for (const event of events) {
+    if (event.t > until) break;
+    run.apply(event);
+  }
+  return run;
+}
+
+/** The events that a page has seen, for a file; the oldest go when there are too many. */
+export class Tape {
+  #limit;
+  /** @type {string[]} */
+  #lines = [];
+  /** @type {Map<number, string>} */
+  #epochs = new Map();
+
+  /** @param {number} limit */
+  constructor(limit = 50_000) {
+    this.#limit = limit;
+  }
+
+  /** @param {WatchEvent} event */
+  add(event) {
+    const line = JSON.stringify(event);
+    if (event.type === "epoch") this.#epochs.set(event.epoch, line);
+    this.#lines.push(line);
+    if (this.#lines.length > this.#limit) this.#lines.splice(0, this.#limit / 10);
+  }
+
+  /** @returns {string} */
+  text() {
+    const head = JSON.stringify({ type: "recording", version: VERSION, orcinus: "page" });
+    const known = new Set(this.#lines);
+    const epochs = [...this.#epochs.values()].filter((line) => !known.has(line));
+    return `${[head, ...epochs, ...this.#lines].join("\n")}\n`;
+  }
+}
+
+/** A recording that is played: a run that has heard all events up to a time. */
+export class Player {
+  #next = 0;
+
+  /** @param {WatchEvent[]} events */
+  constructor(events) {
+    this.events = events;
+    this.begin = events[0].t;
+    this.end = events[events.length - 1].t;
+    this.at = this.begin;
+    this.run = new Run(Infinity);
+  }
+
+  /**
+   * Goes to a time, forward or back.
+   *
+   * @param {number} t
+   */
+  seek(t) {
+    const to = Math.min(this.end, Math.max(this.begin, t));
+    if (to < this.at) {
+      this.run = new Run(Infinity);
+      this.#next = 0;
+    }
+    while (this.#next < this.events.length && this.events[this.#next].t <= to) {
+      this.run.apply(this.events[this.#next]);
+      this.#next += 1;
+    }
+    this.at = to;
+  }
+}

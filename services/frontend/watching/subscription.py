@@ -1,0 +1,91 @@
+"""A subscription to the events of the scheduler that leads, whichever that is.
+
+The leader is found as for requests (`scheduler_stream`), on a channel of its own. When the stream
+breaks, another begins after a pause.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from orcinus.v1 import watch_pb2
+
+from services.common import rpc
+from services.frontend.link.backoff import Backoff
+from services.frontend.link.scheduler_stream import CHANNEL_OPTIONS, wait_leader
+
+log = logging.getLogger(__name__)
+
+SERVICE = watch_pb2.DESCRIPTOR.services_by_name["WatchService"]
+
+NO_LEADER = "no scheduler leads at the moment"
+
+REASONS = {
+    grpc.StatusCode.UNIMPLEMENTED: "the scheduler is of a version that cannot be watched",
+    grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
+}
+"""What viewers are told of a stream that broke; gRPC's own words have addresses."""
+
+
+class Watcher(Protocol):
+    """A receiver of what a subscription brings."""
+
+    def opened(self) -> None:
+        """A watch begins: what it tells replaces what others told."""
+
+    def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
+        """Events have come."""
+
+    def lost(self, reason: str, /) -> None:
+        """The watch has ended, or there was none; `reason` is for people."""
+
+
+class Subscription:
+    """A stream of events that is opened again whenever it breaks."""
+
+    def __init__(
+        self, address: str, *, connect: rpc.Connect = rpc.connect, backoff: Backoff | None = None
+    ) -> None:
+        self._address = address
+        self._connect = connect
+        self._backoff = backoff or Backoff()
+        self._is_open = False
+
+    async def run(self, watcher: Watcher, *, has_decisions: bool) -> NoReturn:
+        """Tells the watcher what happens until cancelled; with `has_decisions` also what the
+        scheduling core is told."""
+        n_failures = 0
+        while True:
+            self._is_open = False
+            error = await self._watch(watcher, has_decisions=has_decisions)
+            n_failures = 1 if self._is_open else n_failures + 1
+            if n_failures == 1:
+                details = "it ended the stream" if error is None else error.details()
+                log.info("no events of the scheduler at %s: %s", self._address, details)
+            watcher.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
+            await asyncio.sleep(self._backoff.pause_s(n_failures))
+
+    async def _watch(self, watcher: Watcher, *, has_decisions: bool) -> grpc.aio.AioRpcError | None:
+        """Receives until the stream breaks, and returns the error, if it was one."""
+        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
+            await wait_leader(channel)
+            call: Any = channel.unary_stream(
+                rpc.method_path(SERVICE, "Watch"),
+                request_serializer=watch_pb2.WatchRequest.SerializeToString,
+                response_deserializer=watch_pb2.WatchResponse.FromString,
+            )(watch_pb2.WatchRequest(has_decisions=has_decisions))
+            try:
+                await call.wait_for_connection()
+                self._is_open = True
+                watcher.opened()
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    watcher.received(response.events)
+            except grpc.aio.AioRpcError as error:
+                return error
+            finally:
+                call.cancel()
+        return None

@@ -1,0 +1,272 @@
+"""The feed of viewers: the events of one subscription as JSON, made once for all of them.
+
+A viewer's stream begins, and goes on after a change, with an object of the feed's own:
+
+    {"type": "here"}     a scheduler is watched; what follows replaces what was told before
+    {"type": "gap"}      something was left out; what follows replaces what was told before
+    {"type": "away"}     nobody tells anything; `text` says why
+
+What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
+it grow too long loses it, and goes on after a gap once it reads again. The subscription is there
+while there are viewers, and a little longer, since pages are loaded again. It asks for decisions only
+while a viewer wants them: with the first of these, and after the last, another one begins, which is
+a gap for the others. Who comes later is told decisions from then on.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import pydantic_core
+from orcinus.v1 import watch_pb2
+
+from services.common import errors
+from services.common.process import first_of
+from services.common.watch_json import Json, to_json
+from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.watching.subscription import Watcher
+from services.frontend.watching.view_state import ViewState
+
+LINGER_S = 2.0
+"""Seconds that the subscription stays when the last viewer has left."""
+
+MAX_UNSENT_BYTES = 512 * 2**10
+"""Bytes of news that wait for a viewer at most: several seconds of a busy pipeline."""
+
+MAX_PIECE_BYTES = 64 * 2**10
+"""Bytes that a viewer is handed at once, unless one event is larger."""
+
+RETRY_AFTER_S = 10.0
+"""Seconds after which a viewer for whom there was no place may try again."""
+
+STOPPING = "the server is stopping"
+
+
+def as_json(value: Json) -> bytes:
+    """Returns an object as one line of JSON in ASCII, as server-sent events need it."""
+    return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
+
+
+def note(kind: str, **fields: str) -> bytes:
+    """Returns an object of the feed's own, with the time of this machine."""
+    return as_json({"t": round(time.time(), 6), "type": kind, **fields})
+
+
+class Viewer:
+    """One who looks on, and the events that wait for it."""
+
+    def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
+        self.wants_decisions = wants_decisions
+        self.is_here = False
+        """Whether it was told last that a scheduler is watched."""
+        self._feed = feed
+        self._queue: deque[bytes] = deque()
+        self._n_unsent = 0  # bytes of news
+        self._is_behind = False
+        self._is_over = False
+        self._arrival = asyncio.Event()
+
+    def greet(self, events: Iterable[bytes]) -> None:
+        """Adds what a new viewer is told."""
+        self._queue.extend(events)
+        self._arrival.set()
+
+    def put(self, events: Sequence[bytes], n_bytes: int) -> None:
+        """Adds news, which have so many bytes."""
+        if self._is_behind:
+            return
+        self._n_unsent += n_bytes
+        if self._n_unsent > MAX_UNSENT_BYTES:
+            self._queue.clear()
+            self._is_behind = True
+        else:
+            self._queue.extend(events)
+        self._arrival.set()
+
+    def end(self) -> None:
+        """Ends the viewer's stream."""
+        self._is_over = True
+        self._arrival.set()
+
+    async def next(self) -> Sequence[bytes]:
+        """Returns the next events, at least one, once there is one.
+
+        Raises:
+            Unavailable: this process is stopping.
+        """
+        while not (self._queue or self._is_behind):
+            if self._is_over:
+                raise errors.Unavailable(STOPPING)
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._is_behind:
+            self._is_behind = False
+            self._n_unsent = 0
+            self._queue.extend(self._feed.anew(self))
+        return self._piece()
+
+    def _piece(self) -> Sequence[bytes]:
+        piece = [self._queue.popleft()]
+        n_bytes = len(piece[0])
+        while self._queue and n_bytes + len(self._queue[0]) <= MAX_PIECE_BYTES:
+            piece.append(self._queue.popleft())
+            n_bytes += len(piece[-1])
+        self._n_unsent = max(0, self._n_unsent - n_bytes) if self._queue else 0
+        return piece
+
+
+class Source(Protocol):
+    """A subscription to what happens."""
+
+    def run(self, watcher: Watcher, *, has_decisions: bool) -> Coroutine[Any, Any, NoReturn]: ...
+
+
+class ViewFeed:
+    """All viewers of a frontend, and what they are told."""
+
+    def __init__(
+        self, subscription: Source, *, max_viewers: int, refusals: Refusals | None = None
+    ) -> None:
+        self._subscription = subscription
+        self._max_viewers = max_viewers
+        self._refusals = Refusals() if refusals is None else refusals
+        self._viewers: set[Viewer] = set()
+        self._state: ViewState | None = None  # while a scheduler is watched
+        self._away = ""  # why there is none, once that is known
+        self._is_stopping = False
+        self._has_decisions = False  # the subscription asks for them
+        self._is_stale = False  # it does not ask for what viewers want
+        self._changed = asyncio.Event()
+
+    @property
+    def n_viewers(self) -> int:
+        """Number of viewers."""
+        return len(self._viewers)
+
+    @contextmanager
+    def viewer(self, *, wants_decisions: bool = False) -> Iterator[Viewer]:
+        """Adds a viewer, for as long as the context is open.
+
+        Raises:
+            PoolFull: there are too many.
+            Unavailable: this process is stopping.
+        """
+        if self._is_stopping:
+            raise errors.Unavailable(STOPPING)
+        if len(self._viewers) >= self._max_viewers:
+            self._refusals[Refusal.VIEWERS] += 1
+            raise errors.PoolFull("too many are watching", retry_after_s=RETRY_AFTER_S)
+        viewer = Viewer(self, wants_decisions=wants_decisions)
+        self._viewers.add(viewer)
+        if wants_decisions and not self._has_decisions:
+            self._is_stale = True  # it is told of the watch that is about to begin
+        elif self._state is not None:
+            viewer.is_here = True
+            viewer.greet((note("here"), *self._state.told()))
+        if self._away:
+            viewer.greet((note("away", text=self._away),))
+        self._note_change()
+        try:
+            yield viewer
+        finally:
+            self._viewers.discard(viewer)
+            if wants_decisions and not self._wants_decisions:
+                self._is_stale = True
+            self._note_change()
+
+    def close(self) -> None:
+        """Ends the streams of all viewers and takes no more."""
+        self._is_stopping = True
+        for viewer in self._viewers:
+            viewer.end()
+
+    async def run(self) -> None:
+        """Watches the scheduler while there are viewers, until cancelled."""
+        while True:
+            while not self._viewers:
+                await self._wait_change()
+            self._is_stale = False
+            self._has_decisions = self._wants_decisions
+            watching = self._subscription.run(self, has_decisions=self._has_decisions)
+            await first_of(watching, self._wait_unwanted())
+            self._has_decisions = False
+            self._state = None
+            if not self._viewers:
+                self._away = ""
+
+    def anew(self, viewer: Viewer) -> Iterator[bytes]:
+        """Yields what a viewer is told after a gap."""
+        yield note("gap")
+        viewer.is_here = self._state is not None
+        if self._state is not None:
+            yield from self._state.told()
+        elif self._away:
+            yield note("away", text=self._away)
+
+    def opened(self) -> None:
+        """Notes that a watch begins."""
+        self._state = ViewState()
+        self._away = ""
+        here, gap = note("here"), note("gap")
+        for viewer in self._viewers:
+            viewer.put((gap if viewer.is_here else here,), len(gap))
+            viewer.is_here = True
+
+    def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
+        """Passes events on."""
+        assert self._state is not None, "events come after a watch has begun"
+        news: list[bytes] = []
+        all_news: list[bytes] = []
+        for event in events:
+            if event.WhichOneof("event") is None:
+                continue  # of a later version
+            data = as_json(to_json(event))
+            self._state.add(event, data)
+            all_news.append(data)
+            if not event.HasField("decision"):
+                news.append(data)
+        n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
+        for viewer in self._viewers:
+            if not viewer.is_here:
+                continue  # it waits for the watch that is about to begin
+            if viewer.wants_decisions:
+                viewer.put(all_news, n_all_bytes)
+            elif news:
+                viewer.put(news, n_bytes)
+
+    def lost(self, reason: str) -> None:
+        """Tells viewers that nobody is watched, unless they know."""
+        self._state = None
+        if self._away:
+            return
+        self._away = reason
+        away = note("away", text=reason)
+        for viewer in self._viewers:
+            viewer.put((away,), len(away))
+            viewer.is_here = False
+
+    @property
+    def _wants_decisions(self) -> bool:
+        return any(viewer.wants_decisions for viewer in self._viewers)
+
+    async def _wait_unwanted(self) -> None:
+        """Waits until the subscription should end: nobody wants it, or another one is wanted."""
+        while not self._is_stale:
+            if self._viewers:
+                await self._wait_change()
+                continue
+            try:
+                async with asyncio.timeout(LINGER_S):
+                    await self._wait_change()
+            except TimeoutError:
+                return
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()

@@ -1,0 +1,58 @@
+"""The audience: the watchers there are.
+
+While there are none, no event is made: whoever tells something asks `is_there` first.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from orcinus.v1 import watch_pb2
+
+from services.scheduler.watching.watcher import Watcher
+
+
+class Audience:
+    """All watchers of one scheduler process."""
+
+    def __init__(self, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """`wall_ns` returns the nanoseconds since 1970."""
+        self.is_there = False
+        """Whether anybody watches."""
+        self.wants_decisions = False
+        """Whether anybody watches decisions."""
+        self.wall_ns = wall_ns
+        self._watchers: set[Watcher] = set()
+
+    def join(self, watcher: Watcher) -> None:
+        """Tells a watcher all from now on."""
+        self._watchers.add(watcher)
+        self._count()
+
+    def leave(self, watcher: Watcher) -> None:
+        """Tells a watcher nothing more."""
+        self._watchers.discard(watcher)
+        self._count()
+
+    def end(self, reason: str) -> None:
+        """Lets all watchers go."""
+        for watcher in self._watchers:
+            watcher.end(reason)
+        self._watchers.clear()
+        self._count()
+
+    def tell(self, event: watch_pb2.WatchEvent, to: Iterable[Watcher] | None = None) -> None:
+        """Tells an event of now to all watchers, or to some."""
+        event.time_unix_ns = self.wall_ns()
+        n_bytes = event.ByteSize()
+        watchers = self._watchers if to is None else to
+        is_decision = event.HasField("decision")
+        for watcher in watchers:
+            if watcher.has_decisions or not is_decision:
+                watcher.put(event, n_bytes)
+        if any(watcher.is_gone for watcher in watchers):
+            self._watchers = {watcher for watcher in self._watchers if not watcher.is_gone}
+            self._count()
+
+    def _count(self) -> None:
+        self.is_there = bool(self._watchers)
+        self.wants_decisions = any(watcher.has_decisions for watcher in self._watchers)

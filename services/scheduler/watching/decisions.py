@@ -1,0 +1,121 @@
+"""Tells what the scheduling core is told and decides, so that it can be run again.
+
+Of requests it tells what the core looks at, and no text: tokens, scopes and grammars are numbered
+by their first appearance, so that equal ones stay equal, and nothing else is left of them. What the
+core reads off its clock is told with the call in which it did.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+from orcinus.v1 import watch_pb2
+
+from services.scheduler.core.request import Request
+from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.told_requests import ToldRequests
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+
+class Clock:
+    """A clock that remembers what was read off it, while that is wanted."""
+
+    def __init__(self, audience: Audience, now: Callable[[], float] = time.monotonic) -> None:
+        self._audience = audience
+        self._now = now
+        self._readings: list[float] = []
+
+    def __call__(self) -> float:
+        """Returns the time in seconds."""
+        reading = self._now()
+        if self._audience.wants_decisions:
+            self._readings.append(reading)
+        return reading
+
+    def forget_readings(self) -> None:
+        """Forgets what was read."""
+        self._readings.clear()
+
+    def take_readings(self) -> list[float]:
+        """Returns what was read since this was called last."""
+        readings, self._readings = self._readings, []
+        return readings
+
+
+class Numbering(Generic[Thing]):
+    """Numbers things by their first appearance, from 0."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Thing, int] = {}
+
+    def of(self, thing: Thing) -> int:
+        """Returns the number of a thing."""
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+    def of_all(self, things: Iterable[Thing]) -> list[int]:
+        """Returns the number of each."""
+        numbers = self._numbers
+        return [numbers.setdefault(thing, len(numbers)) for thing in things]
+
+
+class Decisions:
+    """Tells those who want them the decisions of one core after the other."""
+
+    def __init__(self, audience: Audience, told: ToldRequests) -> None:
+        self.clock = Clock(audience)
+        """The clock that cores go by."""
+        self.n_cores = 0
+        """Cores that were made."""
+        self._audience = audience
+        self._told = told
+        self._tokens: Numbering[int] = Numbering()
+        self._scopes: Numbering[bytes] = Numbering()
+        self._grammars: Numbering[bytes] = Numbering()
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether anybody is told."""
+        return self._audience.wants_decisions
+
+    def begin(self) -> None:
+        """Notes that a call into a core begins: what was read off the clock before is not its."""
+        self.clock.forget_readings()
+
+    def tell(self, core_number: int, **decision: Any) -> None:
+        """Tells the decision of a call that has ended; it has the name of its field."""
+        event = watch_pb2.DecisionEvent(
+            core_number=core_number, clock_s=self.clock.take_readings(), **decision
+        )
+        self._audience.tell(watch_pb2.WatchEvent(decision=event))
+
+    def number(self, request: Request) -> int:
+        """Returns the number by which a request is told."""
+        return self._told.number(request)
+
+    def tokens(self, token_ids: Iterable[int]) -> list[int]:
+        """Returns the numbers by which tokens are told."""
+        return self._tokens.of_all(token_ids)
+
+    def submission(self, request: Request) -> watch_pb2.SubmissionDecision:
+        """Returns what the core looks at of a request that has just come."""
+        result = watch_pb2.SubmissionDecision(
+            number=self.number(request),
+            prompt_token_ids=self.tokens(request.prompt_token_ids),
+            generated_token_ids=self.tokens(request.generated_token_ids),
+            max_new_tokens=request.max_new_tokens,
+            stop_token_ids=self.tokens(sorted(request.stop_token_ids)),
+            n_losses=request.n_losses,
+            priority=request.priority,
+            n_option_bytes=len(request.sampling),
+            has_drafts=request.speculation is not None,
+            has_prompt_logprobs=request.n_prompt_logprobs is not None,
+        )
+        if request.account is not None:
+            result.account = request.account.name
+            result.weight = request.account.limits.weight
+        if request.cache_scope is not None:
+            result.scope = self._scopes.of(request.cache_scope)
+        if request.grammar_digest is not None:
+            result.grammar = self._grammars.of(request.grammar_digest)
+        return result

@@ -1,0 +1,115 @@
+"""Tells what happens to one epoch: that it serves, its iterations, that it was lost."""
+
+from collections.abc import Collection, Sequence
+
+from orcinus.v1 import watch_pb2, worker_pb2
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import Request
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.iteration_events import IterationTeller
+from services.scheduler.watching.pool_events import PoolTeller
+from services.scheduler.watching.told_requests import ToldRequests
+
+
+class EpochTeller:
+    """An iteration observer that tells the audience."""
+
+    def __init__(
+        self,
+        audience: Audience,
+        told: ToldRequests,
+        pool: PoolTeller,
+        *,
+        settings: SchedulerSettings,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+    ) -> None:
+        self.has_opened = False
+        """Whether the pipeline has served."""
+        self._audience = audience
+        self._told = told
+        self._pool = pool
+        self._settings = settings
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._iterations = IterationTeller(
+            audience, told, epoch=pipeline.epoch, n_stages=pipeline.n_stages
+        )
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """The requests in the pool."""
+        return list(self._scheduler.pool)
+
+    def opened(self) -> None:
+        """Tells that the pipeline serves, and of whom it is careful."""
+        self.has_opened = True
+        self._pool.pool = self._scheduler.pool
+        if not self._audience.is_there:
+            return
+        self._audience.tell(watch_pb2.WatchEvent(epoch=self.event()))
+        suspects = [request for request in self._scheduler.pool if request.is_suspect]
+        if suspects:
+            self.mark(
+                watch_pb2.MARK_KIND_SUSPECTS,
+                "were on board of a pipeline that was lost, and are admitted one at a time",
+                suspects,
+            )
+        self._pool.note_change()
+
+    def sent(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Begins an iteration."""
+        self._iterations.sent(batch, scheduler)
+        self._pool.note_change()
+
+    def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
+        """Adds what an iteration has brought."""
+        self._iterations.returned(iteration, updates)
+        self._pool.note_change()
+
+    def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
+        """Adds how a stage spent an iteration."""
+        self._iterations.timed(stage_index, timing)
+
+    def closed(self, loss: str | None) -> None:
+        """Tells that the pipeline was lost, if it served and was."""
+        if loss is not None and self.has_opened and self._audience.is_there:
+            # What follows the first colon is from others, and may name addresses.
+            text = loss.partition(":")[0]
+            self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)
+
+    def mark(
+        self,
+        kind: watch_pb2.MarkKind,
+        text: str,
+        requests: Collection[Request] = (),
+    ) -> None:
+        """Tells of a point in time, and of whom it concerns."""
+        numbers = [self._told.number(request) for request in requests]
+        epoch = self._pipeline.epoch
+        mark = watch_pb2.MarkEvent(kind=kind, epoch=epoch, text=text, numbers=numbers)
+        self._audience.tell(watch_pb2.WatchEvent(mark=mark))
+
+    def event(self) -> watch_pb2.EpochEvent:
+        """Returns what the pipeline is, and how it is scheduled."""
+        pipeline, scheduler, settings = self._pipeline, self._scheduler, self._settings
+        policy, kv_manager = scheduler.policy, scheduler.kv_manager
+        return watch_pb2.EpochEvent(
+            epoch=pipeline.epoch,
+            model=pipeline.first.model,
+            n_stages=pipeline.n_stages,
+            tp_size=pipeline.first.tp_size,
+            n_slots=kv_manager.n_slots,
+            block_size=kv_manager.block_size,
+            max_batch_size=policy.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens if policy.name == "chunked" else 0,
+            pipeline_depth=scheduler.pipeline_depth,
+            policy=policy.name,
+            order=settings.order,
+            admission=settings.admission,
+            max_requests=scheduler.pool.max_requests,
+        )

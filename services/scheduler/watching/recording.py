@@ -1,0 +1,138 @@
+"""A recording: all that is told, decisions included, in a file of JSON lines.
+
+Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not hold
+up the scheduler. A disk that is full ends the recording and nothing else. The file of a scheduler
+that was here before is kept beside it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from orcinus.v1 import watch_pb2
+
+from services.common.errors import Unavailable
+from services.common.watch_json import HEADER, to_json
+from services.scheduler.watching.watcher import Watcher
+from services.scheduler.watching.watching import Watching
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 256 * 2**20
+"""Bytes of a recording at most."""
+
+MAX_PENDING_BYTES = 64 * 2**20
+"""Bytes of events that wait to be written at most; then the recording ends."""
+
+END_BYTES = 512
+"""Bytes that are kept free for the last line."""
+
+END_LIMIT_S = 5.0
+"""Seconds in which the last events must have been written."""
+
+
+class RecordingFull(Exception):
+    """The recording is as long as it may be."""
+
+
+class Recording:
+    """The file of one recording."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        """Opens the file; one that is there becomes `NAME.1`.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        self._path = path
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        if path.is_file():
+            path.replace(path.with_name(f"{path.name}.1"))
+        self._file: IO[bytes] = path.open("wb")
+        self._write_line(HEADER)
+
+    def write(self, message: watch_pb2.WatchResponse) -> None:
+        """Writes events.
+
+        Raises:
+            RecordingFull: they were too many, and there is a last line that says so.
+            OSError: they could not be written.
+        """
+        for event in message.events:
+            line = _line_of(to_json(event))
+            if self._n_bytes + len(line) + END_BYTES > self._max_bytes:
+                text = f"the recording has its limit of {self._max_bytes} bytes"
+                self.end(text)
+                raise RecordingFull(text)
+            self._n_bytes += len(line)
+            self._file.write(line)
+        self._file.flush()
+
+    def end(self, text: str) -> None:
+        """Writes the last line, and closes the file.
+
+        Raises:
+            OSError: the line could not be written.
+        """
+        with self._file:
+            self._write_line({"type": "end", "text": text})
+
+    def close(self) -> None:
+        """Closes the file as it is."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write_line(self, value: Mapping[str, Any]) -> None:
+        line = _line_of(value)
+        self._n_bytes += len(line)
+        self._file.write(line)
+
+
+@contextlib.asynccontextmanager
+async def recorded(
+    watching: Watching, path: Path, *, max_bytes: int = MAX_BYTES
+) -> AsyncIterator[None]:
+    """Records what happens inside the block.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    recording = await asyncio.to_thread(Recording, path, max_bytes=max_bytes)
+    with watching.watch(has_decisions=True, max_pending_bytes=MAX_PENDING_BYTES) as watcher:
+        writing = asyncio.create_task(_write(recording, watcher), name="recording")
+        try:
+            yield
+        finally:
+            watcher.end("the scheduler stopped")
+            try:
+                await asyncio.wait_for(writing, END_LIMIT_S)
+            except TimeoutError:
+                log.warning("the end of the recording could not be written in time")
+
+
+async def _write(recording: Recording, watcher: Watcher) -> None:
+    """Writes until the watch is over, or nothing more can be written."""
+    try:
+        while True:
+            try:
+                message = await watcher.next_message()
+            except Unavailable as over:
+                await asyncio.to_thread(recording.end, over.message)
+                return
+            await asyncio.to_thread(recording.write, message)
+    except RecordingFull as full:
+        log.warning("the recording has ended: %s", full)
+    except OSError as error:
+        log.error("the recording has ended: %s", error)
+        recording.close()
+    finally:
+        watcher.end("nothing more is written")
+
+
+def _line_of(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,111 @@
+"""Tells the turns of requests' lives."""
+
+from collections.abc import Callable
+
+from orcinus.v1 import scheduler_pb2, watch_pb2
+
+from services.common.errors import OrcinusError
+from services.scheduler.core.request import FinishReason, Request, RequestState
+from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.told_requests import ToldRequests
+
+REASONS = {
+    FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
+    FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
+    FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
+    FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
+    FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
+}
+
+
+class RequestTeller:
+    """A request observer that tells the audience."""
+
+    def __init__(
+        self, audience: Audience, told: ToldRequests, *, note_change: Callable[[], None]
+    ) -> None:
+        """`note_change` is called when the pool has changed."""
+        self._audience = audience
+        self._told = told
+        self._note_change = note_change
+
+    def submitted(self, request: Request, submission: scheduler_pb2.Submission) -> None:
+        """Tells that a request waits."""
+        if self._audience.is_there:
+            self._tell(self.whole(request, watch_pb2.REQUEST_TURN_WAITING))
+
+    def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
+        """Tells nothing: it has no number."""
+
+    def admitted(self, request: Request) -> None:
+        """Tells that a request runs, and what it need not compute."""
+        if self._audience.is_there:
+            event = self._change(request, watch_pb2.REQUEST_TURN_ADMITTED)
+            event.n_cached_tokens = request.n_cached_tokens
+            self._tell(event)
+
+    def first_token(self, request: Request) -> None:
+        """Tells nothing: the iteration says so."""
+
+    def suspended(self, request: Request) -> None:
+        """Tells that a request lost its pipeline."""
+        self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
+
+    def put_down(self, request: Request) -> None:
+        """Tells that a request gave up its memory."""
+        self._tell_put_down(request, watch_pb2.REQUEST_TURN_PUT_DOWN)
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        """Tells that a request has ended, and why."""
+        self._end(request, REASONS[reason])
+
+    def failed(self, request: Request) -> None:
+        """Tells that a request ended as UNAVAILABLE."""
+        self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
+
+    def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:
+        """Returns an event with all that there is to say of a request."""
+        event = self._change(request, turn)
+        event.request_id = request.request_id
+        event.n_prompt_tokens = request.n_prompt_tokens
+        event.max_new_tokens = request.max_new_tokens
+        event.n_cached_tokens = request.n_cached_tokens
+        event.priority = request.priority
+        if request.account is not None:
+            event.account = request.account.name
+        return event
+
+    def _tell_put_down(self, request: Request, turn: watch_pb2.RequestTurn) -> None:
+        if (told := self._told.get(request)) is not None:
+            told.put_down()
+        if self._audience.is_there:
+            self._tell(self._change(request, turn))
+
+    def _end(self, request: Request, reason: scheduler_pb2.CompletionReason) -> None:
+        if self._audience.is_there:
+            event = self._change(request, watch_pb2.REQUEST_TURN_ENDED)
+            event.reason = reason
+            self._tell(event)
+        self._told.forget(request)
+
+    def _change(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:
+        return watch_pb2.RequestEvent(
+            number=self._told.number(request),
+            turn=turn,
+            n_generated_tokens=len(request.generated_token_ids),
+        )
+
+    def _tell(self, event: watch_pb2.RequestEvent) -> None:
+        self._audience.tell(watch_pb2.WatchEvent(request=event))
+        self._note_change()
+
+
+def turn_of(request: Request) -> watch_pb2.RequestTurn:
+    """Returns what a request in the pool is now."""
+    if request.state is not RequestState.INITIATION:
+        return watch_pb2.REQUEST_TURN_ADMITTED
+    if request.n_put_downs:
+        return watch_pb2.REQUEST_TURN_PUT_DOWN
+    if request.n_losses or request.generated_token_ids:
+        return watch_pb2.REQUEST_TURN_SUSPENDED
+    return watch_pb2.REQUEST_TURN_WAITING

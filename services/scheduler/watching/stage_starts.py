@@ -1,0 +1,46 @@
+"""When each stage began an iteration, by the durations that stages report.
+
+Clocks of other machines are not asked. A stage begins when the one before it has handed on its
+activations, and the stage itself is done with the iteration before; the first one begins when the
+plan is sent. So it is concluded from front to back, and again from back to front, where the result
+came when the last stage was done: no stage begins later than leaves time for those after it. What
+plans and results took on their way counts as time after the last stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """What a stage did for an iteration, in nanoseconds."""
+
+    compute_ns: int
+    send_ns: int
+
+
+class StageStarts:
+    """The stages of one epoch, and when each was done with its last iteration."""
+
+    def __init__(self, n_stages: int) -> None:
+        self._done_ns = [0] * n_stages
+
+    def starts(self, sent_ns: int, round_trip_ns: int, times: Sequence[StageTime]) -> list[int]:
+        """Returns when each stage began to compute, in nanoseconds since the plan was sent.
+
+        `sent_ns` is when that was; iterations come in their order.
+        """
+        starts: list[int] = []
+        ready_ns = 0
+        for done_ns, stage in zip(self._done_ns, times, strict=True):
+            start_ns = max(ready_ns, done_ns - sent_ns)
+            starts.append(start_ns)
+            ready_ns = start_ns + stage.compute_ns + stage.send_ns
+        latest_ns = round_trip_ns
+        for index in range(len(times) - 1, -1, -1):
+            is_last = index == len(times) - 1
+            latest_ns -= times[index].compute_ns + (0 if is_last else times[index].send_ns)
+            latest_ns = starts[index] = max(0, min(starts[index], latest_ns))
+        for index, stage in enumerate(times):
+            self._done_ns[index] = sent_ns + starts[index] + stage.compute_ns
+        return starts

@@ -1,0 +1,60 @@
+"""The requests of which something was told: their numbers, and how far they were computed.
+
+A number is given when a request is told for the first time, and never again to another one. What is
+known of a request is forgotten when it ends.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.core.request import Request
+
+
+@dataclass(slots=True)
+class ToldRequest:
+    """A request of which something was told."""
+
+    number: int
+    n_computed: int = 0
+    """Tokens whose keys and values are there, or on their way."""
+    n_lost: int = 0
+    """Tokens whose keys and values were there, and had to be given up."""
+
+    def put_down(self) -> None:
+        """Notes that the keys and values are gone."""
+        self.n_lost = max(self.n_lost, self.n_computed)
+        self.n_computed = 0
+
+
+class ToldRequests:
+    """The told requests that have not ended."""
+
+    def __init__(self) -> None:
+        self._told: dict[Request, ToldRequest] = {}
+        self._n_numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def of(self, request: Request) -> ToldRequest:
+        """Returns what is known of a request, which has a number from now on."""
+        told = self._told.get(request)
+        if told is None:
+            self._n_numbers += 1
+            n_lost = max(0, request.n_tokens - 1) if request.generated_token_ids else 0
+            told = ToldRequest(self._n_numbers, request.n_scheduled, n_lost)
+            if request.is_decoding:
+                told.n_lost = 0
+            self._told[request] = told
+        return told
+
+    def number(self, request: Request) -> int:
+        """Returns the number of a request."""
+        return self.of(request).number
+
+    def get(self, request: Request) -> ToldRequest | None:
+        """Returns what is known of a request, if anything was told of it."""
+        return self._told.get(request)
+
+    def forget(self, request: Request) -> None:
+        """Forgets a request that has ended."""
+        self._told.pop(request, None)

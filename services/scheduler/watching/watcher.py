@@ -1,0 +1,97 @@
+"""A watcher: the events that wait for it, in messages of a tenth of a second."""
+
+import asyncio
+from collections import deque
+
+from orcinus.v1 import watch_pb2
+
+from services.common.errors import Unavailable
+
+BATCH_S = 0.1
+"""Seconds for which events wait for others to come with them."""
+
+MAX_PENDING_BYTES = 16 * 2**20
+"""Bytes of events that wait for a watcher at most; watchers share them."""
+
+MAX_MESSAGE_BYTES = 2**19
+"""Bytes of events after which another message begins; gRPC takes eight times as much."""
+
+EVENT_BYTES = 200
+"""Bytes that an event counts for besides its content."""
+
+
+class Watcher:
+    """The events that one watcher has yet to get. One that does not keep up is let go."""
+
+    def __init__(
+        self,
+        *,
+        has_decisions: bool = False,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        batch_s: float = BATCH_S,
+    ) -> None:
+        self.has_decisions = has_decisions
+        """Whether it is told decisions too."""
+        self.is_gone = False
+        """Whether it is told nothing more."""
+        self._max_pending_bytes = max_pending_bytes
+        self._batch_s = batch_s
+        self._pending: deque[tuple[watch_pb2.WatchEvent, int]] = deque()
+        self._n_pending_bytes = 0
+        self._has_news = asyncio.Event()
+        self._is_over = asyncio.Event()
+        self._end = ""
+
+    @property
+    def n_pending(self) -> int:
+        """Number of events that wait."""
+        return len(self._pending)
+
+    def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:
+        """Adds an event of so many bytes, unless too much waits already: then the watcher goes."""
+        if self.is_gone:
+            return
+        n_bytes += EVENT_BYTES
+        if self._n_pending_bytes + n_bytes > self._max_pending_bytes and self._pending:
+            self._pending.clear()  # they may never be read
+            self._n_pending_bytes = 0
+            self.end("the watcher does not keep up")
+            return
+        self._pending.append((event, n_bytes))
+        self._n_pending_bytes += n_bytes
+        self._has_news.set()
+
+    def end(self, reason: str) -> None:
+        """Adds no more; what waits still goes out."""
+        if not self.is_gone:
+            self.is_gone, self._end = True, reason
+            self._is_over.set()
+            self._has_news.set()
+
+    async def next_message(self) -> watch_pb2.WatchResponse:
+        """Waits for events, and a little for more of them; returns them in their order.
+
+        Raises:
+            Unavailable: there are no more; says why.
+        """
+        await self._has_news.wait()
+        if self._n_pending_bytes < MAX_MESSAGE_BYTES and not self.is_gone:
+            await self._until_over(self._batch_s)
+        message, n_bytes = watch_pb2.WatchResponse(), 0
+        while self._pending and n_bytes < MAX_MESSAGE_BYTES:
+            event, n_its = self._pending.popleft()
+            message.events.append(event)
+            n_bytes += n_its
+        self._n_pending_bytes -= n_bytes
+        if not n_bytes:
+            raise Unavailable(f"no more events: {self._end}")
+        if not self._pending and not self.is_gone:
+            self._has_news.clear()
+        return message
+
+    async def _until_over(self, time_s: float) -> None:
+        try:
+            async with asyncio.timeout(time_s):
+                await self._is_over.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,91 @@
+"""Watching: what is told of requests and epochs, and to whom.
+
+A watch begins with what there is: the epoch, each request in the pool, the order of the pool. It
+goes on across epochs, until this scheduler no longer leads or the watcher does not keep up.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from orcinus.v1 import watch_pb2
+
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.decisions import Decisions
+from services.scheduler.watching.epoch_events import EpochTeller
+from services.scheduler.watching.pool_events import PoolTeller
+from services.scheduler.watching.request_events import RequestTeller, turn_of
+from services.scheduler.watching.told_requests import ToldRequests
+from services.scheduler.watching.watcher import MAX_PENDING_BYTES, Watcher
+
+
+class Watching:
+    """All that is told by one scheduler process."""
+
+    def __init__(
+        self, settings: SchedulerSettings, *, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._settings = settings
+        self._audience = Audience(wall_ns=wall_ns)
+        self._told = ToldRequests()
+        self._pool = PoolTeller(self._audience, self._told)
+        self._epoch: EpochTeller | None = None
+        self.decisions = Decisions(self._audience, self._told)
+        """Tells what cores decide."""
+        self.requests = RequestTeller(
+            self._audience, self._told, note_change=self._pool.note_change
+        )
+        """The observer of all requests."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody watches."""
+        return self._audience.is_there
+
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
+        """Returns the observer of an epoch that is about to form."""
+        self._epoch = EpochTeller(
+            self._audience,
+            self._told,
+            self._pool,
+            settings=self._settings,
+            pipeline=pipeline,
+            scheduler=scheduler,
+        )
+        return self._epoch
+
+    @contextlib.contextmanager
+    def watch(
+        self, *, has_decisions: bool = False, max_pending_bytes: int = MAX_PENDING_BYTES
+    ) -> Iterator[Watcher]:
+        """Yields a watcher, which is told what there is and what happens inside the block."""
+        watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
+        if self._epoch is not None:
+            self._tell_all(watcher, self._epoch)
+        self._audience.join(watcher)
+        try:
+            yield watcher
+        finally:
+            self._audience.leave(watcher)
+
+    def drain(self) -> None:
+        """Tells that no more requests are taken."""
+        if self._epoch is not None and self._audience.is_there:
+            self._epoch.mark(watch_pb2.MARK_KIND_DRAINING, "the scheduler takes no more requests")
+
+    def end(self, reason: str) -> None:
+        """Lets all watchers go."""
+        self._audience.end(reason)
+
+    def _tell_all(self, watcher: Watcher, epoch: EpochTeller) -> None:
+        to = (watcher,)
+        self._audience.tell(watch_pb2.WatchEvent(epoch=epoch.event()), to)
+        for request in epoch.requests:
+            turn = self.requests.whole(request, turn_of(request))
+            self._audience.tell(watch_pb2.WatchEvent(request=turn), to)
+        if self._pool.pool is not None:
+            pool = self._pool.event_of(self._pool.pool)
+            self._audience.tell(watch_pb2.WatchEvent(pool=pool), to)

@@ -1,0 +1,148 @@
+"""A scheduling core on a made-up pipeline, and what those who watch are told of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
+
+from services.scheduler.core.accounts import Account
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.leader import build_order, build_scheduler
+from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.epoch_events import EpochTeller
+from services.scheduler.watching.watched_scheduler import WatchedScheduler
+from services.scheduler.watching.watcher import Watcher
+from services.scheduler.watching.watching import Watching
+from tests.fakes import describe_stage
+
+NOTHING = scheduler_pb2.Submission()
+
+
+def pipeline_of(n_stages: int, *, epoch: int = 1) -> Pipeline:
+    """A pipeline of stages that nobody serves."""
+    members = [Member(f"stage{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
+    return Pipeline("test", epoch, tuple(members))
+
+
+@dataclass
+class Play:
+    """One pipeline after the other."""
+
+    settings: SchedulerSettings = field(
+        default_factory=lambda: SchedulerSettings(n_stages=1, max_batch_size=4)
+    )
+
+    def __post_init__(self) -> None:
+        self.watching = Watching(self.settings)
+        self.pool = RequestPool(
+            max_requests=self.settings.max_requests,
+            order=build_order(self.settings, now=self.watching.decisions.clock),
+        )
+        self.scheduler: Scheduler
+        self.epoch: EpochTeller
+        self.n_epochs = 0
+
+    def open(self) -> None:
+        """Lets a pipeline serve."""
+        self.n_epochs += 1
+        pipeline = pipeline_of(self.settings.n_stages or 1, epoch=self.n_epochs)
+        make = partial(WatchedScheduler, decisions=self.watching.decisions)
+        self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
+        self.epoch = self.watching.observe(pipeline, self.scheduler)
+        self.epoch.opened()
+        self.note(self.scheduler.adopt())
+
+    def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
+        """Loses the pipeline."""
+        self.epoch.closed(why)
+        begun, ends = self.scheduler.suspend()
+        for request in begun:
+            self.watching.requests.suspended(request)
+        self.note(ends)
+
+    def submit(
+        self,
+        name: str,
+        *,
+        prompt: Sequence[int] = (1, 2, 3),
+        max_new_tokens: int = 4,
+        account: Account | None = None,
+        priority: int = 0,
+        **fields: Any,
+    ) -> Request:
+        """Puts a request into the pool."""
+        request = Request(
+            RequestId(name),
+            prompt,
+            max_new_tokens,
+            account=account,
+            priority=priority,
+            **{"speculation": Speculation(), **fields},
+        )
+        self.scheduler.submit(request)
+        self.watching.requests.submitted(request, NOTHING)
+        return request
+
+    def send(self) -> Batch:
+        """Sends the next batch, of which there must be one."""
+        batch = self.try_to_send()
+        assert batch is not None
+        return batch
+
+    def try_to_send(self) -> Batch | None:
+        """Sends the next batch, if there is one."""
+        batch = self.scheduler.select()
+        if batch is None:
+            return None
+        for request in self.scheduler.take_put_down():
+            self.watching.requests.put_down(request)
+        for span in batch.spans:
+            if span.is_admission:
+                self.watching.requests.admitted(span.request)
+        self.epoch.sent(batch, self.scheduler)
+        return batch
+
+    def give_back(self, batch: Batch, *token_ids: int) -> None:
+        """Lets a batch return with these tokens, over and over."""
+        n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
+        tokens = islice(cycle(token_ids or (5,)), n_sampled)
+        updates = self.scheduler.apply(batch.iteration, list(tokens))
+        self.note(updates)
+        self.epoch.returned(batch.iteration, updates, self.scheduler)
+
+    def time(self, batch: Batch, stage_index: int = 0, compute_ns: int = 77) -> None:
+        """Lets a stage say how long it took."""
+        timing = worker_pb2.IterationTiming(iteration=batch.iteration, compute_ns=compute_ns)
+        self.epoch.timed(stage_index, timing)
+
+    def run(self, n_iterations: int = 1) -> None:
+        """Runs iterations from beginning to end."""
+        for _ in range(n_iterations):
+            batch = self.send()
+            self.give_back(batch)
+            for stage_index in range(self.settings.n_stages or 1):
+                self.time(batch, stage_index)
+
+    def note(self, updates: Sequence[Update]) -> None:
+        """Tells of the requests that have ended."""
+        for update in updates:
+            if update.finish_reason is not None:
+                self.watching.requests.ended(update.request, update.finish_reason)
+
+
+async def told(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
+    """All that waits for a watcher."""
+    return list((await watcher.next_message()).events)
+
+
+def kinds(events: Sequence[watch_pb2.WatchEvent]) -> list[str]:
+    """What the events are."""
+    return [event.WhichOneof("event") or "" for event in events]

@@ -1,0 +1,215 @@
+"""A core that is run again on its decisions comes to the same batches, whatever happened to it."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orcinus.v1 import watch_pb2
+
+from services.common.watch_json import HEADER, to_json
+from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import Request
+from services.scheduler.replay import NotARecording, replay
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.replaying import Difference, NotReplayable
+from services.scheduler.watching.watcher import Watcher
+from tests.scheduler.watching.play import Play
+
+SETTINGS = st.builds(
+    SchedulerSettings,
+    n_stages=st.sampled_from([1, 2]),
+    policy=st.sampled_from(["orca", "chunked"]),
+    order=st.sampled_from(["fcfs", "fair"]),
+    admission=st.sampled_from(["reserve", "optimistic"]),
+    prefix_cache=st.booleans(),
+    ageing_s=st.sampled_from([1e-6, 30.0]),
+    max_batch_size=st.sampled_from([1, 3]),
+    max_batch_tokens=st.sampled_from([4, 32]),
+    n_slots=st.sampled_from([32, 80]),
+)
+
+
+class Chance:
+    """A life of a scheduler by chance."""
+
+    def __init__(self, settings: SchedulerSettings, seed: int) -> None:
+        self.play = Play(settings)
+        self._source = random.Random(seed)
+        self._requests: list[Request] = []
+        self._in_flight: list[Batch] = []
+        self._accounts = [Account(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
+
+    def run(self, n_steps: int) -> None:
+        """Lets some things happen."""
+        steps: list[Callable[[], None]] = [self._submit] * 3 + [self._send] * 6
+        steps += [self._return] * 6 + [self._cancel, self._expire, self._lose]
+        self.play.open()
+        for _ in range(n_steps):
+            self._source.choice(steps)()
+        while self._in_flight:
+            self._return()
+
+    def _submit(self) -> None:
+        source = self._source
+        self._requests.append(
+            self.play.submit(
+                str(len(self._requests)),
+                prompt=[1000 + source.randrange(2) for _ in range(source.randrange(1, 14))],
+                max_new_tokens=source.randrange(1, 12),
+                priority=source.randrange(-1, 2),
+                account=source.choice([None, *self._accounts]),
+                stop_token_ids=frozenset({999}),
+                cache_scope=source.choice([None, b"one", b"another"]),
+                grammar_digest=source.choice([None, None, b"x", b"y"]),
+            )
+        )
+
+    def _send(self) -> None:
+        batch = self.play.try_to_send()
+        if batch is not None:
+            self._in_flight.append(batch)
+
+    def _return(self) -> None:
+        if self._in_flight:
+            tokens = [self._source.choice([1000, 1001, 1001, 999]) for _ in range(7)]
+            self.play.give_back(self._in_flight.pop(0), *tokens)
+
+    def _cancel(self) -> None:
+        if self._requests:
+            self.play.note(self.play.scheduler.cancel(self._source.choice(self._requests)))
+
+    def _expire(self) -> None:
+        waiting = list(self.play.pool.order)
+        if waiting:
+            self.play.submit("late", deadline=0.0)
+            self.play.note(self.play.scheduler.expire(1.0))
+
+    def _lose(self) -> None:
+        self.play.lose()
+        self._in_flight.clear()
+        self.play.open()
+
+
+def lines_of(watcher: Watcher) -> list[bytes]:
+    """The lines of a recording with all that a watcher was told."""
+    return [
+        json.dumps(value).encode() + b"\n"
+        for value in (HEADER, *(to_json(event) for event in asyncio.run(all_of(watcher))))
+    ]
+
+
+async def all_of(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
+    """All that waits for a watcher."""
+    watcher.end("over")
+    events: list[watch_pb2.WatchEvent] = []
+    while watcher.n_pending:
+        events += (await watcher.next_message()).events
+    return events
+
+
+def recording(settings: SchedulerSettings, seed: int, n_steps: int) -> list[bytes]:
+    """The lines of a recording of a life by chance."""
+
+    async def run() -> Watcher:
+        chance = Chance(settings, seed)
+        with chance.play.watching.watch(has_decisions=True) as watcher:
+            chance.run(n_steps)
+        return watcher
+
+    return lines_of(asyncio.run(run()))
+
+
+@given(SETTINGS, st.integers(0, 2**32))
+def test_a_replay_comes_to_the_same_batches(settings: SchedulerSettings, seed: int) -> None:
+    lines = recording(settings, seed, 80)
+    n_batches = sum(b'"selection": {"iteration"' in line for line in lines)
+    assert replay(lines).n_batches == n_batches
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    """A recording."""
+    settings = SchedulerSettings(n_stages=2, max_batch_size=3, n_slots=80)
+    return recording(settings, 1, 200)
+
+
+def changed(
+    lines: list[bytes], field: str, change: Callable[[Any], Any], place: int
+) -> list[bytes]:
+    """A recording in which one decision of a kind is another."""
+    found = [index for index, line in enumerate(lines) if f'"{field}"'.encode() in line]
+    value = json.loads(lines[found[place]])
+    value[field] = change(value[field])
+    return [
+        *lines[: found[place]],
+        json.dumps(value).encode() + b"\n",
+        *lines[found[place] + 1 :],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "said"),
+    [
+        ("submission", lambda it: {**it, "prompt_token_ids": [1] * 9}, "iteration"),
+        ("selection", lambda it: {**it, "numbers": [77]}, r"numbers is \[77\] in the recording"),
+        ("result", lambda it: {**it, "token_ids": []}, "0 tokens"),
+    ],
+    ids=["request", "batch", "tokens"],
+)
+def test_a_file_that_was_changed_is_found_out(
+    lines: list[bytes], field: str, change: Callable[[Any], Any], said: str
+) -> None:
+    with pytest.raises(Difference, match=said) as caught:
+        replay(changed(lines, field, change, 0))
+    assert str(caught.value).startswith("line ")
+
+
+def test_a_decision_that_is_missing_is_found_out(lines: list[bytes]) -> None:
+    results = [index for index, line in enumerate(lines) if b'"result"' in line]
+    with pytest.raises(Difference):
+        replay(lines[: results[2]] + lines[results[2] + 1 :])
+
+
+def test_recordings_have_no_tokens(lines: list[bytes]) -> None:
+    numbers: set[int] = set()
+    for line in lines:
+        numbers.update(json.loads(line).get("submission", {}).get("prompt_token_ids", ()))
+    assert numbers < set(range(6)), "the prompts are of five tokens, 1000 and 1001 among them"
+
+
+def test_a_recording_that_ends_within_a_line_is_replayed_so_far(lines: list[bytes]) -> None:
+    assert replay([*lines[:-1], lines[-1][:5]]).n_batches > 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([b"hello\n"], "line 1 is not JSON"),
+        ([b'{"a": 1}\n'], "line 1 is no event"),
+        ([b'{"type": "epoch"}\n'], "not that of a recording"),
+        ([b'{"type": "recording", "version": 2}\n'], "version 2"),
+        ([json.dumps(HEADER).encode() + b"\n", b"[]\n"], "line 2 is no event"),
+        (
+            [json.dumps(HEADER).encode() + b"\n", b'{"type": "decision", "x": 1}\n'],
+            "line 2 is no decision",
+        ),
+    ],
+)
+def test_what_is_no_recording_is_refused(lines: list[bytes], said: str) -> None:
+    with pytest.raises(NotARecording, match=said):
+        replay(lines)
+
+
+def test_a_recording_without_all_decisions_is_refused(lines: list[bytes]) -> None:
+    without = [line for line in lines if b'"type": "decision"' not in line]
+    with pytest.raises(NotReplayable, match="no decisions"):
+        replay(without)
+    cores = [index for index, line in enumerate(lines) if b'"core"' in line]
+    with pytest.raises(NotReplayable, match="does not begin with the first decision"):
+        replay([lines[0], *lines[cores[0] + 1 :]])

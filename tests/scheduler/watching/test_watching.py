@@ -1,0 +1,184 @@
+"""What a watch tells: first what there is, then what happens, across epochs."""
+
+import asyncio
+import contextlib
+from typing import Literal
+
+import pytest
+from orcinus.v1 import scheduler_pb2, watch_pb2
+
+from services.common.watch_json import to_json
+from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.watcher import Watcher
+from services.scheduler.watching.watching import Watching
+from tests.scheduler.watching.play import Play, kinds, told
+
+
+async def until_quiet(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
+    """All that comes until nothing has come for a while."""
+    events: list[watch_pb2.WatchEvent] = []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            events += await asyncio.wait_for(told(watcher), 0.6)
+    return events
+
+
+async def test_a_watch_begins_with_the_epoch_the_requests_and_the_pool() -> None:
+    play = Play()
+    play.open()
+    play.submit("a", max_new_tokens=9, priority=-1)
+    play.send()
+    play.submit("b", account=Account(AccountLimits(weight=2.0), name="k"))
+    with play.watching.watch() as watcher:
+        epoch, first, second, pool = await told(watcher)
+    assert to_json(epoch)["epoch"] == 1
+    assert (epoch.epoch.model, epoch.epoch.n_stages, epoch.epoch.n_slots) == ("fake", 1, 200)
+    assert (epoch.epoch.policy, epoch.epoch.order, epoch.epoch.max_batch_tokens) == (
+        "chunked",
+        "fair",
+        512,
+    )
+    assert {key: value for key, value in to_json(first).items() if key != "t"} == {
+        "type": "request",
+        "number": 2,
+        "turn": "waiting",
+        "request_id": "b",
+        "n_prompt_tokens": 3,
+        "max_new_tokens": 4,
+        "account": "k",
+    } | {"number": first.request.number}
+    assert second.request.turn == watch_pb2.REQUEST_TURN_ADMITTED
+    assert (second.request.request_id, second.request.priority) == ("a", -1)
+    assert list(pool.pool.waiting) == [first.request.number]
+    assert list(pool.pool.running) == [second.request.number]
+    accounts = {one.account: one for one in pool.pool.accounts}
+    assert accounts["k"].weight == 2
+    assert (accounts["k"].n_waiting, accounts["k"].n_running) == (1, 0)
+    assert accounts[""].counter == 3, "its prompt was charged"
+
+
+async def test_a_watch_that_begins_before_the_first_epoch_is_told_of_it() -> None:
+    play = Play()
+    with play.watching.watch() as watcher:
+        play.open()
+        assert kinds(await told(watcher)) == ["epoch", "pool"]
+
+
+async def test_a_request_is_told_from_waiting_to_its_end() -> None:
+    play = Play()
+    play.open()
+    with play.watching.watch() as watcher:
+        play.submit("a", max_new_tokens=1)
+        play.run()
+        turns = [e.request for e in await told(watcher) if e.HasField("request")]
+    assert [turn.turn for turn in turns] == [
+        watch_pb2.REQUEST_TURN_WAITING,
+        watch_pb2.REQUEST_TURN_ADMITTED,
+        watch_pb2.REQUEST_TURN_ENDED,
+    ]
+    assert len({turn.number for turn in turns}) == 1
+    assert turns[0].request_id == "a"
+    assert turns[2].reason == scheduler_pb2.COMPLETION_REASON_LENGTH
+    assert turns[2].n_generated_tokens == 1
+
+
+async def test_a_loss_is_marked_without_addresses_and_the_watch_goes_on() -> None:
+    play = Play()
+    play.open()
+    with play.watching.watch() as watcher:
+        play.submit("a", max_new_tokens=9)
+        play.run(3)
+        play.send()
+        play.lose()
+        play.open()
+        play.run()
+        events = await told(watcher)
+    lost, suspects = [event.mark for event in events if event.HasField("mark")]
+    assert (lost.kind, lost.text, lost.epoch) == (watch_pb2.MARK_KIND_LOST, "stage 0 is gone", 1)
+    assert suspects.kind == watch_pb2.MARK_KIND_SUSPECTS
+    assert list(suspects.numbers) == list(lost.numbers) == [1]
+    turns = [event.request.turn for event in events if event.HasField("request")]
+    assert turns[-2:] == [watch_pb2.REQUEST_TURN_SUSPENDED, watch_pb2.REQUEST_TURN_ADMITTED]
+    assert [event.epoch.epoch for event in events if event.HasField("epoch")] == [1, 2]
+    last = [event.iteration for event in events if event.HasField("iteration")][-1]
+    assert (last.epoch, last.iteration) == (2, 1)
+    assert list(last.kinds) == [watch_pb2.SPAN_KIND_RECOMPUTATION]
+
+
+@pytest.mark.parametrize("order", ["fcfs", "fair"])
+async def test_the_pool_is_told_four_times_a_second_at_most_and_if_it_changed(
+    order: Literal["fcfs", "fair"],
+) -> None:
+    play = Play(SchedulerSettings(n_stages=1, order=order, max_batch_size=1, speculative_tokens=0))
+    play.open()
+    with play.watching.watch() as watcher:
+        for name in "abc":
+            play.submit(name, max_new_tokens=50)
+        started = asyncio.get_running_loop().time()
+        for _ in range(40):
+            play.run()
+            await asyncio.sleep(0.01)
+        took_s = asyncio.get_running_loop().time() - started
+        pools = [event.pool for event in await until_quiet(watcher) if event.HasField("pool")]
+    assert 2 <= len(pools) <= 3 + took_s / 0.25, "one with which the watch began, and one at once"
+    assert list(pools[-1].running) == [1]
+    assert list(pools[-1].waiting) == [2, 3]
+    assert list(pools[-1].n_generated_tokens) == [40]
+    assert bool(pools[-1].accounts) == (order == "fair")
+
+
+async def test_draining_is_marked() -> None:
+    play = Play()
+    play.open()
+    with play.watching.watch() as watcher:
+        await told(watcher)
+        play.watching.drain()
+        [event] = await told(watcher)
+    assert event.mark.kind == watch_pb2.MARK_KIND_DRAINING
+
+
+async def test_nothing_is_made_while_nobody_watches() -> None:
+    play = Play()
+    with play.watching.watch():
+        pass
+    play.open()
+    play.submit("a", max_new_tokens=9)
+    batch = play.send()
+    assert play.epoch._iterations.n_pending == 0
+    assert len(play.watching._told) == 0
+    with play.watching.watch() as watcher:
+        play.give_back(batch)
+        play.time(batch)
+        seen = kinds(await told(watcher))
+        assert seen[:3] == ["epoch", "request", "pool"]
+        assert "iteration" not in seen, "it began before"
+    play.run(3)
+    play.lose()
+    assert play.watching._pool._timer is None
+    assert play.epoch._iterations.n_pending == 0
+
+
+async def test_numbers_are_kept_while_a_request_lives_and_never_given_again() -> None:
+    play = Play()
+    play.open()
+    play.submit("a", max_new_tokens=2)
+    seen = []
+    for _ in range(2):
+        with play.watching.watch() as watcher:
+            [request] = [
+                event.request for event in await told(watcher) if event.HasField("request")
+            ]
+            seen.append(request.number)
+    play.run(2)
+    play.submit("b")
+    with play.watching.watch() as watcher:
+        [request] = [event.request for event in await told(watcher) if event.HasField("request")]
+    assert seen == [1, 1]
+    assert request.number == 2
+
+
+def test_ends_without_a_watch_leave_nothing() -> None:
+    watching = Watching(SchedulerSettings(n_stages=1))
+    watching.drain()
+    watching.end("over")
