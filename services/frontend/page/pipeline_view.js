@@ -78,7 +78,7 @@ export class PipelineView {
 
   /** @param {AnyEvent} event */
   #heard(event) {
-    if (event.type === "gap") this.#run.forgetRequests();
+    if (event.type === "gap") this.#run = new Run(); // all that is known follows
     else if (event.type === "away") {
       this.#run.mark(this.#run.latest, "away", event.text ?? "no scheduler leads");
       this.state.setStatus("away", event.text ?? "");

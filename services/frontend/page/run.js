@@ -38,6 +38,8 @@ export class Run {
     this.marks = [];
     /** @type {Second[]} */
     this.seconds = [];
+    /** Iterations that are known, by epoch and number: a stream that begins anew tells some twice. */
+    this.known = new Set();
     this.begin = Infinity;
     this.latest = 0;
   }
@@ -86,7 +88,7 @@ export class Run {
     const oldest = this.latest - this.keptS;
     const kept = this.iterations.findIndex((it) => it.sent + it.round_trip_s >= oldest);
     const n = Math.max(kept < 0 ? this.iterations.length : kept, this.iterations.length - MAX_KEPT_ITERATIONS);
-    if (n > 0) this.iterations.splice(0, n);
+    if (n > 0) this.iterations.splice(0, n).forEach((it) => this.known.delete(nameOf(it)));
     for (const [number, request] of this.requests) {
       if (request.turn === "ended" && request.since < oldest) this.requests.delete(number);
     }
@@ -141,6 +143,9 @@ export class Run {
 
   /** @param {IterationEvent} event */
   #ran(event) {
+    const key = nameOf(event);
+    if (this.known.has(key)) return;
+    this.known.add(key);
     const end = event.sent + event.round_trip_s;
     this.begin = Math.min(this.begin, event.sent);
     this.latest = Math.max(this.latest, end);
@@ -182,6 +187,11 @@ export class Run {
     this.seconds.push(made);
     return made;
   }
+}
+
+/** @param {IterationEvent} event */
+function nameOf(event) {
+  return `${event.epoch}:${event.iteration}`;
 }
 
 /**
