@@ -9,7 +9,7 @@ A viewer's stream begins, and goes on after a change, with an object of the feed
 What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
 it grow too long loses it, and goes on after a gap once it reads again. There is a subscription
 while there are viewers, and a little longer, since pages are loaded again. It asks for decisions
-only while a viewer wants them: with the first of these, and after the last, another begins, which is
+only while a viewer wants them: with the first, and after the last, another begins, which is
 a gap for the others. Who comes later is told decisions from then on.
 """
 
