@@ -358,6 +358,7 @@ def _check(
     assert free | unused | set(in_use) == set(range(manager.n_blocks))
     assert {block: in_use.count(block) for block in cache._n_users} == cache._n_users
     assert all(block in cache for block in in_use if in_use.count(block) > 1)
+    assert cache.n_shared_blocks == sum(n > 1 for n in cache._n_users.values())
     assert len(cache) == len(unused) + len(cache._n_users)
     n_outstanding = sum(one.n_reserved_blocks - len(one.block_ids) for one in reservations.values())
     assert manager.n_reserved_blocks == len(set(in_use)) + n_outstanding <= manager.n_blocks
