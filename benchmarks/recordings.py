@@ -1,10 +1,11 @@
 """Recordings of real runs, to be looked at side by side: Figure 1 of the paper against Figure 8.
 
-    python -m benchmarks.recordings              about two minutes on two cores
+    python -m benchmarks.make_model build/llama-125m
+    python -m benchmarks.recordings              about three minutes on two cores
 
-Starts a whole local system for each way of scheduling in turn, on two stages with the model in the
-repository, sends the same requests at the same times to each, and keeps what its scheduler has
-recorded, without the decisions. Of several runs of each it keeps the quickest, since others may
+Starts a whole local system for each way of scheduling in turn, on two stages, sends the same
+requests at the same times to each, and keeps what its scheduler has recorded, without the
+decisions. The model is large enough that stages are busy with it and little else. Of several runs of each it keeps the quickest, since others may
 have used the machine in the others:
 
     request_level    a batch runs until its longest answer is complete    (baseline)
@@ -31,7 +32,7 @@ import httpx
 from benchmarks import local_system
 
 ROOT = Path(__file__).parents[1]
-MODEL = ROOT / "models" / "demo"
+MODEL = ROOT / "build" / "llama-125m"
 OUT = ROOT / "services" / "frontend" / "page" / "recordings"
 MAX_BYTES = 300_000
 """Bytes of a recording at most: a page loads all of them."""
@@ -66,14 +67,18 @@ class Visit:
 
 
 VISITS = (
-    Visit(0.00, 6, 8),
-    Visit(0.00, 10, 12),
-    Visit(0.02, 12, 24),
-    Visit(0.02, 20, 14),
-    Visit(0.02, 9, 60),
-    Visit(0.02, 16, 36),
-    Visit(0.10, 24, 48),
-    Visit(0.25, 8, 20),
+    Visit(0.00, 6, 10),
+    Visit(0.00, 10, 52),
+    Visit(0.03, 12, 9),
+    Visit(0.03, 20, 14),
+    Visit(0.06, 9, 60),
+    Visit(0.06, 16, 8),
+    Visit(0.12, 24, 12),
+    Visit(0.20, 8, 16),
+    Visit(0.30, 14, 11),
+    Visit(0.42, 18, 44),
+    Visit(0.55, 7, 13),
+    Visit(0.70, 22, 15),
 )
 """No two of them are as long as each other."""
 
@@ -109,15 +114,16 @@ async def run(name: str, path: Path, model: Path) -> None:
         async with httpx.AsyncClient(
             base_url=system.http, timeout=TIMEOUT_S, limits=limits
         ) as client:
-            first = Visit(0.0, 7, 4)  # the first requests of a system, and of a client, are slow
-            await asyncio.gather(*(ask(client, first, 8 + i) for i in range(len(VISITS))))
+            first = Visit(0.0, 5, 4)  # the first requests of a system, and of a client, are slow
+            await asyncio.gather(*(ask(client, first, len(VISITS) + i) for i in range(len(VISITS))))
             await asyncio.sleep(SETTLE_S)
             await asyncio.gather(*(ask(client, visit, i) for i, visit in enumerate(VISITS)))
         await asyncio.sleep(SETTLE_S)
 
 
 def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields what a page shows: the epoch, and all but decisions from the first of the requests on.
+    """Yields what a page shows: the epoch, and all but decisions and marks, which tell only of the
+    system's end, from the first of the requests on.
     They are numbered as in `VISITS`, from 1, so that they are the same in all recordings."""
     places = {(visit.n_prompt, visit.n_output): i for i, visit in enumerate(VISITS, 1)}
     numbers: dict[int, int] = {}
@@ -130,7 +136,7 @@ def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if line["type"] in ("recording", "epoch"):
             yield {**line, "t": lines[begins]["t"]} if "t" in line else line
     for line in lines[begins:]:
-        if line["type"] != "decision":
+        if line["type"] not in ("decision", "mark"):
             yield renumbered(line, numbers)
 
 

@@ -16,16 +16,21 @@ const RECORDINGS = [
     text: "Iterations as above; long prompts also run in pieces beside those who generate." },
 ];
 
-/** Figures of a run by which two can be compared. @param {Run} run */
+/**
+ * Returns figures of a run by which two can be compared. A request-level batch gives its answers away
+ * when it ends, so a first token may come with the last.
+ *
+ * @param {Run} run
+ */
 function figuresOf(run) {
-  const requests = [...run.requests.values()].filter((r) => r.turns[0].turn === "waiting" && r.lastTokenAt > 0);
+  const requests = [...run.requests.values()].filter((r) => r.turn === "ended");
   const begin = Math.min(...requests.map((r) => r.turns[0].t));
-  const end = Math.max(...requests.map((r) => r.lastTokenAt));
-  const latencies = requests.map((r) => (r.turn === "ended" ? r.since : r.lastTokenAt) - r.turns[0].t);
+  const end = Math.max(...requests.map((r) => r.since));
+  const latencies = requests.map((r) => r.since - r.turns[0].t);
   return {
     begin, end, total: end - begin, nRequests: requests.length,
     mean: latencies.reduce((a, b) => a + b, 0) / Math.max(1, latencies.length),
-    first: quantile(requests.map((r) => r.firstTokenAt - r.turns[0].t), 0.5),
+    first: quantile(requests.map((r) => (r.firstTokenAt || r.since) - r.turns[0].t), 0.5),
     nIterations: run.iterations.length,
   };
 }
@@ -76,7 +81,7 @@ export class CompareView {
         <h2>The same requests, scheduled in three ways</h2>
         <p class="verdict">Iteration-level scheduling answers a request in <strong>${duration(fast.mean)}</strong> on average,
           where request-level batches take ${duration(slow.mean)}: ${(slow.mean / fast.mean).toFixed(1)} times as long.</p>
-        <p class="quiet">Real runs on one machine, two stages, batches of at most four. Drag to move, scroll to zoom.</p>
+        <p class="quiet">Real runs on one machine, two stages, batches of at most four; a point marks when a client has its answer. Drag to move, scroll to zoom.</p>
         ${legend()}
       </div>
       <div class="runs">${this.#runs.map(({ name, text }, i) => html`
