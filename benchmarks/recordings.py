@@ -5,8 +5,8 @@
 
 Starts a whole local system for each way of scheduling in turn, on two stages, sends the same
 requests at the same times to each, and keeps what its scheduler has recorded, without the
-decisions. The model is large enough that stages are busy with it and little else. Of several runs of each it keeps the quickest, since others may
-have used the machine in the others:
+decisions. The model is large enough that stages are busy with it and with little else. Of several
+runs of each it keeps the quickest, since others may have used the machine in the others:
 
     request_level    a batch runs until its longest answer is complete    (baseline)
     orca             iteration level: Algorithm 1
