@@ -18,6 +18,7 @@ from services.worker.models.families.llama import LlamaStage
 from services.worker.models.families.mistral import MistralStage
 from services.worker.models.families.mixtral import MixtralStage
 from services.worker.models.families.opt import OPTStage
+from services.worker.models.families.phi3 import Phi3Stage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen2_moe import Qwen2MoeStage
 from services.worker.models.families.qwen3 import Qwen3Stage
@@ -54,6 +55,7 @@ _FAMILIES: tuple[Family, ...] = (
     MistralStage,
     MixtralStage,
     OPTStage,
+    Phi3Stage,
     Qwen2Stage,
     Qwen2MoeStage,
     Qwen3Stage,

@@ -94,9 +94,13 @@ class TensorSource(ABC):
             self._read(part, place.t() if part.is_transposed else place)
         return out
 
-    def weight(self, parts: Sequence[Part]) -> LinearWeight:
-        """Returns the joined parts packed as a layer's matrix; the plain one is gone by then."""
-        return pack(self.joined(parts), self.quantization)
+    def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
+        """Returns the joined parts packed as a layer's matrix; the plain one is gone by then.
+
+        `order` are the places of its rows among those of the joined parts, [n_rows].
+        """
+        joined = self.joined(parts)
+        return pack(joined if order is None else joined[order], self.quantization)
 
     def head(self, part: Part) -> LinearWeight:
         """Returns the matrix of a head, which is packed and never quantised."""

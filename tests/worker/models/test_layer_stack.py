@@ -21,7 +21,6 @@ from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, can_compute, pack, pack_gated
 from kernels.upload import uploads_for
 from services.worker.models import decoder
-from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     Attention,
     Embedding,
@@ -37,11 +36,12 @@ from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerSta
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RMSNorm,
-    RotaryEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.stage import StageBatch, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load

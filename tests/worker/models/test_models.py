@@ -19,9 +19,9 @@ from services.worker.models import (
     random_stage,
 )
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.config import RopeConfig
 from services.worker.models.config_file import parse_config, read_config
 from services.worker.models.families.llama import LlamaConfig
+from services.worker.models.rotary_config import RopeConfig
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -363,13 +363,11 @@ class TestModelConfig:
         ("changes", "named"),
         [
             ({"hidden_act": "gelu"}, "gelu"),
-            ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-            ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-            ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+            ({"rope_scaling": {"type": "axial", "factor": 2.0}}, "axial"),
             ({"rope_parameters": {"full_attention": {}, "sliding": {}}}, "full_attention"),
             ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
             ({"rope_scaling": {"type": "linear"}}, "factor"),
-            ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale"),
+            ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscales": 1.0}}, "mscales"),
             ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
             ({"rope_scaling": LINEAR, "rope_parameters": LINEAR}, "both"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

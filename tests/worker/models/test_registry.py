@@ -22,6 +22,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     OPTConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -147,6 +148,32 @@ SHAPES: dict[str, PreTrainedConfig] = {
         use_sliding_window=True,
         sliding_window=8,
     ),
+    # Longer than their original contexts, which the test's sequences are or are not.
+    "phi3": Phi3Config(
+        **{**LLAMA_LIKE, "hidden_size": 64, "num_attention_heads": 4, "pad_token_id": None},
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=2,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 300.0,
+            "attention_factor": 1.1,
+            "short_factor": [1.0] * 6,
+            "long_factor": [1.0, 2.0, 5.0, 9.0, 20.0, 30.0],
+        },
+    ),
+    "phi3-window": Phi3Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6, "pad_token_id": None},
+        sliding_window=7,
+        tie_word_embeddings=True,
+        original_max_position_embeddings=256,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 300.0,
+            "attention_factor": 1.3,
+            "short_factor": [1.0, 1.5, 2.5, 4.0],
+            "long_factor": [1.0, 2.0, 5.0, 30.0],
+        },
+    ),
     "starcoder2": Starcoder2Config(**LLAMA_LIKE, sliding_window=7),
     "starcoder2-variants": Starcoder2Config(
         **{**LLAMA_LIKE, "num_key_value_heads": 6, "hidden_act": "gelu"},
@@ -269,6 +296,18 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("opt", {"enable_bias": False}, "enable_bias"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
         ("opt", {"rope_theta": 100.0}, "rope_theta"),
+        ("phi3", {"rope_parameters": {"rope_type": "llama3"}}, "llama3"),
+        (
+            "phi3",
+            {
+                "rope_parameters": None,
+                "partial_rotary_factor": 0.5,
+                "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 3},
+            },
+            "long_factor has 3 factors for 4 waves",
+        ),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
+        ("phi3", {"attention_bias": True}, "attention_bias"),
         ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
         ("qwen3_moe", {"num_experts": 9}, "num_experts"),
@@ -286,7 +325,7 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"vision_config": {"hidden_size": 8}}, "vision_config"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ("qwen3", {"rope_parameters": {"rope_type": "axial", "factor": 4.0}}, "axial"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -18,7 +18,6 @@ from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
     PositiveInt,
-    RotaryConfig,
     read_windows,
     require,
 )
@@ -32,6 +31,7 @@ from services.worker.models.decoder_layers import (
     Layer,
     Norm,
 )
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels import AttentionForm
-from services.worker.models.config import RotaryConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 
