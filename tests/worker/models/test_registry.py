@@ -18,9 +18,16 @@ from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
+    GraniteConfig,
+    Ministral3Config,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -28,6 +35,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
     Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -59,6 +67,13 @@ OPT: dict[str, Any] = {
     "word_embed_proj_dim": 48,
 }
 WINDOWS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**LLAMA_LIKE, sliding_window=7, head_dim=8),
@@ -147,6 +162,94 @@ SHAPES: dict[str, PreTrainedConfig] = {
         attention_bias=True,
         use_sliding_window=True,
         sliding_window=8,
+    ),
+    "ministral": MinistralConfig(
+        **LLAMA_LIKE, head_dim=8, sliding_window=7, layer_types=WINDOWS, rope_parameters=YARN
+    ),
+    "ministral-all-windows": MinistralConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=10,
+        sliding_window=9,
+        tie_word_embeddings=True,
+    ),
+    "ministral3": Ministral3Config(
+        **LLAMA_LIKE, head_dim=8, rope_parameters={**YARN, "llama_4_scaling_beta": 0.1}
+    ),
+    "ministral3-window": Ministral3Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=10,
+        sliding_window=8,
+        tie_word_embeddings=True,
+        rope_parameters={
+            **YARN,
+            "original_max_position_embeddings": 5,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
+    "granite": GraniteConfig(
+        **LLAMA_LIKE,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.4,
+        logits_scaling=2.5,
+    ),
+    "granite-biases": GraniteConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        residual_multiplier=0.5,
+        attention_multiplier=0.3,
+    ),
+    "smollm3": SmolLM3Config(**LLAMA_LIKE, pad_token_id=None),
+    "smollm3-windows": SmolLM3Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6, "pad_token_id": None},
+        no_rope_layers=[0, 1, 1, 0],
+        use_sliding_window=True,
+        sliding_window=6,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters={**YARN, "truncate": False},
+    ),
+    "glm": GlmConfig(**LLAMA_LIKE, head_dim=8, pad_token_id=None),
+    "glm-whole-heads": GlmConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=10,
+        pad_token_id=None,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
+    ),
+    "glm4": Glm4Config(**LLAMA_LIKE, head_dim=12, pad_token_id=None),
+    "glm4-yarn": Glm4Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=10,
+        pad_token_id=None,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={**YARN, "partial_rotary_factor": 0.6},
+    ),
+    "olmo2": Olmo2Config(**LLAMA_LIKE),
+    "olmo2-biases": Olmo2Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    ),
+    "olmo3": Olmo3Config(**LLAMA_LIKE, sliding_window=7),
+    "olmo3-yarn": Olmo3Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        sliding_window=5,
+        layer_types=WINDOWS,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
     ),
     # Longer than their original contexts, which the test's sequences are or are not.
     "phi3": Phi3Config(
@@ -308,6 +411,20 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ),
         ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
         ("phi3", {"attention_bias": True}, "attention_bias"),
+        ("ministral", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "queries grow"),
+        ("ministral3", {"layer_types": WINDOWS}, "layer_types"),
+        ("granite", {"residual_multiplier": -1.0}, "residual_multiplier"),
+        ("granite", {"position_embedding_type": "nope"}, "position_embedding_type"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "zero"),
+        ("glm", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "partial_rotary_factor"),
+        ("glm4", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+        ("glm4", {"hidden_act": "gelu"}, "hidden_act"),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("olmo2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "full_attention"),
         ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
         ("qwen3_moe", {"num_experts": 9}, "num_experts"),
