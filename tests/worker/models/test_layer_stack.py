@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GlmConfig,
     GPT2Config,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from kernels import AttentionForm, HeadNorms, native_ops
@@ -31,7 +36,7 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.families.gemma2 import CappedHead
+from services.worker.models.layer_forms import CappedHead
 from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -60,12 +65,28 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
         **LLAMA_LIKE, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
+    "phi3": Phi3Config(**LLAMA_LIKE, pad_token_id=None, partial_rotary_factor=0.5),
+    "glm": GlmConfig(**LLAMA_LIKE, head_dim=16, pad_token_id=None),
     "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }
 LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
     "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
     "biases of the MLP": LlamaConfig(**LLAMA_LIKE, mlp_bias=True),
     "experts": MixtralConfig(**LLAMA_LIKE, num_local_experts=4),
+    "layers without positions": SmolLM3Config(
+        **LLAMA_LIKE, no_rope_layers=[1, 0, 1], pad_token_id=None
+    ),
+    "queries that grow": Ministral3Config(
+        **LLAMA_LIKE,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 50.0,
+            "original_max_position_embeddings": 3,
+            "llama_4_scaling_beta": 0.1,
+        },
+    ),
+    "norms over all heads": Olmo2Config(**LLAMA_LIKE),
     "no rotary embedding": GPT2Config(vocab_size=199, n_embd=48, n_layer=2, n_head=6),
 }
 
