@@ -71,10 +71,7 @@ class ColumnParallelLinear(Projection):
             weights.append(Part(f"{name}.weight", shape, Shard(dim, share), is_transposed))
             biases.append(Part(f"{name}.bias", (size,), Shard(0, share)))
         weight = source.weight(weights, order)
-        if not has_bias:
-            return cls(weight, None)
-        bias = source.joined(biases)
-        return cls(weight, bias if order is None else bias[order])
+        return cls(weight, source.joined(biases, order) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.weight(x, self.bias)  # [n_tokens, n_out of this rank]

@@ -75,7 +75,11 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
-    "phi3": Phi3Config(**SIZES, pad_token_id=None, partial_rotary_factor=0.75),
+    "phi3": Phi3Config(
+        **SIZES,
+        pad_token_id=None,
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75},
+    ),
     "smollm3": SmolLM3Config(**SIZES, pad_token_id=None, no_rope_layer_interval=2),
     "granite": GraniteConfig(
         **SIZES, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5

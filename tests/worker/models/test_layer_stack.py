@@ -56,6 +56,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Gates and what they gate share panels, which need a size that is a multiple of half a panel.
 LLAMA_LIKE = {**SMALL, "intermediate_size": 64}
+HALF_TURNS = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 AT_ONCE: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**LLAMA_LIKE),
     "llama with biases": LlamaConfig(**LLAMA_LIKE, attention_bias=True),
@@ -65,7 +66,7 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
         **LLAMA_LIKE, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
-    "phi3": Phi3Config(**LLAMA_LIKE, pad_token_id=None, partial_rotary_factor=0.5),
+    "phi3": Phi3Config(**LLAMA_LIKE, pad_token_id=None, rope_parameters=HALF_TURNS),
     "glm": GlmConfig(**LLAMA_LIKE, head_dim=16, pad_token_id=None),
     "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }

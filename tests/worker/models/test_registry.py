@@ -254,9 +254,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
     # Longer than their original contexts, which the test's sequences are or are not.
     "phi3": Phi3Config(
         **{**LLAMA_LIKE, "hidden_size": 64, "num_attention_heads": 4, "pad_token_id": None},
-        partial_rotary_factor=0.75,
         original_max_position_embeddings=2,
         rope_parameters={
+            "partial_rotary_factor": 0.75,
             "rope_type": "longrope",
             "rope_theta": 300.0,
             "attention_factor": 1.1,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kernels import AttentionForm
+from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm
 from services.worker.models.layer_forms import PostNormLayer
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
-from services.worker.models.weights import Shard, TensorSource
+from services.worker.models.weights import Part, Shard, TensorSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,10 @@ class WideNorms:
         q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
         means = torch.stack((q / self.n_all_q, k / (self.n_all_k * self.n_copies)), 1)
         ranks.all_reduce(means)  # [n_tokens, 2]
-        q_scale, k_scale = (means + self.eps).rsqrt().split(1, 1)  # [n_tokens, 1]
+        scales = (means + self.eps).rsqrt()
         normed = both.float() * self.weight
-        normed[:, : self.n_q] *= q_scale
-        normed[:, self.n_q :] *= k_scale
+        normed[:, : self.n_q] *= scales[:, :1]
+        normed[:, self.n_q :] *= scales[:, 1:]
         both.copy_(normed)
 
 
@@ -69,7 +70,7 @@ class WideNormAttention(Attention):
 class Olmo2Stage(RotaryStage):
     """One stage of an OLMo 2 model."""
 
-    config_type = Olmo2Config
+    config_type: ClassVar[type[ModelConfig]] = Olmo2Config
     config: Olmo2Config
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
@@ -109,12 +110,12 @@ class Olmo2Stage(RotaryStage):
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k = heads.q_elements(config), heads.kv_elements(config)
         n_all_q, n_all_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        weights: Sequence[Tensor] = (
-            source.tensor(f"{prefix}.q_norm.weight", n_all_q, shard=Shard(0, q)),
-            source.tensor(f"{prefix}.k_norm.weight", n_all_k, shard=Shard(0, k)),
+        parts = (
+            Part(f"{prefix}.q_norm.weight", (n_all_q,), Shard(0, q)),
+            Part(f"{prefix}.k_norm.weight", (n_all_k,), Shard(0, k)),
         )
         return WideNorms(
-            torch.cat(tuple(weights)).float(),
+            source.joined(parts),
             n_q=len(q),
             n_all_q=n_all_q,
             n_all_k=n_all_k,
