@@ -74,14 +74,28 @@ class ScaledLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class DividedHead:
-    """Computes logits and divides them."""
+class ParallelLayer:
+    """Adds attention and an MLP to the residual stream, both computed on one normalised form."""
+
+    norm: Norm
+    attention: Attention
+    mlp: MLP
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        normed = self.norm(hidden)
+        hidden = self.attention(normed, batch, kv, hidden)
+        return self.mlp(normed, batch.ranks, hidden)  # [n_tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledHead:
+    """Computes logits and multiplies them by a factor."""
 
     head: Head
-    divisor: float
+    factor: float
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.head(hidden, ranks) / self.divisor
+        return self.head(hidden, ranks) * self.factor
 
 
 @dataclass(frozen=True, slots=True)

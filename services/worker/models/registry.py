@@ -11,6 +11,8 @@ from kernels import ops_for
 from kernels.packed_linear import Quantization, can_compute
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.families.cohere import CohereStage
+from services.worker.models.families.cohere2 import Cohere2Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.glm import GlmStage
@@ -56,6 +58,8 @@ class Family(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    Cohere2Stage,
+    CohereStage,
     Gemma2Stage,
     Gemma3Stage,
     Glm4Stage,

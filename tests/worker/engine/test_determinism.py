@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -83,6 +84,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "smollm3": SmolLM3Config(**SIZES, pad_token_id=None, no_rope_layer_interval=2),
     "granite": GraniteConfig(
         **SIZES, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
+    ),
+    "cohere2": Cohere2Config(
+        **SIZES, sliding_window=37, layer_types=["sliding_attention", "full_attention"]
     ),
     "glm4": Glm4Config(**SIZES, head_dim=16, pad_token_id=None),
     "ministral3": Ministral3Config(

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    Cohere2Config,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -187,6 +189,22 @@ SHAPES: dict[str, PreTrainedConfig] = {
             "mscale_all_dim": 0.5,
             "llama_4_scaling_beta": 0.3,
         },
+    ),
+    "cohere": CohereConfig(**LLAMA_LIKE, logit_scale=0.3),
+    "cohere-biases": CohereConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_norm_eps=0.1,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    ),
+    "cohere2": Cohere2Config(**LLAMA_LIKE, sliding_window=7),
+    "cohere2-biases": Cohere2Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        layer_types=WINDOWS,
+        sliding_window=9,
+        attention_bias=True,
+        tie_word_embeddings=False,
     ),
     "granite": GraniteConfig(
         **LLAMA_LIKE,
@@ -411,6 +429,10 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ),
         ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
         ("phi3", {"attention_bias": True}, "attention_bias"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+        ("cohere", {"use_parallel_block": False}, "use_parallel_block"),
+        ("cohere2", {"head_dim": 20}, "head_dim"),
+        ("cohere2", {"sliding_window": None}, "without a window"),
         ("ministral", {"layer_types": ["full_attention"]}, "layer_types"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "queries grow"),
         ("ministral3", {"layer_types": WINDOWS}, "layer_types"),

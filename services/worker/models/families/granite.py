@@ -8,7 +8,7 @@ from kernels import AttentionForm
 from services.worker.models.config import PositiveFloat
 from services.worker.models.decoder_layers import Attention, Embedding, Head, Layer
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
-from services.worker.models.layer_forms import DividedHead, ScaledEmbedding, ScaledLayer
+from services.worker.models.layer_forms import ScaledEmbedding, ScaledHead, ScaledLayer
 from services.worker.models.weights import TensorSource
 
 
@@ -56,4 +56,4 @@ class GraniteStage(LlamaStage):
         )
 
     def read_head(self, source: TensorSource) -> Head:
-        return DividedHead(super().read_head(source), self.config.logits_scaling)
+        return ScaledHead(super().read_head(source), 1 / self.config.logits_scaling)
