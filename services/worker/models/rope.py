@@ -47,7 +47,7 @@ class RotaryEmbedding:
         positions = torch.arange(n_positions, dtype=torch.float32)
         angles = positions[:, None, None] * frequencies  # [n_positions, 1, rotary_dim / 2]
         scale = attention_scale(config.rope)
-        cos, sin = angles.cos() * scale, angles.sin() * scale
+        cos, sin = angles.cos().mul_(scale), angles.sin_().mul_(scale)
         n_still = (config.head_dim - config.rotary_dim) // 2
         if n_still:
             cos = torch.cat((cos, cos.new_ones(n_positions, 1, n_still)), -1)
