@@ -35,6 +35,13 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 6},
@@ -45,6 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "rope-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     "rope-linear": {"rope_parameters": LINEAR},
     "rope-llama3": {"rope_parameters": LLAMA3},
+    "rope-yarn": {"rope_parameters": YARN},
     "sharded": {"max_shard_size": "20KB"},
 }
 
@@ -55,6 +63,16 @@ OLD_SPELLINGS: dict[str, dict[str, Any]] = {
     "llama3": {
         "rope_theta": 10_000.0,
         "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+    },
+    "yarn-type": {
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.3,
+        },
     },
 }
 
