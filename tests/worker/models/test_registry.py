@@ -196,15 +196,17 @@ SHAPES: dict[str, PreTrainedConfig] = {
         attention_bias=True,
         tie_word_embeddings=False,
         layer_norm_eps=0.1,
+        logit_scale=1.5,
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
     ),
-    "cohere2": Cohere2Config(**LLAMA_LIKE, sliding_window=7),
+    "cohere2": Cohere2Config(**LLAMA_LIKE, logit_scale=0.7, sliding_window=7),
     "cohere2-biases": Cohere2Config(
         **{**LLAMA_LIKE, "num_key_value_heads": 6},
         layer_types=WINDOWS,
         sliding_window=9,
         attention_bias=True,
         tie_word_embeddings=False,
+        logit_scale=1.0,
     ),
     "granite": GraniteConfig(
         **LLAMA_LIKE,
