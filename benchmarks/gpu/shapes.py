@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.worker.models.config import RopeConfig
 from services.worker.models.families.llama import LlamaConfig
+from services.worker.models.rotary_config import RopeConfig
 
 BLOCK_SIZE = 16
 """K/V slots in a block, as a worker has them unless told otherwise."""

@@ -23,7 +23,7 @@ from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.trial_iteration import TrialIteration
 from services.worker.models import random_stage
-from services.worker.models.config import RopeConfig
+from services.worker.models.rotary_config import (RopeConfig)
 from services.worker.models.families.llama import LlamaConfig
 
 torch.set_num_threads(4)

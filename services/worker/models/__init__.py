@@ -2,8 +2,10 @@
 
 A family is a file in `families/` with its configuration and its `StageModel`, and a line in
 `registry.py` (docs/adding-a-model.md). Families share the rest: `config.py` has the fields of every
-configuration; `decoder.py` is the model that families fill in, of the layers in `decoder_layers.py`
-and `mixture.py`, which are made of those in `layers.py`; `layer_stack.py` runs them.
+configuration, and `rotary_config.py` those of descendants of Llama, whose angles `rope.py` makes;
+`decoder.py` is the model that families fill in, of the layers in `decoder_layers.py`,
+`layer_forms.py` and `mixture.py`, which are made of those in `layers.py`; `layer_stack.py` runs
+them.
 `tensor_parallel.py` says which rank holds what. Tensors are asked for by `weights.py` and come from
 `checkpoint_tensors.py` or `random_tensors.py`. How a layer computes is up to `kernels`.
 

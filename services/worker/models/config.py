@@ -4,8 +4,7 @@ A family's configuration is a frozen dataclass beside its model, a subclass of `
 fields are what the computation needs, so it can as well be made in code. How `config.json` says
 them is written beside them and used by `config_file.py` alone: a field is a key there, under its
 own name or the alias in its metadata; what takes more than a look at one key is done in `read`,
-of the `read_keys`; `ignored_keys` have no effect on what this family computes. Rotary settings are
-understood in both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`.
+of the `read_keys`; `ignored_keys` have no effect on what this family computes.
 
 Knows no files and no tensors.
 """
@@ -43,48 +42,14 @@ Count = Annotated[int, _Limits(gt=0, le=1024)]
 """A number of layers or experts, each of which is an object: far above those of any model."""
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, _Limits(ge=0, allow_inf_nan=False)]
 JsonObject = Mapping[str, Any]
 
-# Tables of the angles of all positions: 10 million of them, and heads of 128, take a third.
-_MAX_ANGLES = 2**32
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-_ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-}
 
 
 class UnsupportedModel(CannotStart):
     """The checkpoint asks for something we do not compute; the message names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """How positions become angles. Only the fields of the type are set."""
-
-    rope_type: Literal["default", "linear", "llama3"] = "default"
-    rope_theta: PositiveFloat  # base of the wavelengths
-    factor: PositiveFloat | None = None  # by how much the context was stretched
-    low_freq_factor: PositiveFloat | None = None
-    high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: PositiveInt | None = None  # before stretching, tokens
-
-    def check(self) -> None:
-        """Raises ValueError for settings that do not make up their type."""
-        for key in _ROPE_KEYS[self.rope_type]:
-            if getattr(self, key) is None:
-                raise ValueError(f"{key} is missing for rope_type {self.rope_type!r}")
-        low, high = self.low_freq_factor, self.high_freq_factor
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"low_freq_factor ({low}) is not below high_freq_factor ({high})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +94,7 @@ class ModelConfig:
         """
         keys = cls.keys()
         hidden_size, n_heads = config.get(keys["hidden_size"]), config.get(keys["n_heads"])
-        return {"n_kv_heads": n_heads, "head_dim": _default_head_dim(hidden_size, n_heads)}
+        return {"n_kv_heads": n_heads, "head_dim": default_head_dim(hidden_size, n_heads)}
 
     def check(self) -> None:
         """Raises ValueError for fields that do not go together, in the words of `config.json`."""
@@ -161,49 +126,6 @@ class ModelConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RotaryConfig(ModelConfig):
-    """The fields of descendants of Llama: grouped queries, rotary positions, a gated MLP."""
-
-    read_keys = frozenset((
-        "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
-        "rope_parameters", "partial_rotary_factor",
-    ))  # fmt: skip
-
-    default_rope_theta: ClassVar[float] = 10_000.0
-    hidden_acts: ClassVar[tuple[str, ...]] = ("silu",)
-
-    intermediate_size: PositiveInt
-    rms_norm_eps: PositiveFloat
-    rope: RopeConfig
-
-    def check(self) -> None:
-        super().check()
-        self.rope.check()
-        n_angles = self.max_position_embeddings * self.head_dim
-        if n_angles > _MAX_ANGLES:
-            raise ValueError(
-                f"max_position_embeddings ({self.max_position_embeddings}) and head_dim "
-                f"({self.head_dim}) make {n_angles} angles; at most {_MAX_ANGLES} are kept"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
-
-    @classmethod
-    def read(cls, config: JsonObject) -> dict[str, Any]:
-        require(config, hidden_act=cls.hidden_acts)
-        n_heads = config.get("num_attention_heads")
-        head_dim = config.get("head_dim")
-        if head_dim is None:
-            head_dim = _default_head_dim(config.get("hidden_size"), n_heads)
-        n_kv_heads = config.get("num_key_value_heads")
-        return {
-            "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
-            "head_dim": head_dim,
-            "rope": read_rope(config, cls.default_rope_theta),
-        }
-
-
 def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
     """Raises UnsupportedModel if a key is there with a value that is not among those allowed."""
     for key, values in allowed.items():
@@ -231,33 +153,13 @@ def read_windows(
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def read_rope(config: JsonObject, default_theta: float) -> JsonObject:
-    """Returns the rotary settings of either spelling as fields of RopeConfig."""
-    old, new = config.get("rope_scaling"), config.get("rope_parameters")
-    if old and new:
-        raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")
-    given = dict(new or old or {})
-    rope_type = given.pop("rope_type", None) or given.pop("type", None) or "default"
-    given.pop("type", None)
-    if rope_type not in _ROPE_KEYS:
-        raise UnsupportedModel(
-            f"config.json: rope_type {rope_type!r} is not one of {[*_ROPE_KEYS]}"
-        )
-    partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
-    theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
-    # Some files carry settings of types that they do not use; these are what other programs skip.
-    unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in keys}
-    if unknown:
-        raise UnsupportedModel(f"config.json: unknown rotary settings {sorted(unknown)}")
-    used = {key: given.get(key) for key in _ROPE_KEYS[rope_type]}
-    return {"rope_type": rope_type, "rope_theta": theta, **used}
+def default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
+    """Returns the size of heads that share `hidden_size`; raises UnsupportedModel if they cannot.
 
-
-def _default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
+    None for values of other types, which their validation names.
+    """
     if not isinstance(hidden_size, int) or not isinstance(n_heads, int) or n_heads < 1:
-        return None  # the validation of these fields has the better message
+        return None
     if hidden_size % n_heads:
         raise UnsupportedModel(
             f"config.json: hidden_size ({hidden_size}) is not a multiple of "

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels import AttentionForm, HeadNorms
 from kernels.logits import Logits
 from kernels.ops import LayerKV
-from services.worker.models.config import ModelConfig, RotaryConfig
+from services.worker.models.config import ModelConfig
 from services.worker.models.decoder_layers import (
     MLP,
     Attention,
@@ -30,12 +30,9 @@ from services.worker.models.decoder_layers import (
     TokenEmbedding,
 )
 from services.worker.models.layer_stack import LayerByLayer, stack
-from services.worker.models.layers import (
-    RMSNorm,
-    RotaryEmbedding,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-)
+from services.worker.models.layers import RMSNorm, VocabParallelEmbedding, VocabParallelHead
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch, StageModel, StagePlace
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.models.weights import TensorSource

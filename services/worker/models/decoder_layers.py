@@ -7,10 +7,11 @@ derive from the descriptions of `kernels.layer`, so that operations can read wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -119,25 +120,38 @@ class Attention(AttentionWeights):
         qkv_bias: bool = False,
         output_bias: bool = False,
         output_name: str = "o_proj",
+        fused_name: str | None = None,
+        order: Sequence[int] | None = None,
         rotary: int | None = 0,
         head_norms: HeadNorms | None = None,
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
-        Raises ValueError for norms of heads that do not turn.
+        `fused_name` is that of one matrix which has the first three, one after the other. `order`
+        is the stored place of each element of a head of queries or keys, as `rope.head_order` has
+        it. Raises ValueError for norms of heads that do not turn.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
         n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        names = [f"{prefix}.{name}_proj" for name in "qkv"]
+        n_out, firsts = (n_q, n_kv, n_kv), (0, 0, 0)
+        if fused_name is not None:
+            names = [f"{prefix}.{fused_name}"] * 3
+            n_out, firsts = (n_q + 2 * n_kv,) * 3, (0, n_q, n_q + n_kv)
         qkv = ColumnParallelLinear.read(
             source,
-            [f"{prefix}.{name}_proj" for name in "qkv"],
+            names,
             n_in=config.hidden_size,
-            n_out=(n_q, n_kv, n_kv),
-            shares=(q, k_or_v, k_or_v),
+            n_out=n_out,
+            shares=[
+                range(first + share.start, first + share.stop)
+                for first, share in zip(firsts, (q, k_or_v, k_or_v), strict=True)
+            ],
             has_bias=qkv_bias,
+            order=None if order is None else _rows_in_order(heads, order),
         )
         output = RowParallelLinear.read(
             source,
@@ -183,6 +197,16 @@ class Attention(AttentionWeights):
         )
 
 
+def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
+    """Returns the stored rows of a rank's queries, keys and values, heads of the first two in
+    `order`."""
+    head_dim, n_turned = len(order), len(heads.q) + len(heads.kv)
+    starts = torch.arange(n_turned)[:, None] * head_dim
+    turned = (starts + torch.tensor(order)).flatten()
+    values = torch.arange(n_turned * head_dim, (n_turned + len(heads.kv)) * head_dim)
+    return torch.cat((turned, values))
+
+
 @dataclass(frozen=True, slots=True)
 class GatedMLP(GatedMLPWeights):
     """This rank's share of `down(activation(gate(x)) * up(x))`."""
@@ -200,11 +224,16 @@ class GatedMLP(GatedMLPWeights):
         size: int,
         gate: Gate = "silu",
         has_bias: bool = False,
+        fused_name: str | None = None,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside."""
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside.
+
+        `fused_name` is that of one matrix which has the first two, one after the other.
+        """
+        names = ["gate_proj", "up_proj"] if fused_name is None else [fused_name]
         gate_up = read_gated(
             source,
-            [f"{prefix}.gate_proj", f"{prefix}.up_proj"],
+            [f"{prefix}.{name}" for name in names],
             n_in=config.hidden_size,
             size=size,
             gate=gate,

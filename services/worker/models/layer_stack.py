@@ -21,6 +21,7 @@ from kernels.logits import Logits
 from kernels.ops import FusedStage, LayerKV
 from kernels.packed_linear import PlainWeight
 from services.worker.models.decoder_layers import (
+    Attention,
     Embedding,
     Head,
     Layer,
@@ -28,7 +29,7 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.layers import RotaryEmbedding
+from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.stage import StageBatch, StagePlace
 
 
@@ -162,6 +163,8 @@ def described(by_layer: LayerByLayer) -> StageWeights | None:
 def _layer_weights(layer: PreNormLayer) -> LayerWeights | None:
     """Returns the description of a layer; None if it has other norms or another MLP than Llama."""
     before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
+    if type(layer.attention) is not Attention:  # others compute more than their description says
+        return None
     if not (isinstance(before, Norm) and isinstance(between, Norm)):
         return None
     if not isinstance(mlp, GatedMLPWeights):

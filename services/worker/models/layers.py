@@ -12,12 +12,10 @@ seen inside the attention operation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -31,7 +29,6 @@ from kernels.packed_linear import (
     TableWeight,
     pack_gated,
 )
-from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -54,12 +51,14 @@ class ColumnParallelLinear(Projection):
         has_bias: bool,
         shares: Sequence[range] | None = None,
         is_transposed: bool = False,
+        order: Tensor | None = None,
     ) -> Self:
         """Reads the projections `names`, of `n_out` outputs each, as one.
 
         `shares` are the outputs of each that this rank has, by default an even part of each. A name
         may occur several times, with other shares: so one stored matrix is read as several
-        projections. `is_transposed` says that matrices are stored as [n_in, n_out].
+        projections. `is_transposed` says that matrices are stored as [n_in, n_out]. `order` are the
+        places of this rank's outputs among those that are read, [n_out of this rank].
         """
         if shares is None:
             shares = [
@@ -71,7 +70,8 @@ class ColumnParallelLinear(Projection):
             shape, dim = ((n_in, size), 1) if is_transposed else ((size, n_in), 0)
             weights.append(Part(f"{name}.weight", shape, Shard(dim, share), is_transposed))
             biases.append(Part(f"{name}.bias", (size,), Shard(0, share)))
-        return cls(source.weight(weights), source.joined(biases) if has_bias else None)
+        weight = source.weight(weights, order)
+        return cls(weight, source.joined(biases, order) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.weight(x, self.bias)  # [n_tokens, n_out of this rank]
@@ -89,19 +89,25 @@ def read_gated(
 ) -> GatedWeight:
     """Reads the projections `names`, of a gate and of what it gates, of `size` outputs each.
 
-    Returns this rank's share of both; with biases they are multiplied and gated one after the
-    other.
+    A single name is that of a matrix that has both, one after the other. Returns this rank's share
+    of both; with biases they are multiplied and gated one after the other.
     """
     op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
+    firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
+    names = [names[0], names[-1]]
+    shares = []
+    for name, first in zip(names, firsts, strict=True):
+        share = even_share(size, source.tp_rank, source.tp_size, what=f"outputs of {name}")
+        shares.append(range(first + share.start, first + share.stop))
     if has_bias:
         both = ColumnParallelLinear.read(
-            source, names, n_in=n_in, n_out=(size, size), has_bias=True
+            source, names, n_in=n_in, n_out=(n_stored,) * 2, has_bias=True, shares=shares
         )
         return lambda x: op(both(x))
-    parts = []
-    for name in names:
-        share = even_share(size, source.tp_rank, source.tp_size, what=f"outputs of {name}")
-        parts.append(Part(f"{name}.weight", (size, n_in), Shard(0, share)))
+    parts = [
+        Part(f"{name}.weight", (n_stored, n_in), Shard(0, share))
+        for name, share in zip(names, shares, strict=True)
+    ]
     return pack_gated(source.joined(parts), gate, op, source.quantization)
 
 
@@ -229,54 +235,3 @@ class RMSNorm(Norm):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)  # [..., size]
-
-
-class RotaryEmbedding:
-    """The angles of all positions, in the form that `kernels.rotary` takes."""
-
-    cos: Tensor  # [n_positions, 1, head_dim], as the next
-    signed_sin: Tensor
-
-    def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Computes the angles in float32 and only then rounds them to `dtype`: at position 4,000 a
-        bfloat16 angle would be off by whole turns."""
-        frequencies = inverse_frequencies(config.rope, config.head_dim)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = positions[:, None, None] * frequencies  # [n_positions, 1, head_dim / 2]
-        cos, sin = (half.to(device, dtype) for half in (angles.cos(), angles.sin()))
-        self.cos = torch.cat((cos, cos), -1)
-        self.signed_sin = torch.cat((-sin, sin), -1)
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
-        return self.cos.index_select(0, positions), self.signed_sin.index_select(0, positions)
-
-
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the radians per position of each pair of elements, [head_dim / 2], float32.
-
-    "linear" divides all by the factor (Chen et al., 2023). "llama3" (the Llama 3.1 release) divides
-    only the waves that do not fit `low_freq_factor` times into the original context, leaves those
-    that fit `high_freq_factor` times, and goes over smoothly in between.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / rope.rope_theta**exponents
-    if rope.rope_type == "linear":
-        return frequencies / _given(rope.factor)
-    if rope.rope_type == "llama3":
-        return _llama3_frequencies(rope, frequencies)
-    return frequencies
-
-
-def _llama3_frequencies(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    factor = _given(rope.factor)
-    low, high = _given(rope.low_freq_factor), _given(rope.high_freq_factor)
-    n_waves = _given(rope.original_max_position_embeddings) * frequencies / (2 * math.pi)
-    share_kept = ((n_waves - low) / (high - low)).clamp(0, 1)
-    return (1 - share_kept) * frequencies / factor + share_kept * frequencies
-
-
-def _given(value: float | None) -> float:
-    if value is None:
-        raise ValueError("a rotary setting is missing that RopeConfig guarantees for its type")
-    return value

@@ -11,17 +11,28 @@ from kernels import ops_for
 from kernels.packed_linear import Quantization, can_compute
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.families.cohere import CohereStage
+from services.worker.models.families.cohere2 import Cohere2Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
+from services.worker.models.families.glm import GlmStage
+from services.worker.models.families.glm4 import Glm4Stage
 from services.worker.models.families.gpt2 import GPT2Stage
+from services.worker.models.families.granite import GraniteStage
 from services.worker.models.families.llama import LlamaStage
+from services.worker.models.families.ministral import MinistralStage
+from services.worker.models.families.ministral3 import Ministral3Stage
 from services.worker.models.families.mistral import MistralStage
 from services.worker.models.families.mixtral import MixtralStage
+from services.worker.models.families.olmo2 import Olmo2Stage
+from services.worker.models.families.olmo3 import Olmo3Stage
 from services.worker.models.families.opt import OPTStage
+from services.worker.models.families.phi3 import Phi3Stage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen2_moe import Qwen2MoeStage
 from services.worker.models.families.qwen3 import Qwen3Stage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
 from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
@@ -47,17 +58,28 @@ class Family(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
-    GPT2Stage,
+    Cohere2Stage,
+    CohereStage,
     Gemma2Stage,
     Gemma3Stage,
+    Glm4Stage,
+    GlmStage,
+    GPT2Stage,
+    GraniteStage,
     LlamaStage,
+    Ministral3Stage,
+    MinistralStage,
     MistralStage,
     MixtralStage,
+    Olmo2Stage,
+    Olmo3Stage,
     OPTStage,
-    Qwen2Stage,
+    Phi3Stage,
     Qwen2MoeStage,
-    Qwen3Stage,
+    Qwen2Stage,
     Qwen3MoeStage,
+    Qwen3Stage,
+    SmolLM3Stage,
     Starcoder2Stage,
 )
 

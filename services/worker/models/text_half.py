@@ -57,6 +57,14 @@ _MISTRAL = TextModel(
         "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
     },
 )  # fmt: skip
+_MINISTRAL3 = TextModel(
+    "Ministral3ForCausalLM",
+    {
+        "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    },
+)  # fmt: skip
 _GEMMA3 = TextModel(
     "Gemma3ForCausalLM",
     {
@@ -90,7 +98,7 @@ _QWEN3_VL = TextModel(
 WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
     "LlavaForConditionalGeneration": {"llama": _LLAMA, "mistral": _MISTRAL},
-    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL},
+    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
     "Qwen2_5_VLForConditionalGeneration": {
         "qwen2_5_vl_text": _QWEN2_VL,

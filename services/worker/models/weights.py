@@ -86,17 +86,20 @@ class TensorSource(ABC):
         """Returns the tensor `name`, which must have that shape, or a shard of it."""
         return self.joined([Part(name, shape, shard)])
 
-    def joined(self, parts: Sequence[Part]) -> Tensor:
-        """Returns the parts joined along the first dimension; the other dimensions must agree."""
+    def joined(self, parts: Sequence[Part], order: Tensor | None = None) -> Tensor:
+        """Returns the parts joined along the first dimension; the other dimensions must agree.
+
+        `order` are the places of its rows among those that are read, [n_rows], if they differ.
+        """
         sizes = [part.out_shape[0] for part in parts]
         out = self._allocate((sum(sizes), *parts[0].out_shape[1:]))
         for part, place in zip(parts, torch.split(out, sizes), strict=True):
             self._read(part, place.t() if part.is_transposed else place)
-        return out
+        return out if order is None else out[order]
 
-    def weight(self, parts: Sequence[Part]) -> LinearWeight:
+    def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         """Returns the joined parts packed as a layer's matrix; the plain one is gone by then."""
-        return pack(self.joined(parts), self.quantization)
+        return pack(self.joined(parts, order), self.quantization)
 
     def head(self, part: Part) -> LinearWeight:
         """Returns the matrix of a head, which is packed and never quantised."""

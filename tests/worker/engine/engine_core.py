@@ -11,8 +11,8 @@ from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import random_stage
-from services.worker.models.config import RopeConfig
 from services.worker.models.families.llama import LlamaConfig
+from services.worker.models.rotary_config import RopeConfig
 
 CONFIG = LlamaConfig(
     vocab_size=97,

@@ -15,17 +15,24 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo3Config,
     OPTConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from kernels.native import linear, operations
@@ -69,6 +76,32 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
+    "phi3": Phi3Config(
+        **SIZES,
+        pad_token_id=None,
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75},
+    ),
+    "smollm3": SmolLM3Config(**SIZES, pad_token_id=None, no_rope_layer_interval=2),
+    "granite": GraniteConfig(
+        **SIZES, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
+    ),
+    "cohere2": Cohere2Config(
+        **SIZES, sliding_window=37, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "glm4": Glm4Config(**SIZES, head_dim=16, pad_token_id=None),
+    "ministral3": Ministral3Config(
+        **SIZES,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.1,
+        },
+    ),
+    "olmo3": Olmo3Config(
+        **SIZES, sliding_window=37, layer_types=["sliding_attention", "full_attention"]
+    ),
     "gpt2": GPT2Config(**GPT, n_embd=52, n_layer=2, n_head=4, initializer_range=0.25),
     "opt": OPTConfig(
         **GPT,

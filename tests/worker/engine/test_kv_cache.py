@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
-from services.worker.models.config import RopeConfig
 from services.worker.models.families.llama import LlamaConfig
+from services.worker.models.rotary_config import RopeConfig
 
 CONFIG = LlamaConfig(
     vocab_size=10,

@@ -14,6 +14,10 @@ import pytest
 from services.worker.models import ModelConfig, UnsupportedModel
 from services.worker.models.config_file import read_config
 from services.worker.models.families.gemma3 import Gemma3Config
+from services.worker.models.families.ministral3 import Ministral3Config
+from services.worker.models.families.olmo3 import Olmo3Config
+from services.worker.models.families.phi3 import Phi3Config
+from services.worker.models.rope import attention_scale
 
 COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -239,6 +243,203 @@ QWEN15_MOE = QWEN2_7B | {
     "shared_expert_intermediate_size": 5632,
 }
 
+PHI3_MINI = COMMON | {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    "embd_pdrop": 0.0,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "vocab_size": 32064,
+}
+PHI4_MINI = PHI3_MINI | {
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {
+        "long_factor": [1.0 + i for i in range(48)],
+        "short_factor": [1.0] * 48,
+        "type": "longrope",
+    },
+    "sliding_window": 262144,
+    "tie_word_embeddings": False,
+    "vocab_size": 200064,
+}
+OLMO2_7B = COMMON | {
+    "architectures": ["Olmo2ForCausalLM"],
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "vocab_size": 100352,
+}
+OLMO3_7B = OLMO2_7B | {
+    "architectures": ["Olmo3ForCausalLM"],
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+    "max_position_embeddings": 65536,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "sliding_window": 4096,
+}
+SMOLLM3_3B = COMMON | {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "attention_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36,
+    "max_position_embeddings": 65536,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
+GRANITE3_2B = COMMON | {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "logits_scaling": 8.0,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 5000000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 49155,
+}
+GLM4_9B = COMMON | {
+    "architectures": ["Glm4ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+COMMAND_R7B = COMMON | {
+    "architectures": ["Cohere2ForCausalLM"],
+    "attention_bias": False,
+    "cache_implementation": "hybrid",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "layer_norm_eps": 1e-05,
+    "layer_switch": 4,
+    "logit_scale": 0.25,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rope_scaling": None,
+    "rope_theta": 50000,
+    "rotary_pct": 1.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": False,
+    "use_qk_norm": False,
+    "vocab_size": 256000,
+}
+MINISTRAL3_8B = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 262144,
+        "model_type": "ministral3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+        },
+        "sliding_window": None,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {"hidden_size": 1024},
+    "vision_feature_layer": -1,
+}
+
 PAPER = Path(__file__).parents[3] / "models" / "configs"
 
 
@@ -269,6 +470,15 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (GEMMA3_4B, 256, [*([1024] * 5 + [None]) * 5, *[1024] * 4]),
         (STARCODER2_3B, 128, [4096] * 30),
         (QWEN15_MOE, 128, [None] * 24),
+        (PHI3_MINI, 96, [2047] * 32),
+        (PHI4_MINI, 128, [262144] * 32),
+        (OLMO2_7B, 128, [None] * 32),
+        (OLMO3_7B, 128, [4096, 4096, 4096, None] * 8),
+        (SMOLLM3_3B, 128, [None] * 36),
+        (GRANITE3_2B, 64, [None] * 40),
+        (GLM4_9B, 128, [None] * 40),
+        (COMMAND_R7B, 128, [4096, 4096, 4096, None] * 8),
+        (MINISTRAL3_8B, 128, [None] * 34),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
@@ -286,6 +496,19 @@ def test_gemma3_turns_its_two_kinds_of_layers_differently(tmp_path: Path) -> Non
     config = read(tmp_path, GEMMA3_1B)
     assert isinstance(config, Gemma3Config)
     assert (config.rope.rope_theta, config.sliding_rope.rope_theta) == (1e6, 1e4)
+
+
+def test_what_was_stretched_turns_as_it_was_trained(tmp_path: Path) -> None:
+    phi, olmo, ministral = (
+        read(tmp_path, config) for config in (PHI4_MINI, OLMO3_7B, MINISTRAL3_8B)
+    )
+    assert isinstance(phi, Phi3Config)
+    assert (phi.rotary_dim, phi.rope.factor) == (96, 32.0)
+    assert isinstance(olmo, Olmo3Config)
+    assert (olmo.rope.rope_type, olmo.sliding_rope.rope_type) == ("yarn", "default")
+    assert isinstance(ministral, Ministral3Config)
+    assert (ministral.query_growth, ministral.growth_length) == (0.1, 16384)
+    assert attention_scale(ministral.rope) == 1.0
 
 
 def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GlmConfig,
     GPT2Config,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from kernels import AttentionForm, HeadNorms, native_ops
@@ -21,7 +26,6 @@ from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
 from kernels.upload import uploads_for
 from services.worker.models import decoder
-from services.worker.models.config import RopeConfig, RotaryConfig
 from services.worker.models.decoder_layers import (
     Attention,
     Embedding,
@@ -32,16 +36,17 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.families.gemma2 import CappedHead
+from services.worker.models.layer_forms import CappedHead
 from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RMSNorm,
-    RotaryEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.stage import StageBatch, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load, needs_int8
@@ -51,6 +56,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Gates and what they gate share panels, which need a size that is a multiple of half a panel.
 LLAMA_LIKE = {**SMALL, "intermediate_size": 64}
+HALF_TURNS = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 AT_ONCE: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**LLAMA_LIKE),
     "llama with biases": LlamaConfig(**LLAMA_LIKE, attention_bias=True),
@@ -60,12 +66,28 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
         **LLAMA_LIKE, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=16),
+    "phi3": Phi3Config(**LLAMA_LIKE, pad_token_id=None, rope_parameters=HALF_TURNS),
+    "glm": GlmConfig(**LLAMA_LIKE, head_dim=16, pad_token_id=None),
     "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }
 LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
     "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
     "biases of the MLP": LlamaConfig(**LLAMA_LIKE, mlp_bias=True),
     "experts": MixtralConfig(**LLAMA_LIKE, num_local_experts=4),
+    "layers without positions": SmolLM3Config(
+        **LLAMA_LIKE, no_rope_layers=[1, 0, 1], pad_token_id=None
+    ),
+    "queries that grow": Ministral3Config(
+        **LLAMA_LIKE,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 50.0,
+            "original_max_position_embeddings": 3,
+            "llama_4_scaling_beta": 0.1,
+        },
+    ),
+    "norms over all heads": Olmo2Config(**LLAMA_LIKE),
     "no rotary embedding": GPT2Config(vocab_size=199, n_embd=48, n_layer=2, n_head=6),
 }
 

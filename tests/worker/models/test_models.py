@@ -19,9 +19,9 @@ from services.worker.models import (
     random_stage,
 )
 from services.worker.models.checkpoint import load_stage
-from services.worker.models.config import RopeConfig
 from services.worker.models.config_file import parse_config, read_config
 from services.worker.models.families.llama import LlamaConfig
+from services.worker.models.rotary_config import RopeConfig
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -35,6 +35,13 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 6},
@@ -45,6 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "rope-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     "rope-linear": {"rope_parameters": LINEAR},
     "rope-llama3": {"rope_parameters": LLAMA3},
+    "rope-yarn": {"rope_parameters": YARN},
     "sharded": {"max_shard_size": "20KB"},
 }
 
@@ -55,6 +63,16 @@ OLD_SPELLINGS: dict[str, dict[str, Any]] = {
     "llama3": {
         "rope_theta": 10_000.0,
         "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+    },
+    "yarn-type": {
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.3,
+        },
     },
 }
 
@@ -363,13 +381,11 @@ class TestModelConfig:
         ("changes", "named"),
         [
             ({"hidden_act": "gelu"}, "gelu"),
-            ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-            ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-            ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+            ({"rope_scaling": {"type": "axial", "factor": 2.0}}, "axial"),
             ({"rope_parameters": {"full_attention": {}, "sliding": {}}}, "full_attention"),
             ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
             ({"rope_scaling": {"type": "linear"}}, "factor"),
-            ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale"),
+            ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscales": 1.0}}, "mscales"),
             ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
             ({"rope_scaling": LINEAR, "rope_parameters": LINEAR}, "both"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import GlmConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
 from kernels import TORCH
 from kernels.native.linear import NativeGatedWeight, NativeWeight
@@ -27,6 +27,7 @@ from services.worker.models.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
+    read_gated,
 )
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
@@ -59,6 +60,14 @@ CUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "1x4-head-dim": (1, 4, {**EIGHT_HEADS, "head_dim": 10}),
 }
 
+REPLICATED: dict[str, PreTrainedConfig] = {
+    "fused": Phi3Config(**{**SMALL, **EIGHT_HEADS, "pad_token_id": None}),
+    "neighbours-with-biases": GlmConfig(
+        **{**SMALL, **EIGHT_HEADS, "pad_token_id": None}, head_dim=8
+    ),
+    "norms-over-all-heads": Olmo2Config(**{**SMALL, **EIGHT_HEADS}),
+}
+
 
 class MemoryTensors(TensorSource):
     """A source over tensors in memory."""
@@ -89,6 +98,13 @@ class TestAgainstTransformers:
     def test_every_family_is_divided(self, tmp_path: Path, config: PreTrainedConfig) -> None:
         write_family_checkpoint(tmp_path, config)
         compare_random_schedule(Pipeline(tmp_path, tp_size=2), Oracle(tmp_path), seed=1)
+
+    @pytest.mark.parametrize("config", REPLICATED.values(), ids=REPLICATED.keys())
+    def test_ranks_that_share_a_head_of_keys_have_it_from_any_matrix(
+        self, tmp_path: Path, config: PreTrainedConfig
+    ) -> None:
+        write_family_checkpoint(tmp_path, config)
+        compare_random_schedule(Pipeline(tmp_path, tp_size=4), Oracle(tmp_path), seed=3)
 
     def test_bfloat16_ranks_are_close_to_one_rank(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path, dtype=torch.bfloat16)
@@ -181,6 +197,29 @@ class TestLayers:
             gate = F.linear(x, tensors["gate.weight"])[:, 3 * rank : 3 * rank + 3]
             up = F.linear(x, tensors["up.weight"])[:, 2 * rank : 2 * rank + 2]
             torch.testing.assert_close(layer(x), torch.cat((gate, up), 1))
+
+    @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "biases"])
+    @pytest.mark.parametrize("tp_size", [1, 2, 3])
+    def test_a_gate_and_what_it_gates_may_be_one_matrix(self, tp_size: int, has_bias: bool) -> None:
+        both, bias = torch.randn(12, 5), torch.randn(12)
+        tensors = {"both.weight": both, "both.bias": bias}
+        tensors |= {"gate.weight": both[:6], "gate.bias": bias[:6]}
+        tensors |= {"up.weight": both[6:], "up.bias": bias[6:]}
+        x = torch.randn(3, 5)
+        gate, up = F.linear(x, both, bias if has_bias else None).chunk(2, -1)
+        expected = (F.silu(gate) * up).chunk(tp_size, -1)
+        for rank in range(tp_size):
+            for names in (["both"], ["gate", "up"]):
+                layer = read_gated(
+                    MemoryTensors(tensors, rank, tp_size),
+                    names,
+                    n_in=5,
+                    size=6,
+                    gate="silu",
+                    ops=TORCH,
+                    has_bias=has_bias,
+                )
+                torch.testing.assert_close(layer(x), expected[rank])
 
     @pytest.mark.parametrize("tp_size", [1, 2, 3, 4])
     @pytest.mark.parametrize("vocab_size", [1, 5, 7, 8, 199])

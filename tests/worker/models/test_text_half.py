@@ -65,6 +65,22 @@ HALVES: dict[str, PreTrainedConfig] = {
         vision_config=EYE,
         tie_word_embeddings=False,
     ),
+    "mistral3-ministral3": Mistral3Config(
+        text_config={
+            **SMALL,
+            "model_type": "ministral3",
+            "head_dim": 10,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 6,
+                "llama_4_scaling_beta": 0.2,
+            },
+        },
+        vision_config=EYE,
+        tie_word_embeddings=False,
+    ),
     "qwen2_vl": Qwen2VLConfig(
         text_config={**SMALL, **mrope(1, 1, 2)},
         vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2},

@@ -53,8 +53,8 @@ BLOCK_SIZE = 4
 class TritonTensors(CheckpointTensors):
     """A model whose matrices become what they are on a GPU, wherever they are."""
 
-    def weight(self, parts: Sequence[Part]) -> LinearWeight:
-        return TritonInt8Weight.of(self.joined(parts))
+    def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
+        return TritonInt8Weight.of(self.joined(parts, order))
 
 
 def gated(

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
-from kernels.ops import LayerKV
 from services.worker.models.config import (
     JsonObject,
     PositiveFloat,
     PositiveInt,
-    RotaryConfig,
     read_windows,
     require,
 )
@@ -32,8 +30,8 @@ from services.worker.models.decoder_layers import (
     Layer,
     Norm,
 )
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import TensorParallel
+from services.worker.models.layer_forms import CappedHead, SandwichLayer, ScaledEmbedding
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -87,46 +85,6 @@ class Gemma2Config(GemmaConfig):
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
             if key in config and config[key] is None
         }
-
-
-@dataclass(frozen=True, slots=True)
-class CappedHead:
-    """Computes logits that stay within a cap, in float32."""
-
-    head: Head
-    cap: float
-
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.cap * torch.tanh(self.head(hidden, ranks).float() / self.cap)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledEmbedding:
-    """Embeds tokens and multiplies the result by a factor."""
-
-    tokens: Embedding
-    factor: float
-
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        return self.tokens(token_ids, batch) * self.factor
-
-
-@dataclass(frozen=True, slots=True)
-class SandwichLayer:
-    """Adds attention and an MLP to the residual stream, each between two norms."""
-
-    attention_norm: Norm
-    attention: Attention
-    attended_norm: Norm
-    mlp_norm: Norm
-    mlp: MLP
-    mlp_out_norm: Norm
-
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        attended = self.attention(self.attention_norm(hidden), batch, kv)
-        hidden = hidden + self.attended_norm(attended)
-        # [n_tokens, hidden]
-        return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden), batch.ranks))
 
 
 class GemmaStage(RotaryStage):

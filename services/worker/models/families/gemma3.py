@@ -9,16 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.worker.models.config import (
-    JsonObject,
-    PositiveFloat,
-    RopeConfig,
-    UnsupportedModel,
-    read_rope,
-)
+from services.worker.models.config import JsonObject, PositiveFloat, UnsupportedModel
 from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.gemma2 import GemmaConfig, GemmaStage
-from services.worker.models.layers import RotaryEmbedding
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, read_rope
 from services.worker.models.weights import TensorSource
 
 _FULL, _SLIDING = 0, 1  # places in the angles of a batch
@@ -41,7 +36,7 @@ class Gemma3Config(GemmaConfig):
 
     def check(self) -> None:
         super().check()
-        self.sliding_rope.check()
+        self.check_rope(self.sliding_rope)
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -6,11 +6,13 @@ Touvron et al., 2023; names of tensors as in Hugging Face's `LlamaForCausalLM`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernels import AttentionForm
-from services.worker.models.config import RotaryConfig
+from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 
@@ -29,7 +31,7 @@ class LlamaConfig(RotaryConfig):
 class LlamaStage(RotaryStage):
     """One stage of a Llama model."""
 
-    config_type = LlamaConfig
+    config_type: ClassVar[type[ModelConfig]] = LlamaConfig
     config: LlamaConfig
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig
+from services.worker.models.config import JsonObject, PositiveInt
 from services.worker.models.decoder import RotaryStage
+from services.worker.models.rotary_config import RotaryConfig
 
 # What `MistralConfig` means by a file that does not mention the window; null means none.
 _DEFAULT_WINDOW = 4096

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.models.config import Count, PositiveInt, RotaryConfig
+from services.worker.models.config import Count, PositiveInt
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.mixture import read_experts
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 

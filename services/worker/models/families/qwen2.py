@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import JsonObject, PositiveInt, RotaryConfig, read_windows
+from services.worker.models.config import JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 # What `Qwen2Config` and `Qwen3Config` mean by a file that does not say it.

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import (
-    Count,
-    JsonObject,
-    PositiveInt,
-    RotaryConfig,
-    read_windows,
-)
+from services.worker.models.config import Count, JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
 from services.worker.models.mixture import SharedExpert, read_experts
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 # What `Qwen2MoeConfig` means by a file that does not say it.

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.worker.models.config import (
-    Count,
-    JsonObject,
-    PositiveInt,
-    RotaryConfig,
-    UnsupportedModel,
-)
+from services.worker.models.config import Count, JsonObject, PositiveInt, UnsupportedModel
 from services.worker.models.decoder_layers import MLP
 from services.worker.models.families.qwen3 import QwenHeadNormStage
 from services.worker.models.mixture import read_experts
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 

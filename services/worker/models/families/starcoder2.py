@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels import AttentionForm
-from services.worker.models.config import (
-    JsonObject,
-    PositiveFloat,
-    PositiveInt,
-    RotaryConfig,
-    require,
-)
+from services.worker.models.config import JsonObject, PositiveFloat, PositiveInt, require
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import (
     MLP,
@@ -25,6 +19,7 @@ from services.worker.models.decoder_layers import (
     activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 

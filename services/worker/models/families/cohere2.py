@@ -1,0 +1,52 @@
+"""Command R7B and Command A: Command R with windows in three layers of four (Cohere, 2024).
+
+The fourth sees everything and knows no positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.models.config import JsonObject, PositiveInt, read_windows
+from services.worker.models.families.cohere import CohereConfig, CohereStage
+
+# What `Cohere2Config` means by a file that does not say it.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_PATTERN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohere2Config(CohereConfig):
+    """`Cohere2Config` of Hugging Face."""
+
+    architecture = "Cohere2ForCausalLM"
+    read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}
+    # `layer_switch` says again what `sliding_window_pattern` says.
+    ignored_keys = frozenset(("cache_implementation", "layer_switch"))
+
+    windows: tuple[PositiveInt | None, ...]
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = config.get("sliding_window", _DEFAULT_WINDOW)
+        pattern = config.get("sliding_window_pattern", _DEFAULT_PATTERN)
+        sliding = [(i + 1) % pattern != 0 for i in range(config.get("num_hidden_layers") or 0)]
+        return super().read(config) | {
+            "windows": read_windows(config, window=window, default=sliding)
+        }
+
+
+class Cohere2Stage(CohereStage):
+    """One stage of a Command R7B or Command A model."""
+
+    config_type = Cohere2Config
+    config: Cohere2Config
+
+    def rotary(self, index: int) -> int | None:
+        return None if self.config.layer_windows[index] is None else 0

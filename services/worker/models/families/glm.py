@@ -1,0 +1,57 @@
+"""GLM-4: neighbours turn in the first half of each head, gate and up are fused (GLM Team, 2024).
+
+Of the checkpoints that say `GlmForCausalLM`; `glm4.py` has the later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
+from services.worker.models.rope import head_order
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.weights import TensorSource
+
+# What `GlmConfig` means by a file that does not say it.
+_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmConfig(RotaryConfig):
+    """`GlmConfig` of Hugging Face."""
+
+    architecture = "GlmForCausalLM"
+    default_partial_rotary_factor = 0.5
+    turns_neighbours = True
+
+    attention_bias: bool = True  # of queries, keys and values
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        return super().read({**_DEFAULTS, **config})
+
+
+class GlmStage(RotaryStage):
+    """One stage of a GLM-4 model."""
+
+    config_type = GlmConfig
+    config: GlmConfig
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(),
+            qkv_bias=self.config.attention_bias,
+            order=head_order(self.config),
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        size, fused = self.config.intermediate_size, "gate_up_proj"
+        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, fused_name=fused)

@@ -1,0 +1,59 @@
+"""Granite 3: Llama with multipliers of embeddings, scores, residuals and logits (IBM, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels import AttentionForm
+from services.worker.models.config import PositiveFloat
+from services.worker.models.decoder_layers import Attention, Embedding, Head, Layer
+from services.worker.models.families.llama import LlamaConfig, LlamaStage
+from services.worker.models.layer_forms import ScaledEmbedding, ScaledHead, ScaledLayer
+from services.worker.models.weights import TensorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteConfig(LlamaConfig):
+    """`GraniteConfig` of Hugging Face."""
+
+    architecture = "GraniteForCausalLM"
+
+    embedding_multiplier: PositiveFloat = 1.0
+    attention_multiplier: PositiveFloat = 1.0  # instead of dividing by the root of the heads' size
+    residual_multiplier: PositiveFloat = 1.0  # of what a layer adds
+    logits_scaling: PositiveFloat = 1.0  # logits are divided by it
+
+
+class GraniteStage(LlamaStage):
+    """One stage of a Granite model."""
+
+    config_type = GraniteConfig
+    config: GraniteConfig
+
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
+        return ScaledEmbedding(tokens, self.config.embedding_multiplier)
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        hidden_size = self.config.hidden_size
+        return ScaledLayer(
+            self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+            self.config.residual_multiplier,
+        )
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        has_bias = self.config.attention_bias
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(scale=self.config.attention_multiplier),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+        )
+
+    def read_head(self, source: TensorSource) -> Head:
+        return ScaledHead(super().read_head(source), 1 / self.config.logits_scaling)

@@ -1,0 +1,43 @@
+"""Ministral: Mistral with windows in some layers only (Mistral AI, 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.models.config import JsonObject, PositiveInt, read_windows
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.rotary_config import RotaryConfig
+
+# What `MinistralConfig` means by a file that does not mention them; no window is written as null.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_KV_HEADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinistralConfig(RotaryConfig):
+    """`MinistralConfig` of Hugging Face."""
+
+    architecture = "MinistralForCausalLM"
+    read_keys = RotaryConfig.read_keys | {"sliding_window", "layer_types"}
+
+    windows: tuple[PositiveInt | None, ...]
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = config.get("sliding_window", _DEFAULT_WINDOW)
+        default = [True] * (config.get("num_hidden_layers") or 0)
+        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+            "windows": read_windows(config, window=window, default=default)
+        }
+
+
+class MinistralStage(RotaryStage):
+    """One stage of a Ministral model."""
+
+    config_type = MinistralConfig

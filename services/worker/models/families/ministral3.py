@@ -1,0 +1,102 @@
+"""Ministral 3: Mistral whose queries grow with their distance from the start (Mistral AI, 2025).
+
+Beyond each further length of the original context, scores are sharper by a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm
+from services.worker.models.config import (
+    JsonObject,
+    NonNegativeFloat,
+    PositiveInt,
+    UnsupportedModel,
+)
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.stage import StageBatch
+from services.worker.models.weights import TensorSource
+
+# What `Ministral3Config` means by a file that does not say it.
+_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
+_DEFAULT_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ministral3Config(RotaryConfig):
+    """`Ministral3Config` of Hugging Face."""
+
+    architecture = "Ministral3ForCausalLM"
+    read_keys = RotaryConfig.read_keys - {"rope_theta", "rope_scaling"}
+
+    window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
+    query_growth: NonNegativeFloat  # `llama_4_scaling_beta`
+    growth_length: PositiveInt  # tokens after each of which queries grow
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return (self.window,) * self.n_layers
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        rope = dict(config.get("rope_parameters") or _DEFAULT_ROPE)
+        rope.pop("max_position_embeddings", None)  # which is said outside as well
+        growth = rope.pop("llama_4_scaling_beta", None)
+        length = rope.get("original_max_position_embeddings")
+        if growth is None or length is None:
+            raise UnsupportedModel(
+                "config.json: rope_parameters lacks llama_4_scaling_beta or "
+                "original_max_position_embeddings, by which queries grow"
+            )
+        return super().read({**_DEFAULTS, **config, "rope_parameters": rope}) | {
+            "query_growth": growth,
+            "growth_length": length,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowingAttention(Attention):
+    """Attention whose queries are multiplied by a factor of their position."""
+
+    growth: float
+    length: int
+
+    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
+        q = Attention._take_in(self, qkv, keys, values, batch)
+        n_lengths = batch.positions // self.length  # [n_tokens]
+        factors = 1 + self.growth * torch.log1p(n_lengths.float())
+        return q * factors[:, None, None].to(q.dtype)
+
+
+class Ministral3Stage(RotaryStage):
+    """One stage of a Ministral 3 model."""
+
+    config_type = Ministral3Config
+    config: Ministral3Config
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        form = AttentionForm(window=self.config.layer_windows[index])
+        plain = Attention.read(source, prefix, self.config, self.ops, form=form)
+        return GrowingAttention(
+            **{each.name: getattr(plain, each.name) for each in fields(plain)},
+            growth=self.config.query_growth,
+            length=self.config.growth_length,
+        )

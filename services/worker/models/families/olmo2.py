@@ -1,0 +1,124 @@
+"""OLMo 2: norms after attention and MLP, and over all queries or keys at once (OLMo Team, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm
+from services.worker.models.config import ModelConfig
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import Attention, Layer, Norm
+from services.worker.models.layer_forms import PostNormLayer
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import HeadShare, TensorParallel
+from services.worker.models.weights import Part, Shard, TensorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo2Config(RotaryConfig):
+    """`Olmo2Config` of Hugging Face."""
+
+    architecture = "Olmo2ForCausalLM"
+
+    attention_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WideNorms:
+    """Root-mean-square norms over all heads of queries and over all of keys, on every rank.
+
+    A rank has the heads of its share, and the ranks add up their squares.
+    """
+
+    weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
+    n_q: int
+    n_all_q: int  # elements of all ranks together, as the next
+    n_all_k: int
+    n_copies: int  # ranks that have the same keys
+    eps: float
+
+    def __call__(self, qkv: Tensor, ranks: TensorParallel) -> None:
+        """Normalises queries and keys of `qkv` [n_tokens, n_q + n_k + n_v], in place."""
+        both = qkv[:, : len(self.weight)]
+        squares = both.float().square()
+        q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
+        means = torch.stack((q / self.n_all_q, k / (self.n_all_k * self.n_copies)), 1)
+        ranks.all_reduce(means)  # [n_tokens, 2]
+        scales = (means + self.eps).rsqrt()
+        normed = both.float() * self.weight
+        normed[:, : self.n_q] *= scales[:, :1]
+        normed[:, self.n_q :] *= scales[:, 1:]
+        both.copy_(normed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideNormAttention(Attention):
+    """Attention whose queries and keys are normalised across heads before they turn."""
+
+    norms: WideNorms
+
+    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
+        self.norms(qkv, batch.ranks)
+        return Attention._take_in(self, qkv, keys, values, batch)
+
+
+class Olmo2Stage(RotaryStage):
+    """One stage of an OLMo 2 model."""
+
+    config_type: ClassVar[type[ModelConfig]] = Olmo2Config
+    config: Olmo2Config
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}_layernorm", self.config.hidden_size)
+
+        return PostNormLayer(
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            norm("post_attention"),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+            norm("post_feedforward"),
+        )
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        has_bias = self.config.attention_bias
+        plain = Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(window=self.config.layer_windows[index]),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            rotary=self.rotary(index),
+        )
+        return WideNormAttention(
+            **{each.name: getattr(plain, each.name) for each in fields(plain)},
+            norms=self._read_norms(source, prefix),
+        )
+
+    def rotary(self, index: int) -> int:
+        """Returns which angles turn the heads of layer `index`; here there is one kind."""
+        return 0
+
+    def _read_norms(self, source: TensorSource, prefix: str) -> WideNorms:
+        config = self.config
+        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
+        q, k = heads.q_elements(config), heads.kv_elements(config)
+        n_all_q, n_all_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        parts = (
+            Part(f"{prefix}.q_norm.weight", (n_all_q,), Shard(0, q)),
+            Part(f"{prefix}.k_norm.weight", (n_all_k,), Shard(0, k)),
+        )
+        return WideNorms(
+            source.joined(parts),
+            n_q=len(q),
+            n_all_q=n_all_q,
+            n_all_k=n_all_k,
+            n_copies=source.tp_size * len(k) // n_all_k,
+            eps=config.rms_norm_eps,
+        )

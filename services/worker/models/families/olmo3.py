@@ -1,0 +1,85 @@
+"""OLMo 3: OLMo 2 with windows in three layers of four, which turn by angles of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.worker.models.config import (
+    JsonObject,
+    PositiveInt,
+    UnsupportedModel,
+    read_windows,
+)
+from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, read_rope
+
+_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_DEFAULT_WINDOW = 4096  # of a file that does not mention it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo3Config(Olmo2Config):
+    """`Olmo3Config` of Hugging Face."""
+
+    architecture = "Olmo3ForCausalLM"
+    read_keys = Olmo2Config.read_keys | {"sliding_window", "layer_types"}
+    default_rope_theta = 500_000.0
+
+    windows: tuple[PositiveInt | None, ...]
+    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    def check(self) -> None:
+        super().check()
+        self.check_rope(self.sliding_rope)
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = config.get("sliding_window", _DEFAULT_WINDOW)
+        sliding = [(i + 1) % 4 != 0 for i in range(config.get("num_hidden_layers") or 0)]
+        full, local = _split_rope(config)
+        return super().read({**config, **full}) | {
+            "windows": read_windows(config, window=window, default=sliding),
+            "sliding_rope": read_rope(local, cls.default_rope_theta),
+        }
+
+
+def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the rotary settings of full and of sliding layers, each as a config of one kind.
+
+    Older files have one kind, and stretch full layers alone.
+    """
+    length = {"max_position_embeddings": config.get("max_position_embeddings")}
+    both = config.get("rope_parameters")
+    if both is None:
+        return {}, length
+    if set(both) != {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: rope_parameters are those of {sorted(both)}, not of full_attention and "
+            "sliding_attention"
+        )
+    return (
+        {"rope_parameters": both["full_attention"]},
+        {"rope_parameters": both["sliding_attention"], **length},
+    )
+
+
+class Olmo3Stage(Olmo2Stage):
+    """One stage of an OLMo 3 model."""
+
+    config_type = Olmo3Config
+    config: Olmo3Config
+
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        sliding = replace(self.config, rope=self.config.sliding_rope)
+        local = RotaryEmbedding(sliding, dtype=self.dtype, device=self.device)
+        return (*super().make_rotaries(), local)  # _FULL, _SLIDING
+
+    def rotary(self, index: int) -> int:
+        return _FULL if self.config.layer_windows[index] is None else _SLIDING

@@ -1,0 +1,83 @@
+"""Phi-3 and Phi-4: Llama with fused projections and two sets of angles (Abdin et al., 2024).
+
+In the later small ones a part of each head turns. `rope.py` says which angles are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject, PositiveInt, UnsupportedModel, require
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
+from services.worker.models.rope import head_order
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.weights import TensorSource
+
+# What `Phi3Config` means by a file that does not say it.
+_DEFAULT_ORIGINAL_LENGTH = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phi3Config(RotaryConfig):
+    """`Phi3Config` of Hugging Face."""
+
+    architecture = "Phi3ForCausalLM"
+    read_keys = RotaryConfig.read_keys | {
+        "sliding_window", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor",
+    }  # fmt: skip
+    # Training, and code beside the weights that is not run.
+    ignored_keys = frozenset(("resid_pdrop", "embd_pdrop", "auto_map"))
+    default_partial_rotary_factor = 1.0
+
+    window: PositiveInt | None
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return (self.window,) * self.n_layers
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, full_attn_mod=(1, None), interpolate_factor=(1, None))
+        return super().read({**config, **_longrope(config)}) | {
+            "window": config.get("sliding_window")
+        }
+
+
+def _longrope(config: JsonObject) -> JsonObject:
+    """Returns the rotary settings under their key, in the words of other families."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = dict(config.get(key) or {})
+    rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
+    if rope_type in ("su", "yarn"):  # in older files
+        rope_type = "longrope"
+    if rope_type not in ("default", "longrope"):
+        raise UnsupportedModel(f"config.json: rope_type {rope_type!r} is not supported here")
+    if rope_type == "longrope":
+        original = config.get("original_max_position_embeddings") or _DEFAULT_ORIGINAL_LENGTH
+        rope["original_max_position_embeddings"] = original
+    return {key: {**rope, "rope_type": rope_type}}
+
+
+class Phi3Stage(RotaryStage):
+    """One stage of a Phi-3 or Phi-4 model."""
+
+    config_type = Phi3Config
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(window=self.config.layer_windows[index]),
+            fused_name="qkv_proj",
+            order=head_order(self.config),
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        size, fused = self.config.intermediate_size, "gate_up_proj"
+        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, fused_name=fused)

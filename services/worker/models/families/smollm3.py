@@ -1,0 +1,88 @@
+"""SmolLM3: Llama in which every fourth layer knows no positions (Hugging Face, 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernels import AttentionForm
+from services.worker.models.config import (
+    JsonObject,
+    PositiveInt,
+    UnsupportedModel,
+    read_windows,
+)
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.families.llama import LlamaConfig, LlamaStage
+from services.worker.models.weights import TensorSource
+
+# What `SmolLM3Config` means by a file that does not say it.
+_DEFAULT_KV_HEADS = 4
+_DEFAULT_INTERVAL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmolLM3Config(LlamaConfig):
+    """`SmolLM3Config` of Hugging Face."""
+
+    architecture = "SmolLM3ForCausalLM"
+    read_keys = LlamaConfig.read_keys | {
+        "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window",
+        "layer_types",
+    }  # fmt: skip
+    ignored_keys = frozenset(("pretraining_tp", "max_window_layers"))  # the latter is Qwen2's
+    default_rope_theta = 2_000_000.0
+
+    turns: tuple[bool, ...]  # which layers have rotary positions
+    windows: tuple[PositiveInt | None, ...]
+    tie_word_embeddings: bool = True
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        turns = _turning_layers(config)
+        window = config.get("sliding_window") if config.get("use_sliding_window") else None
+        default = [window is not None and not turn for turn in turns]
+        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+            "turns": turns,
+            "windows": read_windows(config, window=window, default=default),
+        }
+
+
+def _turning_layers(config: JsonObject) -> tuple[bool, ...]:
+    """Returns which layers have rotary positions: 1 in `no_rope_layers`, or all but every n-th."""
+    n_layers = config.get("num_hidden_layers") or 0
+    listed = config.get("no_rope_layers")
+    if listed is None:
+        interval = config.get("no_rope_layer_interval", _DEFAULT_INTERVAL)
+        return tuple((i + 1) % interval != 0 for i in range(n_layers))
+    if len(listed) != n_layers or any(turns not in (0, 1) for turns in listed):
+        raise UnsupportedModel(
+            f"config.json: no_rope_layers has {len(listed)} entries for {n_layers} layers, each of "
+            "which must be 0 or 1"
+        )
+    return tuple(bool(turns) for turns in listed)
+
+
+class SmolLM3Stage(LlamaStage):
+    """One stage of a SmolLM3 model."""
+
+    config_type = SmolLM3Config
+    config: SmolLM3Config
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        has_bias = self.config.attention_bias
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(window=self.config.layer_windows[index]),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            rotary=0 if self.config.turns[index] else None,
+        )

@@ -1,0 +1,192 @@
+"""The configuration of what turns: rotary settings, and the fields of descendants of Llama.
+
+Rotary settings are understood in both spellings: `rope_theta` with `rope_scaling`, and the newer
+`rope_parameters`. `rope.py` makes angles of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from services.worker.models.config import (
+    JsonObject,
+    ModelConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    UnsupportedModel,
+    default_head_dim,
+    require,
+)
+
+# Tables of the angles of all positions: 10 million of them, and heads of 128, take a third.
+_MAX_ANGLES = 2**32
+
+# What each type needs, and what it may have besides.
+_ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (
+        (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ),
+        (),
+    ),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (
+        ("short_factor", "long_factor", "original_max_position_embeddings", "factor"),
+        ("attention_factor",),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """How positions become angles. Only the fields of the type are set."""
+
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    rope_theta: PositiveFloat  # base of the wavelengths
+    partial_rotary_factor: PositiveFloat = 1.0  # the share of a head that turns, at its beginning
+    factor: PositiveFloat | None = None  # by how much the context was stretched
+    original_max_position_embeddings: PositiveInt | None = None  # before stretching, tokens
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    attention_factor: PositiveFloat | None = None  # what turns is multiplied by it
+    beta_fast: PositiveFloat | None = None  # full turns in the original context
+    beta_slow: PositiveFloat | None = None
+    mscale: NonNegativeFloat | None = None
+    mscale_all_dim: NonNegativeFloat | None = None
+    truncate: bool | None = None
+    short_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, in the original context
+    long_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, beyond it
+
+    def check(self) -> None:
+        """Raises ValueError for settings that do not make up their type."""
+        for key in _ROPE_KEYS[self.rope_type][0]:
+            if getattr(self, key) is None:
+                raise ValueError(f"{key} is missing for rope_type {self.rope_type!r}")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"low_freq_factor ({low}) is not below high_freq_factor ({high})")
+        if self.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta ({self.rope_theta}) is not above 1, as yarn needs it")
+        if self.rope_type == "longrope" and self.original_max_position_embeddings == 1:
+            raise ValueError("original_max_position_embeddings (1) is no context to stretch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(ModelConfig):
+    """The fields of descendants of Llama: grouped queries, rotary positions, a gated MLP."""
+
+    read_keys = frozenset((
+        "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
+        "rope_parameters", "partial_rotary_factor",
+    ))  # fmt: skip
+
+    default_rope_theta: ClassVar[float] = 10_000.0
+    hidden_acts: ClassVar[tuple[str, ...]] = ("silu",)
+    # The share of a head that turns where files do not say it; None: whole heads, and nothing else.
+    default_partial_rotary_factor: ClassVar[float | None] = None
+    turns_neighbours: ClassVar[bool] = False  # whether pairs are neighbours, and not halves apart
+
+    intermediate_size: PositiveInt
+    rms_norm_eps: PositiveFloat
+    rope: RopeConfig
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many elements of a head turn, the first ones."""
+        return int(self.head_dim * self.rope.partial_rotary_factor)
+
+    def check(self) -> None:
+        super().check()
+        self.check_rope(self.rope)
+        n_angles = self.max_position_embeddings * self.head_dim
+        if n_angles > _MAX_ANGLES:
+            raise ValueError(
+                f"max_position_embeddings ({self.max_position_embeddings}) and head_dim "
+                f"({self.head_dim}) make {n_angles} angles; at most {_MAX_ANGLES} are kept"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ValueError(
+                f"partial_rotary_factor ({self.rope.partial_rotary_factor}) turns "
+                f"{self.rotary_dim} of {self.head_dim} elements, which are no pairs of them"
+            )
+
+    def check_rope(self, rope: RopeConfig) -> None:
+        """Raises ValueError for settings that do not make up their type or do not fit heads."""
+        rope.check()
+        for key, factors in (
+            ("short_factor", rope.short_factor),
+            ("long_factor", rope.long_factor),
+        ):
+            if factors is not None and len(factors) != self.rotary_dim // 2:
+                raise ValueError(
+                    f"{key} has {len(factors)} factors for {self.rotary_dim // 2} waves"
+                )
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, hidden_act=cls.hidden_acts)
+        n_heads = config.get("num_attention_heads")
+        head_dim = config.get("head_dim")
+        if head_dim is None:
+            head_dim = default_head_dim(config.get("hidden_size"), n_heads)
+        n_kv_heads = config.get("num_key_value_heads")
+        return {
+            "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
+            "head_dim": head_dim,
+            "rope": read_rope(config, cls.default_rope_theta, cls.default_partial_rotary_factor),
+        }
+
+
+def read_rope(
+    config: JsonObject, default_theta: float, default_partial: float | None = None
+) -> JsonObject:
+    """Returns the rotary settings of either spelling as fields of RopeConfig.
+
+    `default_partial` is the share of heads that turns by default; None for families that turn whole
+    heads. Raises UnsupportedModel for what is not computed.
+    """
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new:
+        raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")
+    given = dict(new or old or {})
+    rope_type = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    if rope_type not in _ROPE_KEYS:
+        raise UnsupportedModel(
+            f"config.json: rope_type {rope_type!r} is not one of {[*_ROPE_KEYS]}"
+        )
+    partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    if default_partial is None and partial not in (None, 1, 1.0):
+        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
+    theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
+    needed, optional = _ROPE_KEYS[rope_type]
+    # Some files carry settings of types that they do not use; these are what other programs skip.
+    unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in (*keys[0], *keys[1])}
+    if unknown:
+        raise UnsupportedModel(f"config.json: unknown rotary settings {sorted(unknown)}")
+    used = {key: given[key] for key in (*needed, *optional) if given.get(key) is not None}
+    if "original_max_position_embeddings" in needed:
+        used.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if rope_type == "longrope" and "factor" not in used:
+        longest = config.get("max_position_embeddings")
+        used["factor"] = longest / used["original_max_position_embeddings"]
+    return {
+        "rope_type": rope_type,
+        "rope_theta": theta,
+        "partial_rotary_factor": partial or default_partial or 1.0,
+        **used,
+    }
