@@ -147,8 +147,9 @@ test-browser: setup page-tools  ## Look at the page in a real browser (Debian: a
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
-screenshots: setup page-tools  ## Take the pictures of the page that the docs show, into docs/images
+screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix

@@ -14,11 +14,12 @@ from random import Random
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.browser.conftest import DEMO, OPTIONS, TIMEOUT_MS
-from tests.system.stack import Stack, serving
+from tests.system.stack import ROOT, Stack, serving
 
 N_USERS = 6
 LOAD_S = 6.0
 WIDTH = 1280
+LARGE = ROOT / "build" / "llama-125m"
 
 
 @contextmanager
@@ -29,8 +30,8 @@ def load(stack: Stack) -> Iterator[None]:
     def use(seed: int) -> None:
         random = Random(seed)
         while not is_over.wait(random.random() / 2):
-            prompt = "What does os.path.join do? " * random.randint(1, 12)
-            stack.complete(prompt, max_tokens=random.randint(15, 160), seed=seed, ignore_eos=True)
+            prompt = "What does it do? " * random.randint(1, 8)
+            stack.complete(prompt, max_tokens=random.randint(8, 60), seed=seed, ignore_eos=True)
 
     users = [threading.Thread(target=use, args=(seed,)) for seed in range(N_USERS)]
     for user in users:
@@ -98,17 +99,16 @@ def open_page(browser: Browser, url: str, scheme: str, *, height: int) -> Page:
 def main(directory: Path) -> None:
     """Takes all pictures."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (
-        serving(DEMO, stages=2, max_batch_size=4) as stack,
-        sync_playwright() as playwright,
-    ):
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=list(OPTIONS)
         )
-        for scheme in ("light", "dark"):
-            pipeline(browser, stack, directory, scheme)
-        compare(browser, stack, directory)
-        playground(browser, stack, directory)
+        with serving(LARGE, stages=2, max_batch_size=4, kv_memory="64MiB") as stack:
+            for scheme in ("light", "dark"):
+                pipeline(browser, stack, directory, scheme)
+        with serving(DEMO, stages=2) as stack:
+            compare(browser, stack, directory)
+            playground(browser, stack, directory)
         browser.close()
 
 
