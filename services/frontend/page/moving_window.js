@@ -33,9 +33,14 @@ export class MovingWindow {
     this.offset = Math.max(this.offset, t - performance.now() / 1000);
   }
 
+  /** @returns {number} the scheduler's time; before anything was heard, long ago */
+  get now() {
+    return performance.now() / 1000 + this.offset;
+  }
+
   /** Moves to now, unless it is held. */
   follow() {
-    if (!this.isHeld && this.offset > -Infinity) this.to = performance.now() / 1000 + this.offset - LAG_S;
+    if (!this.isHeld && this.offset > -Infinity) this.to = this.now - LAG_S;
   }
 
   /**

@@ -12,10 +12,11 @@ const MAX_ITERATIONS = 40;
  * Returns the panels under the timeline: figures, memory, pool, accounts, marks and iterations.
  *
  * @param {Run} run
+ * @param {number} now the time at which the last minute ends
  */
-export function panels(run) {
+export function panels(run, now) {
   return html`
-    <section class="card wide"><h2>The last minute</h2>${figures(run)}</section>
+    <section class="card wide"><h2>The last minute</h2>${figures(run, now)}</section>
     <section class="card"><h2>K/V memory</h2>${memory(run)}</section>
     <section class="card double"><h2>Pool, in its order</h2>${pool(run)}</section>
     ${run.pool?.accounts.length ? html`<section class="card"><h2>Accounts</h2>${accounts(run)}</section>` : ""}
@@ -23,15 +24,20 @@ export function panels(run) {
     <section class="card wide"><details><summary><strong>Iterations as a table</strong></summary>${iterations(run)}</details></section>`;
 }
 
-/** @param {Run} run */
-function figures(run) {
-  const seconds = run.seconds.filter((s) => s.second >= Math.floor(run.latest) - MINUTE_S);
-  const whole = seconds.filter((s) => s.second < Math.floor(run.latest));
+/**
+ * @param {Run} run
+ * @param {number} now
+ */
+function figures(run, now) {
+  const end = Math.floor(now);
+  const begin = Math.max(Math.floor(run.begin), end - MINUTE_S);
+  const seconds = run.seconds.filter((s) => s.second >= begin);
+  const whole = seconds.filter((s) => s.second < end);
   const sum = (/** @type {(s: Second) => number} */ of) => whole.reduce((total, s) => total + of(s), 0);
-  const span = Math.max(1, Math.floor(run.latest) - Math.max(Math.floor(run.begin), Math.floor(run.latest) - MINUTE_S));
+  const span = Math.max(1, end - begin);
   const firsts = seconds.flatMap((s) => s.firsts);
   const gaps = seconds.flatMap((s) => s.gaps);
-  const line = (/** @type {(s: Second) => number} */ of) => sparkline(run, of);
+  const line = (/** @type {(s: Second) => number} */ of) => sparkline(run, end, of);
   const last = run.iterations.at(-1);
   return html`<dl class="figures">
     ${figure("Tokens per second", count(sum((s) => s.nTokens) / span), "", line((s) => s.nTokens))}
@@ -57,10 +63,10 @@ function figure(name, value, more, line) {
 
 /**
  * @param {Run} run
+ * @param {number} end
  * @param {(second: Second) => number} of
  */
-function sparkline(run, of) {
-  const end = Math.floor(run.latest);
+function sparkline(run, end, of) {
   const bySecond = new Map(run.seconds.map((s) => [s.second, of(s)]));
   const values = Array.from({ length: MINUTE_S }, (_, i) => bySecond.get(end - MINUTE_S + i) ?? 0);
   const most = Math.max(...values, 1e-9);

@@ -133,7 +133,7 @@ export class PipelineView {
   redraw() {
     if (this.element.hidden) return;
     render(this.#player ? this.#playerBar(this.#player) : this.#liveBar(), this.bar);
-    render(panels(this.run), this.under);
+    render(panels(this.run, this.#player ? this.#player.at : Math.max(this.#window.now, this.#run.latest)), this.under);
   }
 
   #liveBar() {
