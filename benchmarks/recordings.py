@@ -1,4 +1,4 @@
-"""Recordings of real runs, to be looked at side by side: Figure 1 of the paper against Figure 8.
+"""Recordings of real runs, to be looked at side by side: request-level batches against Orca.
 
     python -m benchmarks.make_model build/llama-125m
     python -m benchmarks.recordings              about three minutes on two cores

@@ -8,9 +8,9 @@ import { duration, plural, quantile } from "./words.js";
 
 /** Real runs of the same arrivals, made by `python -m benchmarks.recordings`. */
 const RECORDINGS = [
-  { file: "request_level.jsonl", name: "Request by request (the paper's Figure 1)",
+  { file: "request_level.jsonl", name: "Request by request (the paper's challenge C1)",
     text: "A batch is fixed when it begins. Who is done early waits for the longest, and who comes late for the next batch." },
-  { file: "orca.jsonl", name: "Iteration by iteration (Orca, the paper's Figure 8)",
+  { file: "orca.jsonl", name: "Iteration by iteration (Orca, the paper's Figure 8a)",
     text: "The batch is chosen anew for each iteration. Who is done leaves at once, and who comes late joins the next iteration." },
   { file: "chunked.jsonl", name: "Iterations of chunks (what is served by default)",
     text: "Iterations as above; long prompts also run in pieces beside those who generate." },
