@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
@@ -39,7 +39,7 @@ class CoreFacts(BaseModel):
     n_shares: int
     pipeline_depth: int
     token_hand_off: bool
-    n_blocks: int
+    n_blocks: int = Field(le=2**24)
     block_size: int
     has_prefix_cache: bool
     is_optimistic: bool

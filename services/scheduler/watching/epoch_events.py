@@ -1,6 +1,6 @@
 """Tells what happens to one epoch: that it serves, its iterations, that it was lost."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from orcinus.v1 import watch_pb2, worker_pb2
 
@@ -27,9 +27,11 @@ class EpochTeller:
         settings: SchedulerSettings,
         pipeline: Pipeline,
         scheduler: Scheduler,
+        on_open: Callable[["EpochTeller"], None],
     ) -> None:
-        self.has_opened = False
-        """Whether the pipeline has served."""
+        """`on_open` is called when the pipeline serves."""
+        self._on_open = on_open
+        self._has_opened = False
         self._audience = audience
         self._told = told
         self._pool = pool
@@ -47,7 +49,8 @@ class EpochTeller:
 
     def opened(self) -> None:
         """Tells that the pipeline serves, and of whom it is careful."""
-        self.has_opened = True
+        self._has_opened = True
+        self._on_open(self)
         self._pool.pool = self._scheduler.pool
         if not self._audience.is_there:
             return
@@ -77,7 +80,7 @@ class EpochTeller:
 
     def closed(self, loss: str | None) -> None:
         """Tells that the pipeline was lost, if it served and was."""
-        if loss is not None and self.has_opened and self._audience.is_there:
+        if loss is not None and self._has_opened and self._audience.is_there:
             # What follows the first colon is from others, and may name addresses.
             text = loss.partition(":")[0]
             self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)

@@ -22,6 +22,9 @@ from services.scheduler.watching.selections import selection_of
 N_DIGITS = 255
 """The values of a byte of a token: the last one marks a token's last byte."""
 
+MAX_OPTION_BYTES = 2**24
+"""Bytes of a request's options at most: more than a message of a frontend may have."""
+
 
 class NotReplayable(Exception):
     """The recording lacks what a replay needs; the message says what."""
@@ -158,6 +161,8 @@ class Replay:
         return request
 
     def _new_request(self, told: watch_pb2.SubmissionDecision) -> Request:
+        if told.n_option_bytes > MAX_OPTION_BYTES:
+            raise NotReplayable(f"request {told.number} has {told.n_option_bytes} bytes of options")
         account = None
         if told.HasField("account"):
             account = Account(AccountLimits(weight=told.weight), name=told.account)

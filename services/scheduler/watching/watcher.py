@@ -84,7 +84,7 @@ class Watcher:
             n_bytes += n_its
         self._n_pending_bytes -= n_bytes
         if not n_bytes:
-            raise Unavailable(f"no more events: {self._end}")
+            raise Unavailable(self._end)
         if not self._pending and not self.is_gone:
             self._has_news.clear()
         return message

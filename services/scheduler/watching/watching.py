@@ -32,7 +32,7 @@ class Watching:
         self._audience = Audience(wall_ns=wall_ns)
         self._told = ToldRequests()
         self._pool = PoolTeller(self._audience, self._told)
-        self._epoch: EpochTeller | None = None
+        self._epoch: EpochTeller | None = None  # the last one that served
         self.decisions = Decisions(self._audience, self._told)
         """Tells what cores decide."""
         self.requests = RequestTeller(
@@ -47,15 +47,15 @@ class Watching:
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
         """Returns the observer of an epoch that is about to form."""
-        self._epoch = EpochTeller(
+        return EpochTeller(
             self._audience,
             self._told,
             self._pool,
             settings=self._settings,
             pipeline=pipeline,
             scheduler=scheduler,
+            on_open=self._begin,
         )
-        return self._epoch
 
     @contextlib.contextmanager
     def watch(
@@ -79,6 +79,10 @@ class Watching:
     def end(self, reason: str) -> None:
         """Lets all watchers go."""
         self._audience.end(reason)
+
+    def _begin(self, epoch: EpochTeller) -> None:
+        """Notes the epoch that serves from now on."""
+        self._epoch = epoch
 
     def _tell_all(self, watcher: Watcher, epoch: EpochTeller) -> None:
         to = (watcher,)

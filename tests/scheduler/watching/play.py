@@ -52,13 +52,17 @@ class Play:
 
     def open(self) -> None:
         """Lets a pipeline serve."""
+        self.form()
+        self.epoch.opened()
+        self.note(self.scheduler.adopt())
+
+    def form(self) -> None:
+        """Puts a pipeline together, which does not serve yet."""
         self.n_epochs += 1
         pipeline = pipeline_of(self.settings.n_stages or 1, epoch=self.n_epochs)
         make = partial(WatchedScheduler, decisions=self.watching.decisions)
         self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
-        self.epoch.opened()
-        self.note(self.scheduler.adopt())
 
     def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
         """Loses the pipeline."""

@@ -33,7 +33,7 @@ async def test_a_recording_has_all_that_was_told_and_can_be_replayed(
         play.run(2)
     lines = objects(path)
     assert lines[0] == HEADER
-    assert lines[-1] == {"type": "end", "text": "no more events: the scheduler stopped"}
+    assert lines[-1] == {"type": "end", "text": "the scheduler stopped"}
     types = {line["type"] for line in lines}
     assert types >= {"recording", "epoch", "request", "iteration", "mark", "decision", "end"}
     assert main([str(path)]) == SAME

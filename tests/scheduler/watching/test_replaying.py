@@ -1,6 +1,7 @@
 """A core that is run again on its decisions comes to the same batches, whatever happened to it."""
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -168,6 +169,35 @@ def test_a_file_that_was_changed_is_found_out(
     with pytest.raises(Difference, match=said) as caught:
         replay(changed(lines, field, change, 0))
     assert str(caught.value).startswith("line ")
+
+
+def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where there are numbers in a value."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, each in items for found in numbers_in(each, (*path, key))]
+    return [path] if isinstance(value, int) else []
+
+
+@given(data=st.data())
+def test_whatever_was_changed_is_found_out_or_does_not_matter(
+    lines: list[bytes], data: st.DataObject
+) -> None:
+    lines = [line for line in lines[1:] if b'"decision"' in line]
+    index = data.draw(st.integers(0, len(lines) - 1))
+    value = json.loads(lines[index])
+    what = data.draw(st.sampled_from(["drop", "double", "change", "change", "change"]))
+    changed_lines = {"drop": [], "double": [value, value], "change": [value]}[what]
+    if what == "change" and (paths := numbers_in(value)):
+        *path, last = data.draw(st.sampled_from(paths))
+        inner = value
+        for key in path:
+            inner = inner[key]
+        inner[last] = data.draw(st.integers(-1, 40) | st.just(2**32 - 1))
+    made = [json.dumps(each).encode() + b"\n" for each in changed_lines]
+    header = json.dumps(HEADER).encode() + b"\n"
+    with contextlib.suppress(Difference, NotReplayable, NotARecording):
+        replay([header, *lines[:index], *made, *lines[index + 1 :]])
 
 
 def test_a_decision_that_is_missing_is_found_out(lines: list[bytes]) -> None:

@@ -65,6 +65,20 @@ async def test_a_watch_that_begins_before_the_first_epoch_is_told_of_it() -> Non
         assert kinds(await told(watcher)) == ["epoch", "pool"]
 
 
+async def test_an_epoch_is_told_when_it_serves_and_not_when_it_forms() -> None:
+    play = Play()
+    play.form()
+    with play.watching.watch() as watcher:
+        assert watcher.n_pending == 0
+        play.lose("the pipeline did not form: a stage does not report")
+        play.open()
+        assert kinds(await told(watcher)) == ["epoch", "pool"]
+        play.form()
+        with play.watching.watch() as other:
+            first, *_ = await told(other)
+    assert first.epoch.epoch == 2, "the last that served"
+
+
 async def test_a_request_is_told_from_waiting_to_its_end() -> None:
     play = Play()
     play.open()
