@@ -8,8 +8,14 @@ from services.cli import check, programs
 from services.cli.model import NoModel
 from services.common.ending import give_up
 from services.common.version import VERSION
+from services.console import __main__ as console
 
 INTERRUPTED = 130
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """Is `python -m services.console`."""
+    return console.main(arguments, program="orcinus watch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(programs.serve, "serve a model on this machine, with OpenAI's API"),
     "check": Command(check.main, "say what would run of a model, and what it takes"),
+    "watch": Command(watch, "show what a pipeline does, live"),
     "tune": Command(programs.tune, "find the best settings for a model on this machine"),
 }
 
