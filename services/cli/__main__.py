@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.cli import check, programs
+from services.cli import bench, chat, check, programs
 from services.cli.model import NoModel
 from services.common.ending import give_up
 from services.common.version import VERSION
@@ -29,7 +29,9 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(programs.serve, "serve a model on this machine, with OpenAI's API"),
+    "chat": Command(chat.main, "chat with a model on the terminal"),
     "check": Command(check.main, "say what would run of a model, and what it takes"),
+    "bench": Command(bench.main, "measure what a server makes of users"),
     "watch": Command(watch, "show what a pipeline does, live"),
     "tune": Command(programs.tune, "find the best settings for a model on this machine"),
 }

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
+from services.cli.arguments import count, size
 from services.cli.model import KINDS, find
 from services.common.ending import give_up
 
@@ -27,13 +26,13 @@ def parser() -> argparse.ArgumentParser:
         prog="orcinus check", description="Says what would run of a checkpoint, and what not."
     )
     made.add_argument("model", metavar="MODEL", help=KINDS)
-    made.add_argument("--stages", type=_count, default=1, help="stages of the pipeline (1)")
-    made.add_argument("--tp", type=_count, default=1, help="ranks of a stage (1)")
+    made.add_argument("--stages", type=count, default=1, help="stages of the pipeline (1)")
+    made.add_argument("--tp", type=count, default=1, help="ranks of a stage (1)")
     made.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     made.add_argument("--quantization", default="none", help="as for services.local")
     made.add_argument(
         "--kv-memory",
-        type=_bytes,
+        type=size,
         default=DEFAULT_KV_MEMORY,
         help=f"memory for keys and values of each rank ({DEFAULT_KV_MEMORY})",
     )
@@ -133,36 +132,22 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def counted(n: int) -> str:
     """Returns a large number as people say it."""
-    for size, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if n >= size:
-            return f"{n / size:.3g} {name}"
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
     return f"{n:,}"
 
 
 def human(n_bytes: int) -> str:
     """Returns bytes in the unit that suits them."""
-    size, unit = float(n_bytes), "bytes"
+    n, unit = float(n_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < _KIB:
+        if n < _KIB:
             break
-        size, unit = size / _KIB, larger
-    return f"{size:.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.3g} {unit}"
+        n, unit = n / _KIB, larger
+    return f"{n:.0f} {unit}" if n >= 100 or unit == "bytes" else f"{n:.3g} {unit}"
 
 
 def _either(numbers: Sequence[int]) -> str:
     *first, last = map(str, numbers)
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _bytes(text: str) -> int:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 512MiB") from None
