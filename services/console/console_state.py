@@ -1,7 +1,8 @@
 """What a watcher knows, made of the events that it has heard. Pure: time comes with the events.
 
 The events are those of `services/common/watch_json.py`, and three about the way here: `gap` (some
-were missed), `away` (with a `text`: nobody tells anything now) and `here`.
+were missed) and `here`, after which everything is told anew, and `away` (nobody tells anything now,
+and `text` says why). What is told anew comes kind by kind, so times may go back.
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ ENDED_S = 4.0
 """Seconds for which requests that have ended are shown."""
 RATE_S = 5.0
 """Seconds over which throughput is told."""
-KINDS = "pdr"
+CONNECTING = "connecting"
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class ConsoleState:
 
     epoch: dict[str, Any] = field(default_factory=dict)
     """The last event of that type, without type and time; empty before the first."""
-    away: str = "connecting"
+    away: str = CONNECTING
     """Why nothing is heard now; empty while there is something to hear."""
     now: float = 0.0
     """The time of the latest event."""
@@ -120,8 +121,8 @@ class ConsoleState:
         if take is None:
             return
         try:
-            self.now = max(self.now, float(event.get("t", self.now)))
-            if kind not in _ABOUT_THE_WAY:
+            if kind not in _ABOUT_THE_WAY:  # whose times are of another clock
+                self.now = max(self.now, float(event.get("t", self.now)))
                 self.away = ""
             take(self, event)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -167,9 +168,19 @@ class ConsoleState:
             self.requests[number] = RequestRow(number)
         return self.requests[number]
 
-    def _mark(self, kind: str, text: str) -> None:
-        self.marks.append(Mark(self.now, _printable(kind), _printable(text)))
-        self.n_marks += 1
+    def _mark(self, t: float, kind: str, text: str) -> None:
+        mark = Mark(t, _printable(kind), _printable(text))
+        if mark not in self.marks:  # told anew
+            self.marks.append(mark)
+            self.n_marks += 1
+
+    def _begin_anew(self) -> None:
+        """Forgets what is told anew."""
+        self.now = 0.0
+        self.requests.clear()
+        self.iterations.clear()
+        self.waiting = self.running = ()
+        self.n_waiting = self.n_running = self.n_in_flight = 0
 
     def _forget(self) -> None:
         while self.iterations and self.iterations[0].ended < self.now - KEPT_S:
@@ -183,7 +194,8 @@ class ConsoleState:
     def _take_epoch(self, event: Json) -> None:
         self.epoch = {key: _printable(it) for key, it in event.items() if key not in ("t", "type")}
         n_stages = int(event["n_stages"])
-        self._mark("epoch", f"{event['epoch']}, {event['model']} on {n_stages} stages")
+        text = f"{event['epoch']}, {event['model']} on {n_stages} stages"
+        self._mark(float(event["t"]), "epoch", text)
         self.kv = KvSlots(free=int(event["n_slots"]))
         self.n_in_flight = 0
 
@@ -192,11 +204,13 @@ class ConsoleState:
         for name in _ROW_FIELDS & event.keys():
             setattr(row, name, _printable(event[name]))
         if row.turn == "ended":
-            row.ended_at = self.now
+            row.ended_at = float(event["t"])
 
     def _take_iteration(self, event: Json) -> None:
         for number, n_new in zip(event["numbers"], event["n_new_tokens"], strict=True):
-            self._row(int(number)).n_generated_tokens += int(n_new)
+            row = self.requests.get(int(number))
+            if row is not None and row.ended_at is None:
+                row.n_generated_tokens += int(n_new)
         self.iterations.append(_iteration(event))
         self.n_in_flight = int(event["n_in_flight"])
         self.n_waiting, self.n_running = int(event["n_waiting"]), int(event["n_running"])
@@ -207,6 +221,8 @@ class ConsoleState:
         self.running = tuple(map(int, event["running"]))
         self.n_waiting, self.n_running = int(event["n_waiting"]), len(self.running)
         self.accounts = tuple(event.get("accounts", ()))
+        if not self.running:
+            self.n_in_flight = 0
         for number in self.waiting:
             self._row(number)
         for number, n in zip(self.running, event["n_generated_tokens"], strict=True):
@@ -225,21 +241,23 @@ class ConsoleState:
     def _take_mark(self, event: Json) -> None:
         numbers = event.get("numbers", ())
         whom = f" (requests {', '.join(map(str, numbers))})" if numbers else ""
-        self._mark(str(event["kind"]), str(event.get("text", "")) + whom)
+        self._mark(float(event["t"]), str(event["kind"]), str(event.get("text", "")) + whom)
 
     def _take_gap(self, event: Json) -> None:
-        self._mark("gap", "some events were missed")
+        self._mark(self.now, "gap", "some events were missed")
+        self._begin_anew()
 
     def _take_away(self, event: Json) -> None:
         text = _printable(str(event.get("text", ""))) or "nobody tells anything"
         if text != self.away:
-            self._mark("away", text)
+            self._mark(self.now, "away", text)
         self.away = text
 
     def _take_here(self, event: Json) -> None:
-        if self.away:
-            self._mark("here", "")
+        if self.away not in ("", CONNECTING):
+            self._mark(self.now, "here", "")
         self.away = ""
+        self._begin_anew()
 
 
 _ABOUT_THE_WAY = frozenset(("gap", "away", "here"))

@@ -66,7 +66,7 @@ def write(feed: Feed) -> None:
         for mark in list(state.marks)[len(state.marks) - new :]:
             _line(mark.t, str(mark))
         n_marks = state.n_marks
-        if event["type"] == "iteration" and state.now - said_at >= QUIET_S:
+        if event["type"] == "iteration" and abs(state.now - said_at) >= QUIET_S:
             said_at = state.now
             _line(state.now, summary(state))
     _check(event)
@@ -82,7 +82,7 @@ class _Clock:
 
     def now(self, latest: float) -> float:
         """Returns the time now, where `latest` is that of the latest event."""
-        if latest > self._latest:
+        if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest + time.monotonic() - self._heard
 

@@ -60,7 +60,25 @@ def test_ended_requests_are_forgotten_after_a_while() -> None:
 
 
 def test_requests_that_the_pool_no_longer_has_are_forgotten() -> None:
-    assert sorted(after({"type": "gap"}, pool(0.9, [], {3: 3})).requests) == [2, 3]
+    assert sorted(after(pool(0.9, [], {3: 3})).requests) == [2, 3]
+
+
+@pytest.mark.parametrize("note", ["gap", "here"])
+def test_what_is_told_anew_replaces_what_was_told(note: str) -> None:
+    told = after()
+    again = after({"type": note, "t": T + 99}, *anew())
+    assert again.requests == told.requests
+    assert (again.iterations, again.kv, again.now) == (told.iterations, told.kv, told.now)
+    assert [str(each) for each in again.marks] == [str(each) for each in told.marks] + [
+        "gap: some events were missed"
+    ] * (note == "gap")
+
+
+def anew() -> list[dict[str, object]]:
+    """The story as one who comes later is told it: kind by kind, and the pool as it is."""
+    kinds = ("epoch", "mark", "request", "iteration")
+    told = [each for kind in kinds for each in STORY if each["type"] == kind]
+    return [*told, pool(0.8, [], {1: 4, 3: 2})]
 
 
 def test_requests_that_were_never_told_of_have_a_row_from_the_pool() -> None:
@@ -91,6 +109,7 @@ def test_marks_come_from_losses_epochs_and_the_way_here() -> None:
         "epoch: 4, demo on 2 stages",
         "gap: some events were missed",
     ]
+    assert not state.requests
     assert state.marks[1] == Mark(T + 0.9, "lost", "stage 1 went away (requests 1, 3)")
     assert state.n_marks == 6
 

@@ -151,7 +151,7 @@ def test_a_stream_that_is_lost_is_called_again() -> None:
         watching.stdout.close()
     assert stage.calls == [f"Bearer {KEY}"] * 2
     assert [text.partition(":")[0] for text in texts if ":" in text] == [
-        *("epoch", "away", "gap", "epoch", "lost")
+        *("epoch", "away", "gap", "lost")
     ]
 
 
