@@ -14,6 +14,8 @@ from services.console.render import Screen, lines, summary
 
 FRAME_S = 1 / 8
 MAX_PER_FRAME = 20_000
+LAG_S = 0.3
+"""Seconds that lanes lag behind: iterations are told in batches, up to a quarter of a second late."""
 QUIET_S = 1.0
 """Seconds between two lines of summary."""
 
@@ -81,10 +83,10 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the time now, where `latest` is that of the latest event."""
+        """Returns the time that lanes end at, where `latest` is that of the latest event."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
-        return latest if self._is_stopped else latest + time.monotonic() - self._heard
+        return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard
 
     def stop(self) -> None:
         """Has the time stand still: there is nothing more to come."""
