@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from services.cli import bench, chat, check, programs
 from services.cli.model import NoModel
 from services.common.ending import give_up
+from services.common.process import end_within
 from services.common.version import VERSION
 from services.console import __main__ as console
 
 INTERRUPTED = 130
+LAST_BYTES_S = 2.0
+"""Seconds that threads which fetch may take to notice the end."""
 
 
 def watch(arguments: Sequence[str]) -> int:
@@ -69,8 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command.main(given[1:])
     except NoModel as error:
+        end_within(LAST_BYTES_S, 1)
         return give_up(error, ready_fd=None)
     except KeyboardInterrupt:
+        end_within(LAST_BYTES_S, INTERRUPTED)
         return INTERRUPTED
 
 

@@ -15,7 +15,7 @@ from services.console.render import Screen, lines, summary
 FRAME_S = 1 / 8
 MAX_PER_FRAME = 20_000
 LAG_S = 0.3
-"""Seconds that lanes lag behind: iterations are told in batches, up to a quarter of a second late."""
+"""Seconds that lanes lag behind: iterations are told up to a quarter of a second late."""
 QUIET_S = 1.0
 """Seconds between two lines of summary."""
 

@@ -5,15 +5,21 @@ if it was before, and with 1 and a line that says why when it cannot be had.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.ending import give_up
+from services.common.process import end_within
 from services.hub.claim import cache_of, is_there, link, wait_until_there
 from services.hub.errors import HubError
 from services.hub.name import HubName
 from services.hub.snapshot import fetch
+
+INTERRUPTED = 130
+LAST_BYTES_S = 2.0
+"""Seconds that threads which read may take to notice the end."""
 
 
 def say(line: str) -> None:
@@ -48,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fetches a checkpoint, or waits for it; returns the exit status."""
     options = parser().parse_args(arguments)
     name, directory = options.name, options.to.absolute()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process ignores it else
     try:
         if options.wait:
             if not wait_until_there(name, directory, limit_s=options.wait_s):
@@ -55,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not is_there(name, directory):
             link(directory, fetch(name, cache=cache_of(directory), say=say).directory)
     except (HubError, OSError) as error:
+        end_within(LAST_BYTES_S, 1)
         return give_up(error, ready_fd=None)
+    except KeyboardInterrupt:
+        end_within(LAST_BYTES_S, INTERRUPTED)
+        return INTERRUPTED
     sys.stdout.write(f"{name} is commit {directory.resolve().name} in {directory}\n")
     return 0
 

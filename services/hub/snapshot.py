@@ -127,14 +127,14 @@ def _fetch_large(files: list[LargeFile], blobs: Path) -> None:
                 raise _Stopped
             advance(n_bytes)
 
-        with ThreadPoolExecutor(N_CONNECTIONS) as pool:
-            fetching = [pool.submit(file.fetch, blobs, on_progress) for file in files]
-            try:
-                for each in fetching:
-                    each.result()
-            finally:  # by an error, or by Ctrl-C
-                stopping.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+        pool = ThreadPoolExecutor(N_CONNECTIONS)
+        fetching = [pool.submit(file.fetch, blobs, on_progress) for file in files]
+        try:
+            for each in fetching:
+                each.result()
+        finally:  # after an error or Ctrl-C, threads end with their next bytes, and nobody waits
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

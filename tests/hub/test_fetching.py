@@ -60,16 +60,23 @@ def test_what_is_there_is_not_asked_for_again(hub: FakeHub, tmp_path: Path) -> N
     assert fetch(hub, tmp_path / "m").returncode == 0
 
 
-def test_a_process_that_was_killed_is_gone_on_from(hub: FakeHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130), (signal.SIGINT, 130)],
+    ids=["killed", "terminated", "interrupted"],
+)
+def test_a_process_that_has_ended_is_gone_on_from(
+    hub: FakeHub, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     hub.hangs_after = 1 << 20
     environment = hub.environment(tmp_path / "home")
-    killed = subprocess.Popen(command(tmp_path / "m"), env=environment)
+    ended = subprocess.Popen(command(tmp_path / "m"), env=environment)
     assert hub.is_hanging.wait(TIMEOUT_S)
     part = next((tmp_path / ".hub").rglob("*.part"))
     while part.stat().st_size < hub.hangs_after:
-        assert killed.poll() is None
-    killed.send_signal(signal.SIGKILL)
-    killed.wait(TIMEOUT_S)
+        assert ended.poll() is None
+    ended.send_signal(number)
+    assert ended.wait(10) == status  # though the connection is silent for longer
     assert not (tmp_path / "m").exists()
     hub.hangs_after = None
     done = fetch(hub, tmp_path / "m")
