@@ -1,6 +1,6 @@
 # The images of Orcinus; `make images` builds them all.
 #
-#   frontend, scheduler    without torch
+#   frontend, scheduler    without torch; frontend also has services.console and services.hub
 #   worker                 with torch for DEVICE, cpu or cuda
 #   demo-model             models/demo, and a command that copies it into a volume
 #
@@ -38,6 +38,8 @@ COPY services/common /app/services/common
 FROM code AS frontend-code
 COPY services/grammar /app/services/grammar
 COPY services/frontend /app/services/frontend
+COPY services/console /app/services/console
+COPY services/hub /app/services/hub
 RUN chmod -R a+rX /app && python -m compileall -q --invalidation-mode unchecked-hash /app
 
 FROM code AS scheduler-code

@@ -6,7 +6,9 @@ when a service dies that is not started again (1).
 
 import asyncio
 import contextlib
+import os
 import sys
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -48,7 +50,7 @@ class LoadingBar:
 
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
-    name = next(iter(settings.served_model_name), settings.model.resolve().name)
+    name = next(iter(settings.served_model_name), Path(os.path.abspath(settings.model)).name)
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"

@@ -8,6 +8,7 @@
 A setting for ranks is spelled once, in SharedSettings.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -211,11 +212,13 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     def for_rank(self, tp_rank: int, place: StagePlace) -> RankSettings:
         """Returns the settings of the rank of that number of a stage."""
+        # As the operator calls it: where it is a link, what it leads to may be a hash.
+        name = Path(os.path.abspath(self.model)).name
         own = {
             "tp_rank": tp_rank,
             "stage_index": place.stage_index,
             "n_stages": place.n_stages,
-            "served_model_name": self.served_model_name or self.model.resolve().name,
+            "served_model_name": self.served_model_name or name,
             "kv_memory_bytes": self._kv_memory_bytes,
         }
         return RankSettings.model_validate(

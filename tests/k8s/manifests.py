@@ -81,6 +81,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "tensor-parallel on GPUs": Composition("base", ("tensor-parallel", "gpu")),
     "everything": Composition("base", (*_EVERYTHING, "tracing", "autoscaling", "stages"), 4),
     "everything, lws": Composition("base", (*_EVERYTHING, "tracing", "lws", "stages"), 4),
+    "fetched, lws": Composition("base", ("model-fetch", "mtls", "lws", "stages"), 3),
     "demo, 1.20": Composition("overlays/demo", ("kubernetes-1.20",)),
     "demo, mtls, 3 stages, 1.20": Composition(
         "overlays/demo", ("mtls", "stages", "kubernetes-1.20"), 3

@@ -11,6 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from services.common.settings import ServerSettings
 from services.frontend.settings import FrontendSettings
+from services.hub import __main__ as hub
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 from tests.k8s.manifests import (
@@ -107,6 +108,19 @@ def test_one_number_changes_the_stages_everywhere(name: str, n_stages: int) -> N
     assert rendered(name).workload("worker").n_pods == n_stages
 
 
+def substituted(manifests: Manifests, container: dict[str, Any]) -> list[str]:
+    """The arguments of a container, with the values that it has from ConfigMaps."""
+    values = {
+        variable["name"]: manifests.config("orcinus-pipeline")[reference["key"]]
+        for variable in container.get("env", [])
+        if (reference := variable.get("valueFrom", {}).get("configMapKeyRef"))
+    }
+    return [
+        re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], argument)
+        for argument in container["args"]
+    ]
+
+
 @each_composition()
 def test_frontend_and_workers_read_the_same_model(name: str) -> None:
     manifests = rendered(name)
@@ -118,7 +132,25 @@ def test_frontend_and_workers_read_the_same_model(name: str) -> None:
         assert mounts["model"]["readOnly"] is True
         assert str(model).startswith(f"{mounts['model']['mountPath']}/")
         for init in workload.pod.get("initContainers", []):
-            assert init["args"] == [str(model)]
+            assert str(model) in substituted(manifests, init)
+
+
+@pytest.mark.parametrize("name", ["model-fetch", "fetched, lws"])
+def test_workers_fetch_the_checkpoint_and_frontends_wait_for_it(name: str) -> None:
+    manifests = rendered(name)
+    pipeline = manifests.config("orcinus-pipeline")
+    for component, more in (("worker", []), ("frontend", ["--wait"])):
+        workload = manifests.workload(component)
+        (init,) = workload.pod["initContainers"]
+        assert init["command"] == ["python", "-m", "services.hub"]
+        arguments = substituted(manifests, init)
+        assert arguments == [pipeline["MODEL_SOURCE"], "--to", pipeline["ORCINUS_MODEL"], *more]
+        options = hub.parser().parse_args(arguments)
+        assert options.wait == (component == "frontend")
+        (mount,) = (it for it in init["volumeMounts"] if it["name"] == "model")
+        assert mount.get("readOnly", False) == options.wait
+        (volume,) = (it for it in workload.pod["volumes"] if it["name"] == "model")
+        assert volume["persistentVolumeClaim"]["readOnly"] == options.wait
 
 
 @each_composition()
@@ -253,7 +285,9 @@ def test_images_are_targets_of_the_dockerfile(name: str) -> None:
             assert tag
             assert tag != "latest"
             assert repository.rpartition("/")[2] in targets
-            expected = "demo-model" if container["name"] == "model" else container["name"]
+            expected = container["name"]
+            if expected == "model":
+                expected = "frontend" if "command" in container else "demo-model"
             assert repository.rpartition("/")[2] == expected
 
 

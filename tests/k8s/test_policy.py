@@ -240,7 +240,8 @@ def test_nobody_leaves_but_the_scheduler_for_the_api_server_and_all_for_names(na
         for port in rule["ports"]
     }
     api = {("orcinus-scheduler-api", 443), ("orcinus-scheduler-api", 6443)}
-    assert outside == {("orcinus-dns", 53), *api}
+    hub = {("orcinus-model-fetch", 443)} if name in ("model-fetch", "fetched, lws") else set()
+    assert outside == {("orcinus-dns", 53), *api, *hub}
     policy = manifests.get("NetworkPolicy", "orcinus-scheduler-api")["spec"]
     chosen = [
         w.name

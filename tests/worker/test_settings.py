@@ -1,5 +1,7 @@
 """Which stage a worker is by its settings, and what it tells its ranks."""
 
+from pathlib import Path
+
 import pytest
 
 from services.worker.settings import RankSettings, SharedSettings, StagePlace, WorkerSettings
@@ -25,6 +27,14 @@ def test_an_empty_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_place_beyond_the_last_stage_is_refused() -> None:
     with pytest.raises(SystemExit, match="stage 3 is not one of 3"):
         place("--n-stages=3", "--stage-index=3")
+
+
+def test_the_model_is_called_as_the_operator_calls_it(tmp_path: Path) -> None:
+    (tmp_path / "0a1b2c").mkdir()
+    (tmp_path / "mine").symlink_to("0a1b2c")
+    for given in (tmp_path / "mine", tmp_path / "mine" / ".", tmp_path / "x" / ".." / "mine"):
+        settings = WorkerSettings.load("worker", [f"--model={given}"])
+        assert settings.for_rank(0, StagePlace(0, 1)).served_model_name == "mine"
 
 
 def kv_memory(*arguments: str) -> int | None:

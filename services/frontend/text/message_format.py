@@ -128,11 +128,13 @@ class MessageFormat:
     ) -> None:
         """`template` is the text of the chat template."""
         self._tokenizer = tokenizer
-        name = _family_of(tokenizer, template) if tool_parser == "auto" else tool_parser
-        self._family = FAMILIES.get(name)
-        self._thinks = reasoning_parser == "think"
+        self.tools = _family_of(tokenizer, template) if tool_parser == "auto" else tool_parser
+        """The format of calls of tools: a family's, or `none`."""
+        self._family = FAMILIES.get(self.tools)
+        self.thinks = reasoning_parser == "think"
+        """Whether answers may begin with reasoning."""
         if reasoning_parser == "auto":
-            self._thinks = reasoning.END in template
+            self.thinks = reasoning.END in template
         markers = self._family.markers if self._family else ()
         self._special = tokenizer.special_tokens((*markers, *TAGS))
 
@@ -160,11 +162,11 @@ class MessageFormat:
             )
         tools = () if choice.mode == "none" else conversation.tools
         family = self._family if tools else None
-        is_thinking = self._thinks and self._opens_reasoning(token_ids)
-        shown = (*(family.markers if family else ()), *(TAGS if self._thinks else ()))
+        is_thinking = self.thinks and self._opens_reasoning(token_ids)
+        shown = (*(family.markers if family else ()), *(TAGS if self.thinks else ()))
         grammar = ""
         has_rules = family is not None and (must_call or any(tool.is_strict for tool in tools))
-        if has_rules or (asked and (family is not None or self._thinks)):
+        if has_rules or (asked and (family is not None or self.thinks)):
             if asked and family is not None and family.has_bare_calls:
                 _check_json(asked, asked_field)
             grammar = self._grammar(family, conversation, is_thinking=is_thinking, asked=asked)
@@ -174,7 +176,7 @@ class MessageFormat:
             is_single=not choice.allows_parallel or choice.mode == "named",
             must_call=must_call,
             is_exclusive=bool(asked),
-            thinks=self._thinks,
+            thinks=self.thinks,
             is_thinking=is_thinking,
             marks={self._special[text]: text for text in shown if text in self._special},
             grammar=grammar,
@@ -194,7 +196,7 @@ class MessageFormat:
         rules = (
             "" if family is None else self._call_rules(family, conversation, has_other=bool(asked))
         )
-        start = _after_thought(markers, is_thinking=is_thinking) if self._thinks else "start: reply"
+        start = _after_thought(markers, is_thinking=is_thinking) if self.thinks else "start: reply"
         if not asked:
             return "\n".join([start, "reply: answer", rules, TEXT])
         parts = output_format.parts(asked)

@@ -1,0 +1,165 @@
+"""`orcinus chat`: a conversation on a terminal.
+
+Answers come as they are written; Ctrl-C ends one, and what came of it stays in the conversation.
+"""
+
+import argparse
+import readline
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.cli.local_system import DoesNotServe
+from services.cli.target import Target, add_options, opened, parsed
+from services.common.ending import give_up, print_error
+from services.common.http_api import ApiError
+
+PROMPT = "> "
+HELP = """\
+/reset   forget the conversation
+/quit    end, as Ctrl-D does
+Ctrl-C   end an answer"""
+MAX_HISTORY = 1000
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer, or of the reasoning before it, which the conversation does not keep."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+class Conversation:
+    """What was said, and the next answer to it."""
+
+    def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
+        self._target = target
+        self._options = options
+        self._beginning: list[Message] = []
+        if system is not None:
+            self._beginning.append({"role": "system", "content": system})
+        self.messages: list[Message] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was said."""
+        self.messages = list(self._beginning)
+
+    def say(self, text: str) -> Generator[Piece]:
+        """Yields the pieces of the answer to a text. An answer that is not read to its end stays as
+        far as it was read; one that fails takes the text with it.
+
+        Raises:
+            ApiError: the server refuses, or is lost.
+        """
+        self.messages.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            for piece in self._pieces():
+                answer += "" if piece.is_reasoning else piece.text
+                yield piece
+        except ApiError:
+            self.messages.pop()
+            raise
+        finally:
+            if self.messages and self.messages[-1]["role"] == "user" and answer:
+                self.messages.append({"role": "assistant", "content": answer})
+
+    def _pieces(self) -> Generator[Piece]:
+        body = {
+            "model": self._target.model,
+            "messages": self.messages,
+            "stream": True,
+            **self._options,
+        }
+        with self._target.api.events("/v1/chat/completions", body) as events:
+            for event in events:
+                if error := event.get("error"):
+                    raise ApiError(str(error.get("message", error)))
+                for choice in event.get("choices", ()):
+                    delta = choice.get("delta") or {}
+                    if thought := delta.get("reasoning_content"):
+                        yield Piece(thought, is_reasoning=True)
+                    if text := delta.get("content"):
+                        yield Piece(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="orcinus chat", description="Chats with a model on the terminal."
+    )
+    add_options(made)
+    made.add_argument("--system", metavar="TEXT", help="what the conversation begins with")
+    made.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
+    made.add_argument("--temperature", type=float)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Chats until the end of the input; returns the exit status."""
+    options, rest = parsed(parser(), arguments)
+    given = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    try:
+        with opened(options, rest) as target:
+            fields = {name: value for name, value in given.items() if value is not None}
+            _talk(Conversation(target, system=options.system, options=fields), target)
+    except (ApiError, DoesNotServe, ValueError) as error:
+        return give_up(error, ready_fd=None)
+    return 0
+
+
+def _talk(conversation: Conversation, target: Target) -> None:
+    readline.set_history_length(MAX_HISTORY)
+    if sys.stdin.isatty():
+        _write(f"{target.model}\n{HELP}\n\n")
+    while (text := _read()) is not None:
+        match text.strip():
+            case "":
+                pass
+            case "/quit":
+                return
+            case "/reset":
+                conversation.reset()
+                _write("The conversation is forgotten.\n")
+            case "/help":
+                _write(f"{HELP}\n")
+            case command if command.startswith("/"):
+                print_error(f"there is no command {command.split()[0]}; /help lists them")
+            case said:
+                _answer(conversation, said)
+
+
+def _read() -> str | None:
+    """Returns the next line; None at the end."""
+    while True:
+        try:
+            return input(PROMPT if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            _write("\n/quit, or Ctrl-D, ends the conversation.\n")
+
+
+def _answer(conversation: Conversation, text: str) -> None:
+    pieces = conversation.say(text)
+    try:
+        for piece in pieces:
+            is_dim = piece.is_reasoning and sys.stdout.isatty()
+            _write(f"\x1b[2m{piece.text}\x1b[0m" if is_dim else piece.text)
+    except KeyboardInterrupt:
+        _write(" …")
+    except ApiError as error:
+        print_error(str(error))
+    finally:
+        pieces.close()  # ends the call, if it has not ended
+    _write("\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,153 @@
+"""`orcinus check MODEL`: whether a checkpoint can be served, what it is and what it takes.
+
+Ends with 0 if it can be served as the options say, else with 1, and says why not. No weight is
+read: what the files' headers say is enough.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.cli.arguments import count, size
+from services.cli.model import KINDS, find
+from services.common.ending import give_up
+
+INSPECTION_LIMIT_S = 300.0
+DEFAULT_KV_MEMORY = "512MiB"  # that of services.local
+_KIB = 1024
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="orcinus check", description="Says what would run of a checkpoint, and what not."
+    )
+    made.add_argument("model", metavar="MODEL", help=KINDS)
+    made.add_argument("--stages", type=count, default=1, help="stages of the pipeline (1)")
+    made.add_argument("--tp", type=count, default=1, help="ranks of a stage (1)")
+    made.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    made.add_argument("--quantization", default="none", help="as for services.local")
+    made.add_argument(
+        "--kv-memory",
+        type=size,
+        default=DEFAULT_KV_MEMORY,
+        help=f"memory for keys and values of each rank ({DEFAULT_KV_MEMORY})",
+    )
+    made.add_argument("--json", action="store_true", help="print everything as JSON")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Looks at a checkpoint and says what it is; returns the exit status."""
+    options = parser().parse_args(arguments)
+    model = find(options.model)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "services.cli.inspection",
+            str(model.path),
+            *(f"--{name}={getattr(options, name)}" for name in _PASSED),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=INSPECTION_LIMIT_S,
+        check=False,
+    )
+    try:
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return give_up(f"the inspection ended with status {done.returncode}", ready_fd=None)
+    facts["model"] = model.hub_name or str(model.path)
+    lines = [json.dumps(facts)] if options.json else report(facts, kv_memory=options.kv_memory)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if facts["refused"] else 0
+
+
+_PASSED = ("dtype", "quantization", "stages", "tp")
+
+
+def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
+    """Returns the lines for people."""
+    refused = facts["refused"]
+    lines = [f"{facts['model']} can{'not' if refused else ''} be served"]
+    lines += [f"  refused        {reason}" for reason in refused]
+    rows: list[tuple[str, str]] = []
+    if "family" in facts:
+        rows += _model_rows(facts)
+    if "rank_bytes" in facts:
+        rows += _layout_rows(facts, kv_memory)
+    if "tools" in facts:
+        rows += _text_rows(facts)
+    return lines + [f"  {name:<14} {text}" for name, text in rows]
+
+
+def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    dtype = facts["dtype"]
+    if dtype != facts["checkpoint_dtype"]:
+        dtype += f" (the files have {facts['checkpoint_dtype']})"
+    if facts["quantization"] != "none":
+        dtype += f", matrices of layers {facts['quantization']}"
+    windows = ", ".join(f"{window:,}" for window in facts["windows"])
+    seen = f"; some layers see the last {windows}" if windows else ""
+    return [
+        ("family", facts["family"]),
+        ("parameters", f"{counted(facts['n_parameters'])} in {facts['n_layers']} layers"),
+        ("element type", dtype),
+        ("K/V", f"{human(facts['kv_bytes_per_token'])} a token"),
+        ("context", f"{facts['max_model_len']:,} tokens{seen}"),
+        (
+            "may be cut",
+            f"into 1 to {facts['n_layers']} stages, of "
+            f"{_either(facts['tp_sizes'])} rank{'s'[: facts['tp_sizes'] != [1]]} each",
+        ),
+    ]
+
+
+def _layout_rows(facts: Mapping[str, Any], kv_memory: int) -> list[tuple[str, str]]:
+    ranks = facts["rank_bytes"]
+    weights = human(sum(ranks))
+    if len(ranks) > 1:
+        weights += f" on {len(ranks)} ranks, {human(max(ranks))} on the largest"
+    n_tokens = kv_memory // facts["kv_bytes_per_token_of_rank"]
+    return [
+        ("weights", weights),
+        ("room", f"{n_tokens:,} tokens in {human(kv_memory)} of K/V on each rank"),
+    ]
+
+
+def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    has_template = facts["has_chat_template"]
+    no_end = "" if facts.get("eos_token_ids", True) else ", and no token that ends an output"
+    return [
+        ("tokenizer", f"tokenizer.json{no_end}"),
+        ("chat template", "there" if has_template else "none: it completes texts, and cannot chat"),
+        *([("tool calls", facts["tools"])] if has_template else []),
+        ("reasoning", "<think>" if facts["thinks"] else "none"),
+    ]
+
+
+def counted(n: int) -> str:
+    """Returns a large number as people say it."""
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n:,}"
+
+
+def human(n_bytes: int) -> str:
+    """Returns bytes in the unit that suits them."""
+    n, unit = float(n_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if n < _KIB:
+            break
+        n, unit = n / _KIB, larger
+    return f"{n:.0f} {unit}" if n >= 100 or unit == "bytes" else f"{n:.3g} {unit}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,172 @@
+"""`python -m services.cli.inspection MODEL …`: what a checkpoint is, read as stages and frontends
+read it, as JSON on standard output. No weight is read.
+
+Its own process, since it needs PyTorch, which takes seconds and memory that nobody else needs.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import ops_for
+from kernels.packed_linear import LinearWeight, can_compute
+from services.common.cannot_start import CannotStart
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.tokenizer import Tokenizer
+from services.worker.engine.kv_cache import kv_block_bytes
+from services.worker.models.checkpoint_tensors import CheckpointTensors
+from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.config_file import read_config
+from services.worker.models.registry import FAMILIES
+from services.worker.models.stage import StagePlace, layer_range
+from services.worker.models.weights import Part, WantedTensors
+
+MAX_TP = 64
+"""Ranks of a stage that are tried at most."""
+_CPU = torch.device("cpu")
+_INT8_BYTES = 1
+
+
+class _Counted(WantedTensors):
+    """Notes as well which of the tensors are matrices of layers, which may be quantized."""
+
+    def __init__(self, tp_rank: int, tp_size: int) -> None:
+        super().__init__(tp_rank, tp_size)
+        self.n_quantizable = 0
+
+    def weight(self, parts: Sequence[Part]) -> LinearWeight:
+        self.n_quantizable += sum(part.n_elements for part in parts)
+        return super().weight(parts)
+
+
+def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what is known of a checkpoint, and under `refused` why it cannot be served; that is
+    empty if it can."""
+    facts: dict[str, Any] = {"refused": []}
+    for read in (_model, _layout, _text):
+        try:
+            facts |= read(path, options)
+        except (CannotStart, OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            if reason not in facts["refused"]:
+                facts["refused"].append(reason)
+    return facts
+
+
+def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    config = read_config(path)
+    dtype = config.resolve_dtype(options.dtype)
+    if not can_compute(options.quantization, _CPU):
+        raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
+    whole = _wanted(config, dtype, 0, 1, 0, 1)
+    config.check()
+    CheckpointTensors(path, whole, dtype=dtype, device=_CPU, on_progress=lambda done, total: None)
+    shapes = {part.name: part.n_elements for part in whole.parts}
+    return {
+        "family": config.architecture,
+        "n_parameters": sum(shapes.values()),
+        "n_layers": config.n_layers,
+        "dtype": str(dtype).removeprefix("torch."),
+        "checkpoint_dtype": config.checkpoint_dtype,
+        "quantization": options.quantization,
+        "kv_bytes_per_token": _kv_bytes(config, config.n_layers, dtype, 1),
+        "max_model_len": config.max_position_embeddings,
+        "vocab_size": config.vocab_size,
+        "windows": sorted({window for window in config.layer_windows if window is not None}),
+        "tp_sizes": [tp for tp in range(1, MAX_TP + 1) if _divides(config, dtype, tp)],
+        "eos_token_ids": list(config.eos_token_ids),
+    }
+
+
+def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what each rank of the pipeline takes."""
+    config = read_config(path)
+    dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
+    shares = [
+        _wanted(config, dtype, stage, n_stages, rank, options.tp)
+        for stage in range(n_stages)
+        for rank in range(options.tp)
+    ]
+    n_layers = max(len(layer_range(config.n_layers, i, n_stages)) for i in range(n_stages))
+    return {
+        "rank_bytes": [_bytes_of(share, dtype, options.quantization) for share in shares],
+        "kv_bytes_per_token_of_rank": _kv_bytes(config, n_layers, dtype, options.tp),
+    }
+
+
+def _wanted(
+    config: ModelConfig, dtype: torch.dtype, stage: int, n_stages: int, rank: int, tp: int
+) -> _Counted:
+    """Returns what a rank would ask of the checkpoint; raises UnsupportedModel if the model cannot
+    be divided so."""
+    place = StagePlace(
+        layers=layer_range(config.n_layers, stage, n_stages),
+        is_first=stage == 0,
+        is_last=stage == n_stages - 1,
+        ops=ops_for(_CPU),
+        tp_rank=rank,
+        tp_size=tp,
+    )
+    wanted = _Counted(rank, tp)
+    FAMILIES[config.architecture](config, place, source=wanted, dtype=dtype, device=_CPU)
+    return wanted
+
+
+def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
+    if tp > config.n_heads:
+        return False
+    try:
+        _wanted(config, dtype, 0, config.n_layers, 0, tp)
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def _bytes_of(share: _Counted, dtype: torch.dtype, quantization: str) -> int:
+    n_elements = sum(part.n_elements for part in share.parts)
+    n_quantized = share.n_quantizable if quantization == "int8" else 0
+    return (n_elements - n_quantized) * dtype.itemsize + n_quantized * _INT8_BYTES
+
+
+def _kv_bytes(config: ModelConfig, n_layers: int, dtype: torch.dtype, tp: int) -> int:
+    return kv_block_bytes(config, n_layers, block_size=1, dtype=dtype, tp_size=tp)
+
+
+def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    tokenizer = Tokenizer.from_directory(path)
+    template = ChatTemplate.from_directory(path)
+    written = MessageFormat(tokenizer, template.source if template is not None else "")
+    return {
+        "has_chat_template": template is not None,
+        "tools": written.tools,
+        "thinks": written.thinks,
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(prog="python -m services.cli.inspection")
+    made.add_argument("model", type=Path)
+    made.add_argument("--dtype", default="auto")
+    made.add_argument("--quantization", default="none")
+    made.add_argument("--stages", type=int, default=1)
+    made.add_argument("--tp", type=int, default=1)
+    return made
+
+
+def main() -> int:
+    """Prints what a checkpoint is; returns the exit status, 1 if it cannot be served."""
+    options = parser().parse_args()
+    facts = inspect(options.model, options)
+    sys.stdout.write(json.dumps(facts) + "\n")
+    return 1 if facts["refused"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

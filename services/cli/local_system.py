@@ -1,0 +1,76 @@
+"""A local system that a command starts for itself: on free ports, quietly, and ended with it."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from services.common.process import die_with_parent
+
+READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1 ")
+"""The line by which `services.local` says that it serves, and where."""
+START_LIMIT_S = 1800.0
+"""Seconds that a model may take to load."""
+STOP_LIMIT_S = 30.0
+
+
+class DoesNotServe(Exception):
+    """The system ended, or does not serve in time; it has said why on standard error."""
+
+
+@contextmanager
+def serving(options: Sequence[str]) -> Iterator[str]:
+    """Starts `services.local` with these options, and yields the URL of its API. Whatever ends
+    this process, no process of the system is left.
+
+    Raises:
+        DoesNotServe: it has not come up.
+    """
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "services.local",
+            "--http-port=0",
+            "--grpc-port=0",
+            "--log-level=ERROR",
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process, which ends the other one itself
+        preexec_fn=die_with_parent,
+    )
+    timer = threading.Timer(START_LIMIT_S, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        url = _url_of(process)
+        timer.cancel()
+        yield url
+    finally:
+        timer.cancel()
+        _stop(process)
+
+
+def _url_of(process: "subprocess.Popen[str]") -> str:
+    if process.stdout is None:
+        raise ValueError("its output is no pipe")
+    for line in process.stdout:
+        if found := READY.match(line):
+            return found[1]
+    raise DoesNotServe(f"services.local ended with status {process.wait(STOP_LIMIT_S)}")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,55 @@
+"""Commands that are programs of ours with a model in front: `orcinus serve` and `orcinus tune`.
+
+The program takes this process's place, so that signals and the exit status are its own.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from services.cli.model import KINDS, find
+from services.common.ending import refuse
+from services.common.settings import PREFIX
+
+_NAME_OPTION = "--served-model-name"
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Becomes `python -m services.local` for a model, which clients call by its name on the hub if
+    it is from there, unless they are told otherwise."""
+    return _become("serve", "services.local", arguments, is_named=True)
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Becomes `python -m services.tune` for a model."""
+    return _become("tune", "services.tune", arguments, is_named=False)
+
+
+def _become(command: str, module: str, arguments: Sequence[str], *, is_named: bool) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(
+            f"usage: orcinus {command} MODEL [options]\n\nMODEL is {KINDS}.\n"
+            f"The options are those of python -m {module}, but for --model:\n\n"
+        )
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", module, "--help"])
+    if arguments[0].startswith("-"):
+        refuse(f"orcinus {command}: MODEL comes before all options", ready_fd=None)
+    os.execv(
+        sys.executable,
+        [sys.executable, "-m", module, *options_for(arguments, is_named=is_named)],
+    )
+
+
+def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
+    """Returns a program's options for a model, the first of `arguments`, and what follows it.
+
+    Raises:
+        NoModel: there is no such model.
+    """
+    model, rest = find(arguments[0]), list(arguments[1:])
+    names = [f"{_NAME_OPTION}={model.hub_name}"] if is_named and model.hub_name else []
+    has_name = f"{PREFIX}SERVED_MODEL_NAME" in os.environ or any(
+        option.partition("=")[0] == _NAME_OPTION for option in rest
+    )
+    return [f"--model={model.path}", *([] if has_name else names), *rest]

@@ -1,0 +1,81 @@
+"""What a command talks to: a system that serves, by its URL, or one that it starts for a model."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from services.cli.local_system import serving
+from services.cli.model import KINDS, say
+from services.cli.programs import options_for
+from services.common.http_api import ApiError, HttpApi
+
+URL = "http://127.0.0.1:8000"
+ANSWER_LIMIT_S = 600.0
+"""Seconds that a server may be silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An API, and the model that it serves."""
+
+    api: HttpApi
+    model: str
+    api_key: str | None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what a command talks to."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help=f"{KINDS}; it is served while this lasts, with further options of services.local",
+    )
+    parser.add_argument("--url", help=f"a system that serves already ({URL}, without a MODEL)")
+    parser.add_argument("--key-env", metavar="NAME", help="variable that holds the API key")
+
+
+def parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Returns a command's options, and those that are left for `services.local`; ends the process
+    where there are such and no MODEL, or where MODEL and a URL are given."""
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.model is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.model is not None and options.url is not None:
+        parser.error("a MODEL is served here, and --url says where one is served: not both")
+    if options.key_env is not None and not os.environ.get(options.key_env):
+        parser.error(f"--key-env: the variable {options.key_env} is not set")
+    return options, rest
+
+
+@contextmanager
+def opened(options: argparse.Namespace, rest: Sequence[str]) -> Iterator[Target]:
+    """Yields what the options name; a system that is started for it ends with the block.
+
+    Raises:
+        NoModel: there is no such model.
+        DoesNotServe: the system has not come up.
+        ApiError: nobody serves, or the key is wrong.
+        ValueError: the URL is none.
+    """
+    api_key = None if options.key_env is None else os.environ[options.key_env]
+    if options.model is None:
+        yield _target(options.url or URL, api_key)
+        return
+    local_options = options_for([options.model, *rest], is_named=True)
+    say(f"starting {options.model} …")
+    with serving(local_options) as url:
+        yield _target(url, api_key)
+
+
+def _target(url: str, api_key: str | None) -> Target:
+    api = HttpApi(url, api_key=api_key, timeout_s=ANSWER_LIMIT_S)
+    models = api.get("/v1/models")
+    try:
+        return Target(api, str(models["data"][0]["id"]), api_key)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ApiError(f"{api.url} lists no model") from error

@@ -1,0 +1,141 @@
+"""Where events come from: a frontend that streams them, or a recording. Each is read in a thread of
+its own, which hands events on by a queue.
+
+A frontend that is away is called again and again, after longer and longer breaks.
+"""
+
+import json
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from services.common.http_api import ApiError, HttpApi
+
+EVENTS_PATH = "/pipeline/events"
+MAX_WAITING = 10_000
+"""Events that may wait to be shown; then the sender waits, and misses some if that takes long."""
+FIRST_BREAK_S = 0.5
+MAX_BREAK_S = 15.0
+MAX_LINE = 1 << 22
+TURN_S = 0.2
+_MAY_PASS = frozenset((408, 429))
+"""Refusals of clients that may be otherwise the next time."""
+
+Json = dict[str, Any]
+
+END: Final[Json] = {"type": "end"}
+"""The last event of a feed that has an end. Its `error` says what ended it, if that was one."""
+
+
+class Feed(ABC):
+    """A source of events; `start` begins, and `close` ends it."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Json] = queue.Queue(MAX_WAITING)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run_to_end, daemon=True)
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Has the thread end at its next event; it ends with the process, too."""
+        self._closing.set()
+
+    def _run_to_end(self) -> None:
+        try:
+            self._run()
+        except (OSError, ValueError, ApiError) as error:
+            self._put({**END, "error": str(error)})
+        else:
+            self._put(END)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Puts events until there are no more, or until it is closed."""
+
+    def _put(self, event: Json) -> bool:
+        """Hands an event on; returns whether the feed goes on."""
+        while not self._closing.is_set():
+            try:
+                self.events.put(event, timeout=TURN_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+class LiveFeed(Feed):
+    """The events of a frontend."""
+
+    def __init__(self, api: HttpApi) -> None:
+        super().__init__()
+        self._api = api
+
+    def _run(self) -> None:
+        break_s = FIRST_BREAK_S
+        is_again = False
+        while not self._closing.is_set():
+            try:
+                with self._api.events(EVENTS_PATH) as events:
+                    if is_again:
+                        self._put({"type": "gap"})
+                    for event in events:
+                        break_s, is_again = FIRST_BREAK_S, True
+                        if not self._put(event):
+                            return
+                why = "the stream has ended"
+            except ApiError as error:
+                if 400 <= error.status < 500 and error.status not in _MAY_PASS:
+                    raise
+                why = str(error)
+            self._put({"type": "away", "text": why})
+            self._closing.wait(break_s)
+            break_s = min(2 * break_s, MAX_BREAK_S)
+
+
+class RecordingFeed(Feed):
+    """The events of a file, at their own pace times `speed`; all at once where that is 0."""
+
+    def __init__(self, path: Path, *, speed: float = 1.0) -> None:
+        super().__init__()
+        self._path = path
+        self._speed = speed
+
+    def _run(self) -> None:
+        begun, first = time.monotonic(), None
+        for event in read_recording(self._path):
+            t = event.get("t")
+            if self._speed and isinstance(t, int | float):
+                first = t if first is None else first
+                self._closing.wait(max(0.0, begun + (t - first) / self._speed - time.monotonic()))
+            if not self._put(event):
+                return
+
+
+def read_recording(path: Path) -> Iterator[Json]:
+    """Yields the events of a recording.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none; says which line is wrong.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}: line {number} is no JSON: {error}") from error
+            if not isinstance(event, dict) or (number == 1 and not _is_header(event)):
+                raise ValueError(f"{path}: line {number} is not that of a recording")
+            if number > 1:
+                yield event
+
+
+def _is_header(event: Mapping[str, Any]) -> bool:
+    return event.get("type") == "recording" and event.get("version") == 1

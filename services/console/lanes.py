@@ -1,0 +1,72 @@
+"""Lanes: what each stage computed in the last seconds, as cells of a line. Pure.
+
+A cell stands for a piece of time, and shows the iteration that had most of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from services.console.console_state import Iteration
+
+WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MIN_CELLS = 2
+"""Cells that an iteration of usual length should have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A piece of time in which a stage computed an iteration."""
+
+    iteration: Iteration
+    is_first: bool
+    """Whether the cell before shows another one, or none."""
+
+
+def window_for(iterations: Sequence[Iteration], n_cells: int) -> float:
+    """Returns the seconds that a line of cells shows, so that iterations can be told apart."""
+    durations = sorted(
+        end - start for it in iterations[-200:] for start, end in it.computing if end > start
+    )
+    if not durations:
+        return WINDOWS_S[2]
+    usual = durations[len(durations) // 2]
+    fitting = [window for window in WINDOWS_S if usual / window * n_cells >= MIN_CELLS]
+    return max(fitting, default=WINDOWS_S[0])
+
+
+def cells_of(
+    iterations: Iterable[Iteration], stage: int, *, end: float, window_s: float, n_cells: int
+) -> list[Cell | None]:
+    """Returns the cells of a stage in the `window_s` before `end`; None where it did nothing."""
+    begin, size = end - window_s, window_s / n_cells
+    best: list[tuple[float, Iteration | None]] = [(0.0, None)] * n_cells
+    for iteration in iterations:
+        if stage >= len(iteration.computing):
+            continue
+        started, ended = iteration.computing[stage]
+        first, last = int((started - begin) // size), int((ended - begin) // size)
+        for place in range(max(first, 0), min(last, n_cells - 1) + 1):
+            left = begin + place * size
+            overlap = min(ended, left + size) - max(started, left)
+            if overlap > best[place][0]:
+                best[place] = (overlap, iteration)
+    found = [iteration for _, iteration in best]
+    return [
+        None
+        if iteration is None
+        else Cell(iteration, place == 0 or found[place - 1] is not iteration)
+        for place, iteration in enumerate(found)
+    ]
+
+
+def busy_share(
+    iterations: Iterable[Iteration], stage: int, *, end: float, window_s: float
+) -> float:
+    """Returns the part of the window in which a stage computed."""
+    begin = end - window_s
+    busy = sum(
+        max(0.0, min(ended, end) - max(started, begin))
+        for it in iterations
+        for started, ended in it.computing[stage : stage + 1]
+    )
+    return min(1.0, busy / window_s)

@@ -1,0 +1,225 @@
+"""The screen, as lines of text of a given size, from a state and a time. Pure.
+
+Colours tell requests apart, and glyphs what is computed of them. Without colours each block begins
+with the last digit of its request's number instead.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.text import Text
+
+from services.console.console_state import ConsoleState, Iteration, RequestRow
+from services.console.lanes import Cell, busy_share, cells_of, window_for
+
+GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
+FIRST_GLYPHS = {"p": "▐", "d": "▗", "r": "▝"}
+"""Those of the first cell of an iteration, so that one can be told from the next."""
+IDLE = "·"
+PALETTE = (39, 208, 76, 199, 220, 141, 51, 203, 112, 75, 214, 177)
+"""Colours of 256 that can be told apart on dark and on light."""
+KV_PARTS = (
+    ("shared", "█", "color(141)"),
+    ("used", "▓", "color(39)"),
+    ("reserved", "░", "color(39)"),
+    ("cached", "▒", "color(76)"),
+    ("free", IDLE, "dim"),
+)
+MAX_LANES = 8
+MAX_MARK_LINES = 3
+MIN_WIDTH = 40
+_LABEL = 9
+_STATES = {"admitted": "running", "put_down": "put down"}
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """How large it is, and whether it has colours."""
+
+    width: int = 80
+    height: int = 24
+    has_colour: bool = True
+
+
+def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
+    """Returns the lines of the screen at a time, at most as many as it has, and as wide."""
+    width = max(screen.width, MIN_WIDTH)
+    top = [*_header(state), *_lanes(state, screen, width=width, now=now)]
+    top += [_kv_bar(state, width), _kv_legend(state), _pool(state)]
+    marks = [*_marks(state)][-MAX_MARK_LINES:]
+    room = screen.height - len(top) - len(marks)
+    made = top + _table(state, room, screen) + marks
+    for line in made:
+        line.truncate(screen.width, overflow="ellipsis")
+    return made[: screen.height]
+
+
+def summary(state: ConsoleState) -> str:
+    """Returns how it stands, on one line, for those without a terminal."""
+    return (
+        f"epoch {state.epoch.get('epoch', '-')}  {state.tokens_per_s():.0f} tokens/s  "
+        f"{state.n_running} running  {state.n_waiting} waiting  {state.n_in_flight} in flight  "
+        f"batch {state.mean_batch_size():.1f}  K/V {_kv_share(state):.0%}"
+    )
+
+
+def colour_of(number: int) -> str:
+    """Returns the style of a request."""
+    return f"color({PALETTE[number % len(PALETTE)]})"
+
+
+def _header(state: ConsoleState) -> Iterator[Text]:
+    epoch = state.epoch
+    title = Text("Orcinus ", style="bold")
+    if epoch:
+        title.append(f" {epoch.get('model', '')}", style="bold")
+        shape = f"{epoch.get('n_stages')} stages of {epoch.get('tp_size')}"
+        way = f"{epoch.get('policy', '')}, {epoch.get('order', '')}"
+        title.append(f"  epoch {epoch.get('epoch')}  {shape}  {way}")
+    if state.away:
+        title.append(f"  {state.away}", style="bold red")
+    yield title
+    depth = epoch.get("pipeline_depth")
+    yield Text(
+        f"{state.tokens_per_s():.0f} tokens/s   {state.n_running} running   "
+        f"{state.n_waiting} waiting   in flight {state.n_in_flight}"
+        f"{f' of {depth}' if depth else ''}   batch {state.mean_batch_size():.1f}"
+    )
+
+
+def _lanes(state: ConsoleState, screen: Screen, *, width: int, now: float) -> Iterator[Text]:
+    n_cells = width - _LABEL - 6
+    iterations = list(state.iterations)
+    window_s = window_for(iterations, n_cells)
+    shown = [it for it in iterations if it.ended >= now - window_s]
+    n_lanes = min(state.n_stages, MAX_LANES)
+    for stage in range(n_lanes):
+        line = Text(f"stage {stage}".ljust(_LABEL))
+        cells = cells_of(shown, stage, end=now, window_s=window_s, n_cells=n_cells)
+        drawn = [_drawn(cell, screen) for cell in cells]
+        for style, run in groupby(drawn, key=lambda each: each[1]):
+            line.append("".join([glyph for glyph, _ in run]), style=style)
+        line.append(f" {busy_share(shown, stage, end=now, window_s=window_s):4.0%}")
+        yield line
+    if state.n_stages > n_lanes:
+        yield Text(f"{' ' * _LABEL}and {state.n_stages - n_lanes} stages more", style="dim")
+    legend = f"{GLYPHS['p']} prefill {GLYPHS['d']} decode {GLYPHS['r']} recomputation"
+    scale = f"the last {window_s:g} s"
+    yield Text(f"{' ' * _LABEL}{legend.ljust(n_cells - len(scale))}{scale}", style="dim")
+
+
+def _drawn(cell: Cell | None, screen: Screen) -> tuple[str, str]:
+    """Returns the glyph and the style of a cell."""
+    if cell is None:
+        return IDLE, "dim"
+    glyph = _glyph(cell.iteration, is_first=cell.is_first, screen=screen)
+    return glyph, colour_of(cell.iteration.request)
+
+
+def _glyph(iteration: Iteration, *, is_first: bool, screen: Screen) -> str:
+    if is_first and not screen.has_colour:
+        return str(iteration.request % 10)
+    return (FIRST_GLYPHS if is_first else GLYPHS).get(iteration.kind, "?")
+
+
+def _kv_share(state: ConsoleState) -> float:
+    kv = state.kv
+    n_taken = kv.shared + kv.used + kv.reserved
+    return n_taken / max(1, n_taken + kv.cached + kv.free)
+
+
+def _kv_bar(state: ConsoleState, width: int) -> Text:
+    n_cells = width - _LABEL - 6
+    counts = [int(getattr(state.kv, name)) for name, _, _ in KV_PARTS]
+    line = Text("K/V".ljust(_LABEL))
+    for (_, glyph, style), n in zip(KV_PARTS, _shares(counts, n_cells), strict=True):
+        line.append(glyph * n, style=style)
+    return line.append(f" {_kv_share(state):4.0%}")
+
+
+def _shares(counts: Sequence[int], n_cells: int) -> list[int]:
+    """Returns the cells of each part, all of them together; a part that is there has one."""
+    total = sum(counts)
+    if total == 0:
+        return [0] * (len(counts) - 1) + [n_cells]
+    cells = [max(n * n_cells // total, n > 0) for n in counts]
+    largest = max(range(len(cells)), key=cells.__getitem__)
+    cells[largest] += n_cells - sum(cells)
+    return cells
+
+
+def _kv_legend(state: ConsoleState) -> Text:
+    line = Text(" " * _LABEL)
+    for name, glyph, style in KV_PARTS:
+        line.append(glyph, style=style)
+        line.append(f" {name} {getattr(state.kv, name):,}  ", style="dim")
+    return line
+
+
+def _pool(state: ConsoleState) -> Text:
+    line = Text("pool".ljust(_LABEL))
+    for name, numbers, n in (
+        ("runs", state.running, state.n_running),
+        ("waits", state.waiting, state.n_waiting),
+    ):
+        line.append(f"{name} ", style="dim")
+        for number in numbers[:12]:
+            line.append(f"{number} ", style=colour_of(number))
+        if n > len(numbers[:12]):
+            line.append(f"+{n - len(numbers[:12])} ")
+        elif not n:
+            line.append("- ")
+        line.append(" ")
+    return line
+
+
+def _table(state: ConsoleState, n_lines: int, screen: Screen) -> list[Text]:
+    """Returns the table of requests, filled up to `n_lines`."""
+    if n_lines < 2:
+        return [Text()] * max(n_lines, 0)
+    widths = (7, max(8, screen.width - 67), 10, 8, 12, 8, 5, 10)
+    heads = ("number", "id", "state", "prompt", "generated", "cached", "prio", "account")
+    made = [Text(_columns(heads, widths), style="bold")]
+    rows = state.shown_requests()
+    room = n_lines - 1
+    shown = rows if len(rows) <= room else rows[: room - 1]
+    made += [_request_line(row, widths) for row in shown]
+    if len(rows) > len(shown):
+        made.append(Text(f"and {len(rows) - len(shown)} requests more", style="dim"))
+    return made + [Text()] * (n_lines - len(made))
+
+
+def _request_line(row: RequestRow, widths: Sequence[int]) -> Text:
+    state = row.reason or "ended" if row.turn == "ended" else _STATES.get(row.turn, row.turn)
+    limit = "" if row.max_new_tokens is None else f"/{row.max_new_tokens}"
+    cells = (
+        str(row.number),
+        row.request_id or "?",
+        state,
+        "?" if row.n_prompt_tokens is None else str(row.n_prompt_tokens),
+        f"{row.n_generated_tokens}{limit}",
+        str(row.n_cached_tokens),
+        str(row.priority),
+        row.account or "-",
+    )
+    text = _columns(cells, widths)
+    line = Text(text, style="dim" if row.turn == "ended" else "")
+    line.stylize(colour_of(row.number), 0, widths[0])
+    return line
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Returns one line; what is too long for its column ends with an ellipsis."""
+    return " ".join(
+        (text if len(text) <= width - 1 else text[: width - 2] + "…").ljust(width - 1)
+        for text, width in zip(cells, widths, strict=True)
+    ).rstrip()
+
+
+def _marks(state: ConsoleState) -> Iterator[Text]:
+    for mark in state.marks:
+        ago = max(0.0, state.now - mark.t)
+        is_bad = mark.kind in ("lost", "suspects", "gap", "away")
+        line = Text(f"{f'{ago:.0f} s ago':>9}  ", style="dim")
+        yield line.append(str(mark), style="bold red" if is_bad else "bold")

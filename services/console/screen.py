@@ -1,0 +1,119 @@
+"""The loops that show a feed: on a terminal eight times a second, else as lines."""
+
+import queue
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from services.console.console_state import ConsoleState
+from services.console.feed import END, Feed, Json
+from services.console.render import Screen, lines, summary
+
+FRAME_S = 1 / 8
+MAX_PER_FRAME = 20_000
+LAG_S = 0.3
+"""Seconds that lanes lag behind: iterations are told up to a quarter of a second late."""
+QUIET_S = 1.0
+"""Seconds between two lines of summary."""
+
+
+class BrokenFeed(Exception):
+    """The feed ended with an error; the message says which."""
+
+
+def show(feed: Feed, console: Console) -> None:
+    """Shows a feed on a terminal until Ctrl-C; what has ended stays on the screen.
+
+    Raises:
+        BrokenFeed: the feed ended with an error.
+    """
+    state = ConsoleState()
+    clock = _Clock()
+    feed.start()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            for event in _waiting(feed):
+                if event["type"] == END["type"]:
+                    _check(event)
+                    clock.stop()
+                else:
+                    _feed(state, event)
+            screen = Screen(
+                console.width,
+                console.height,
+                console.color_system is not None and not console.no_color,
+            )
+            now = clock.now(state.now)
+            live.update(Group(*lines(state, screen, now=now)), refresh=True)
+            time.sleep(max(0.0, FRAME_S - (time.monotonic() - began)))
+
+
+def write(feed: Feed) -> None:
+    """Writes a feed to standard output until it ends: a line for each mark, and one for each second
+    in which something happened.
+
+    Raises:
+        BrokenFeed: the feed ended with an error.
+    """
+    state = ConsoleState()
+    n_marks, said_at = 0, 0.0
+    feed.start()
+    while (event := feed.events.get())["type"] != END["type"]:
+        _feed(state, event)
+        new = min(state.n_marks - n_marks, len(state.marks))
+        for mark in list(state.marks)[len(state.marks) - new :]:
+            _line(mark.t, str(mark))
+        n_marks = state.n_marks
+        if event["type"] == "iteration" and abs(state.now - said_at) >= QUIET_S:
+            said_at = state.now
+            _line(state.now, summary(state))
+    _check(event)
+
+
+class _Clock:
+    """The time on the sender's clock between its events: lanes move on though nothing happens."""
+
+    def __init__(self) -> None:
+        self._latest = 0.0
+        self._heard = time.monotonic()
+        self._is_stopped = False
+
+    def now(self, latest: float) -> float:
+        """Returns the time that lanes end at, where `latest` is that of the latest event."""
+        if latest != self._latest:
+            self._latest, self._heard = latest, time.monotonic()
+        return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard
+
+    def stop(self) -> None:
+        """Has the time stand still: there is nothing more to come."""
+        self._is_stopped = True
+
+
+def _waiting(feed: Feed) -> Iterator[Json]:
+    for _ in range(MAX_PER_FRAME):
+        try:
+            yield feed.events.get_nowait()
+        except queue.Empty:
+            return
+
+
+def _feed(state: ConsoleState, event: Json) -> None:
+    try:
+        state.feed(event)
+    except ValueError as error:
+        raise BrokenFeed(str(error)) from error
+
+
+def _check(end: Json) -> None:
+    if "error" in end:
+        raise BrokenFeed(end["error"])
+
+
+def _line(t: float, text: str) -> None:
+    at = time.strftime("%H:%M:%S", time.localtime(t)) if t else "--:--:--"
+    sys.stdout.write(f"{at} {text}\n")
+    sys.stdout.flush()

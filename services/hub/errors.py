@@ -1,0 +1,65 @@
+"""What can go wrong between here and the hub, in words for people."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from services.hub.name import HubName
+
+
+class HubError(Exception):
+    """A checkpoint cannot be had from the hub; the message says why, and what helps."""
+
+
+@contextmanager
+def explained(name: HubName, cache: Path) -> Iterator[None]:
+    """Turns what the hub and its library raise into HubError, with the checkpoint's name."""
+    try:
+        yield
+    except (*EXPLAINED, OSError) as error:
+        raise HubError(f"{name.repository}: {_explanation(name, cache, error)}") from error
+
+
+EXPLAINED = (httpx2.HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+
+
+def _explanation(name: HubName, cache: Path, error: Exception) -> str:
+    endpoint = constants.ENDPOINT
+    match error:
+        case GatedRepoError():
+            return (
+                f"is gated: accept its terms at {endpoint}/{name.repository}, and set HF_TOKEN to "
+                "a token of that account"
+            )
+        case RepositoryNotFoundError():
+            return f"no such repository at {endpoint}, or a private one that HF_TOKEN does not open"
+        case RevisionNotFoundError():
+            return f"has no revision {name.revision!r}"
+        case HfHubHTTPError():
+            return f"{endpoint} answers with HTTP status {error.response.status_code}"
+        case OfflineModeIsEnabled() | LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            return (
+                f"revision {name.revision!r} is not complete in {cache}, and "
+                "HF_HUB_OFFLINE forbids to fetch it"
+            )
+        case LocalEntryNotFoundError() | httpx2.TransportError():
+            return (
+                f"{endpoint} cannot be reached, and revision {name.revision!r} is not complete in "
+                f"{cache}"
+            )
+        case OSError(errno=errno.ENOSPC):
+            return "the disk is full; what has been fetched stays, and the next call goes on"
+        case _:
+            return str(error) or type(error).__name__

@@ -1,0 +1,28 @@
+"""Names of checkpoints on the hub, as people write them: `org/name`, or `org/name@revision`."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_PART = r"[A-Za-z0-9][\w.-]{0,95}"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.-][\w./-]{{0,199}}))?")
+MAIN = "main"
+"""The revision that a name without one means."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository, and which state of it."""
+
+    repository: str
+    revision: str = MAIN
+    """A branch, a tag or a commit."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Returns the name that a text is; None if it is none."""
+        found = _NAME.fullmatch(text)
+        return None if found is None else cls(found[1], found[2] or MAIN)
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}"

@@ -1,0 +1,123 @@
+"""One large file from the hub into its cache, a piece at a time: what an earlier call has fetched
+of it is not fetched again.
+
+The library itself begins a file anew in each process. So its parts wait beside the cache's blobs,
+under the name of their content, and become the blob when their digest is the one that was
+promised.
+"""
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import httpx2
+from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+from services.hub.errors import HubError
+
+TIMEOUT_S = 30.0
+"""Seconds without a byte after which a connection counts as lost."""
+MAX_FAILURES = 5
+"""Connections in a row that bring nothing, before a file is given up."""
+PAUSE_S = 1.0
+"""Seconds after a connection that brought nothing."""
+
+
+class Progress(Protocol):
+    """Hears how many bytes have come, and may end the download by an exception."""
+
+    def __call__(self, n_bytes: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LargeFile:
+    """A file of a repository at a commit, whose content the hub names by its SHA-256."""
+
+    repository: str
+    commit: str
+    path: str
+    sha256: str
+    size: int
+
+    def n_missing(self, blobs: Path) -> int:
+        """Returns the bytes that are not here yet."""
+        if (blobs / self.sha256).exists():
+            return 0
+        part = blobs / f"{self.sha256}.part"
+        return self.size - min(part.stat().st_size if part.exists() else 0, self.size)
+
+    def fetch(self, blobs: Path, on_progress: Progress) -> None:
+        """Puts the file's content among the `blobs` of its repository, unless it is there.
+
+        Raises:
+            HubError: what came is not what was promised.
+            httpx2.HTTPError: the hub refuses, or cannot be reached.
+            OSError: it cannot be written.
+        """
+        blob = blobs / self.sha256
+        if blob.exists():
+            on_progress(self.size)
+            return
+        blobs.mkdir(parents=True, exist_ok=True)
+        part = blobs / f"{self.sha256}.part"
+        with part.open("ab") as file:
+            if file.tell() > self.size:
+                file.truncate(0)
+            on_progress(file.tell())
+            self._read_all(file, on_progress)
+        self._check(part)
+        os.replace(part, blob)
+
+    def _read_all(self, file: BinaryIO, on_progress: Progress) -> None:
+        """Appends what is missing, over as many connections as it takes."""
+        n_failures = 0
+        while (begin := file.tell()) < self.size:
+            lost: httpx2.TransportError | None = None
+            try:
+                self._read_on(file, on_progress)
+            except httpx2.TransportError as error:
+                lost = error
+            if file.tell() > begin:
+                n_failures = 0
+                continue
+            n_failures += 1
+            if n_failures == MAX_FAILURES:
+                raise lost or HubError(f"{self.repository}: {self.path} does not go on")
+            time.sleep(PAUSE_S)
+
+    def _read_on(self, file: BinaryIO, on_progress: Progress) -> None:
+        """Appends what a connection brings, from where the file ends."""
+        url = hf_hub_url(self.repository, self.path, revision=self.commit)
+        location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
+        begin = file.tell()
+        # A token is for the hub, and not for the storage that it points to.
+        own = httpx2.URL(location).host == httpx2.URL(url).host
+        headers = {**(build_hf_headers() if own else {}), "Range": f"bytes={begin}-"}
+        headers["Accept-Encoding"] = "identity"
+        with get_session().stream(
+            "GET", location, headers=headers, timeout=TIMEOUT_S, follow_redirects=True
+        ) as response:
+            hf_raise_for_status(response)
+            if begin and response.status_code != httpx2.codes.PARTIAL_CONTENT:
+                on_progress(-begin)  # it sends the whole file
+                file.seek(0)
+                file.truncate()
+            for piece in response.iter_raw():
+                file.write(piece)
+                file.flush()
+                on_progress(len(piece))
+
+    def _check(self, part: Path) -> None:
+        """Raises HubError, and forgets the file, if its content is another than promised."""
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self.sha256:
+            part.unlink()
+            raise HubError(
+                f"{self.repository}: {self.path} came with another content than promised; "
+                "it is fetched anew the next time"
+            )

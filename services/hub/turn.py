@@ -1,0 +1,47 @@
+"""Turns: of the processes that would fetch the same checkpoint, on one machine or on many that
+share a volume, one does, and the others wait until it has."""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.hub.errors import HubError
+
+LIMIT_S = 6 * 3600.0
+"""Seconds that another process may take."""
+POLL_S = 0.5
+
+
+@contextmanager
+def turn_of(
+    folder: Path, *, say: Callable[[str], None], limit_s: float = LIMIT_S
+) -> Iterator[None]:
+    """Waits for this process's turn, and has it until the end of the block. A process that dies
+    gives its turn back.
+
+    Raises:
+        HubError: others have not been ready within `limit_s`.
+        OSError: the file system cannot lock files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".fetching").open("ab") as file:
+        deadline = time.monotonic() + limit_s
+        has_said = False
+        while not _is_locked(file.fileno()):
+            if time.monotonic() > deadline:
+                raise HubError(f"another process has been fetching into {folder} for too long")
+            if not has_said:
+                say(f"another process fetches into {folder}: waiting for it")
+                has_said = True
+            time.sleep(POLL_S)
+        yield
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""`orcinus check` says what a checkpoint is and takes, as stages and frontends will find it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from services.cli import check, inspection
+from tests.checkpoints import write_checkpoint
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+TIMEOUT_S = 100
+
+
+def run(model: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", "check", str(model), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def facts(model: Path, *arguments: str) -> dict[str, Any]:
+    """What the inspection finds."""
+    return inspection.inspect(model, inspection.parser().parse_args([str(model), *arguments]))
+
+
+def copied(tmp_path: Path, **config: Any) -> Path:
+    """The demo model, with other values in its configuration."""
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return directory
+
+
+def n_elements(model: Path) -> int:
+    with safe_open(model / "model.safetensors", framework="numpy") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    total = 0
+    for shape in shapes:
+        n = 1
+        for size in shape:
+            n *= size
+        total += n
+    return total
+
+
+def test_the_demo_model_is_what_its_files_are() -> None:
+    found = facts(DEMO)
+    config = json.loads((DEMO / "config.json").read_text())
+    assert found["refused"] == []
+    assert found["n_parameters"] == n_elements(DEMO)
+    assert found["rank_bytes"] == [2 * found["n_parameters"]]
+    assert found["n_layers"] == config["num_hidden_layers"]
+    assert found["max_model_len"] == config["max_position_embeddings"]
+    n_kv_elements = config["num_hidden_layers"] * config["num_key_value_heads"] * 2
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    assert found["kv_bytes_per_token"] == n_kv_elements * head_dim * 2
+    assert found["has_chat_template"] is True
+    done = run(DEMO, "--kv-memory", "3MiB")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{DEMO} can be served\n")
+    assert f"{3 * 2**20 // found['kv_bytes_per_token']:,} tokens in 3 MiB" in done.stdout
+
+
+def test_ranks_divide_weights_and_keys() -> None:
+    one, four = facts(DEMO), facts(DEMO, "--stages", "2", "--tp", "2")
+    assert len(four["rank_bytes"]) == 4
+    assert max(four["rank_bytes"]) < one["rank_bytes"][0]
+    per_token = "kv_bytes_per_token_of_rank"
+    assert four[per_token] * 4 == one[per_token] == one["kv_bytes_per_token"]
+
+
+def test_a_float_type_that_is_asked_for_counts() -> None:
+    assert facts(DEMO, "--dtype", "float32")["rank_bytes"] == [4 * n_elements(DEMO)]
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "reason"),
+    [
+        ({"architectures": ["NobodysModel"]}, [], "NobodysModel"),
+        ({"new_option": 7}, [], "new_option"),
+        ({"num_hidden_layers": 7}, [], "model.layers.6."),
+        ({"hidden_size": 128}, [], "has shape"),
+        ({}, ["--stages", "7"], "6 layers cannot be divided among 7 stages"),
+        ({}, ["--tp", "3"], "num_attention_heads"),
+    ],
+    ids=["family", "option", "missing", "shape", "stages", "tp"],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], arguments: list[str], reason: str
+) -> None:
+    found = facts(copied(tmp_path, **config), *arguments) | {"model": "it"}
+    lines = check.report(found, kv_memory=2**20)
+    assert lines[0] == "it cannot be served"
+    assert lines[1].startswith("  refused ")
+    assert reason in lines[1]
+    assert any("tool calls" in line for line in lines)  # what can be said is said all the same
+
+
+def test_all_reasons_are_told_at_once(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "m")
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    done = run(directory, "--json")
+    assert done.returncode == 1
+    (first, second) = json.loads(done.stdout)["refused"]
+    assert "model.safetensors" in first
+    assert "tokenizer.json" in second
+
+
+@pytest.mark.parametrize("text", ["nowhere", "nowhere.gguf", "/no/where"])
+def test_a_model_that_is_nowhere_is_said_to_be(text: str) -> None:
+    done = run(text)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: model: there is no {text}; it must be a directory,")
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (512 << 20, "512 MiB")],
+)
+def test_sizes_are_said_in_units_that_suit_them(n_bytes: int, text: str) -> None:
+    assert check.human(n_bytes) == text

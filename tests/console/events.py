@@ -1,0 +1,148 @@
+"""Events of a watch, written by the messages that schedulers send: two stages, three requests, one
+of which joins late, and one of which ends early."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orcinus.v1 import scheduler_pb2, watch_pb2
+
+from services.common.watch_json import HEADER, to_json
+
+T = 1_790_000_000.0
+"""When it begins, in seconds since 1970."""
+NS = 10**9
+
+Json = dict[str, Any]
+
+
+def event(at: float, **fields: Any) -> Json:
+    """An event, `at` seconds after the beginning."""
+    return to_json(watch_pb2.WatchEvent(time_unix_ns=round((T + at) * NS), **fields))
+
+
+def epoch(at: float, number: int = 3, **fields: Any) -> Json:
+    return event(
+        at,
+        epoch=watch_pb2.EpochEvent(
+            **{
+                "epoch": number,
+                "model": "demo",
+                "n_stages": 2,
+                "tp_size": 1,
+                "n_slots": 1000,
+                "block_size": 16,
+                "max_batch_size": 32,
+                "pipeline_depth": 2,
+                "policy": "chunked",
+                "order": "fcfs",
+                **fields,
+            }
+        ),
+    )
+
+
+def request(at: float, number: int, turn: str, **fields: Any) -> Json:
+    if "reason" in fields:
+        reason = f"COMPLETION_REASON_{fields['reason'].upper()}"
+        fields["reason"] = scheduler_pb2.CompletionReason.Value(reason)
+    turn = f"REQUEST_TURN_{turn.upper()}"
+    return event(at, request=watch_pb2.RequestEvent(number=number, turn=turn, **fields))
+
+
+def arrival(at: float, number: int, n_prompt: int, limit: int, account: str = "") -> Json:
+    return request(
+        at,
+        number,
+        "waiting",
+        request_id=f"cmpl-{number:04}",
+        n_prompt_tokens=n_prompt,
+        max_new_tokens=limit,
+        account=account,
+    )
+
+
+def iteration(
+    at: float,
+    number: int,
+    spans: Mapping[int, tuple[int, str]],
+    *,
+    compute_s: float = 0.1,
+    ended: tuple[int, ...] = (),
+) -> Json:
+    """An iteration sent at a time, of spans (tokens, kind) by request; both stages compute as long,
+    one after the other."""
+    kinds = {"p": "PREFILL", "d": "DECODE", "r": "RECOMPUTATION"}
+    ns = round(compute_s * NS)
+    return event(
+        at + 2 * compute_s,
+        iteration=watch_pb2.IterationEvent(
+            epoch=3,
+            iteration=number,
+            sent_unix_ns=round((T + at) * NS),
+            round_trip_ns=2 * ns,
+            numbers=spans.keys(),
+            start_positions=[0] * len(spans),
+            n_tokens=[n for n, _ in spans.values()],
+            kinds=[f"SPAN_KIND_{kinds[kind]}" for _, kind in spans.values()],
+            n_new_tokens=[1] * len(spans),
+            ended=ended,
+            n_in_flight=2,
+            n_waiting=0,
+            n_running=len(spans),
+            n_reserved_slots=400,
+            n_allocated_slots=300,
+            n_shared_slots=100,
+            n_cached_slots=50,
+            stages=[
+                watch_pb2.StageTimes(start_ns=0, compute_ns=ns),
+                watch_pb2.StageTimes(start_ns=ns, receive_ns=1, compute_ns=ns, send_ns=1),
+            ],
+        ),
+    )
+
+
+def pool(at: float, waiting: list[int], running: Mapping[int, int]) -> Json:
+    """The pool; `running` has the generated tokens by request."""
+    return event(
+        at,
+        pool=watch_pb2.PoolEvent(
+            waiting=waiting,
+            n_waiting=len(waiting),
+            running=running.keys(),
+            n_generated_tokens=running.values(),
+        ),
+    )
+
+
+def mark(at: float, kind: str, text: str, *numbers: int) -> Json:
+    kind = f"MARK_KIND_{kind.upper()}"
+    return event(at, mark=watch_pb2.MarkEvent(kind=kind, epoch=3, text=text, numbers=numbers))
+
+
+STORY = [
+    epoch(0.0),
+    arrival(0.0, 1, 7, 20, account="alice"),
+    arrival(0.0, 2, 50, 3),
+    request(0.0, 1, "admitted"),
+    request(0.0, 2, "admitted"),
+    pool(0.0, [], {1: 0, 2: 0}),
+    iteration(0.0, 1, {1: (7, "p"), 2: (50, "p")}),
+    arrival(0.25, 3, 9, 5),
+    pool(0.25, [3], {1: 1, 2: 1}),
+    iteration(0.2, 2, {1: (1, "d"), 2: (1, "d")}, ended=(1,)),
+    request(0.4, 2, "ended", n_generated_tokens=2, reason="stop"),
+    request(0.4, 3, "admitted", n_cached_tokens=4),
+    pool(0.4, [], {1: 2, 3: 0}),
+    iteration(0.4, 3, {1: (1, "d"), 3: (5, "p")}),
+    iteration(0.6, 4, {3: (3, "r"), 1: (1, "d")}),
+]
+"""What happens in 0.8 seconds."""
+
+
+def write_recording(path: Path, events: list[Json] = STORY) -> Path:
+    """Writes a recording."""
+    lines = [json.dumps(each) for each in (dict(HEADER), *events)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

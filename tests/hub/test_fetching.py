@@ -1,0 +1,195 @@
+"""Checkpoints come from a hub, whole and once, whatever happens on the way."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_hub import FakeHub, Repository, checkpoint
+
+TIMEOUT_S = 60
+NAME = "org/model"
+WEIGHTS = random.Random(1).randbytes(3 << 20)
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    repository = Repository(checkpoint(WEIGHTS, **{"chat_template.jinja": b"{{ messages }}"}))
+    with FakeHub({NAME: repository}).serving() as serving:
+        yield serving
+
+
+def command(to: Path, *arguments: str, name: str = NAME) -> list[str]:
+    return [sys.executable, "-m", "services.hub", name, "--to", str(to), *arguments]
+
+
+def fetch(
+    hub: FakeHub, to: Path, *arguments: str, name: str = NAME, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end."""
+    return subprocess.run(
+        command(to, *arguments, name=name),
+        env=hub.environment(to.parent / "home", **variables),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    commit = hub.repositories[NAME].commit
+    assert done.stdout == f"{NAME}@main is commit {commit} in {tmp_path / 'm'}\n"
+    there = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    wanted = ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja")
+    assert there == {name: hub.repositories[NAME].files[name] for name in wanted}
+    assert set(hub.paths) == set(wanted)
+
+
+def test_what_is_there_is_not_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    hub.repositories.clear()
+    assert fetch(hub, tmp_path / "m").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130), (signal.SIGINT, 130)],
+    ids=["killed", "terminated", "interrupted"],
+)
+def test_a_process_that_has_ended_is_gone_on_from(
+    hub: FakeHub, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    hub.hangs_after = 1 << 20
+    environment = hub.environment(tmp_path / "home")
+    ended = subprocess.Popen(command(tmp_path / "m"), env=environment)
+    assert hub.is_hanging.wait(TIMEOUT_S)
+    part = next((tmp_path / ".hub").rglob("*.part"))
+    while part.stat().st_size < hub.hangs_after:
+        assert ended.poll() is None
+    ended.send_signal(number)
+    assert ended.wait(10) == status  # though the connection is silent for longer
+    assert not (tmp_path / "m").exists()
+    hub.hangs_after = None
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges == [("model.safetensors", 0), ("model.safetensors", 1 << 20)]
+
+
+def test_lost_connections_are_gone_on_from(hub: FakeHub, tmp_path: Path) -> None:
+    hub.drops_after = 1 << 20
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(hub.ranges) >= 3
+    assert max(begin for _, begin in hub.ranges) >= 2 << 20
+
+
+def test_processes_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path) -> None:
+    environment = hub.environment(tmp_path / "home")
+    running = [subprocess.Popen(command(tmp_path / "m"), env=environment) for _ in range(3)]
+    assert [process.wait(TIMEOUT_S) for process in running] == [0, 0, 0]
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges == [("model.safetensors", 0)]
+
+
+def test_who_waits_fetches_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    late = fetch(hub, tmp_path / "m", "--wait", "--wait-s", "0.1")
+    assert late.returncode == 1
+    assert late.stderr == f"error: {NAME}@main: nobody has fetched it to {tmp_path / 'm'}\n"
+    assert not hub.paths
+    waiting = subprocess.Popen(
+        command(tmp_path / "m", "--wait"), env=hub.environment(tmp_path / "home")
+    )
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    assert waiting.wait(TIMEOUT_S) == 0
+
+
+def test_another_name_takes_its_place(hub: FakeHub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    hub.repositories["org/other"] = Repository(checkpoint(b"other"), commit="d" * 40)
+    assert fetch(hub, tmp_path / "m", name="org/other@v1").returncode == 0
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == b"other"
+
+
+def test_a_branch_stays_what_it_was_when_it_was_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    hub.repositories[NAME] = Repository(checkpoint(b"newer"), commit="e" * 40)
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == WEIGHTS
+    assert fetch(hub, tmp_path / "m", name=f"{NAME}@{'e' * 40}").returncode == 0
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == b"newer"
+
+
+def test_a_directory_of_somebody_else_stays(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 1
+    assert "was not fetched by this command" in done.stderr
+
+
+def test_other_content_than_promised_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    blobs = tmp_path / ".hub" / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    (blobs / f"{digest}.part").write_bytes(b"x" * 1000)
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 1
+    assert "came with another content than promised" in done.stderr
+    assert not (tmp_path / "m").exists()
+    assert fetch(hub, tmp_path / "m").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "reason"),
+    [
+        ("org/none", {}, "no such repository"),
+        ("org/gated", {}, "is gated: accept its terms at"),
+        ("org/gated", {"HF_TOKEN": "wrong"}, "is gated: accept its terms at"),
+        (f"{NAME}@nothing", {}, "has no revision 'nothing'"),
+        (NAME, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to fetch it"),
+        (NAME, {"HF_ENDPOINT": "http://127.0.0.1:1"}, "cannot be reached"),
+        ("org/pickled", {}, "has no *.safetensors to serve"),
+    ],
+    ids=["none", "gated", "wrong-token", "revision", "offline", "unreachable", "pickled"],
+)
+def test_a_refusal_says_why(
+    hub: FakeHub, tmp_path: Path, name: str, variables: dict[str, str], reason: str
+) -> None:
+    hub.repositories["org/gated"] = Repository(checkpoint(), is_gated=True)
+    pickled = checkpoint()
+    del pickled["model.safetensors"]
+    hub.repositories["org/pickled"] = Repository(pickled)
+    done = fetch(hub, tmp_path / "m", name=name, **variables)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_token_opens_what_is_gated(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repositories["org/gated"] = Repository(checkpoint(), is_gated=True)
+    done = fetch(hub, tmp_path / "m", name="org/gated", HF_TOKEN=hub.token)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mistrals_second_copy_of_the_weights_is_left_out(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repositories[NAME].files["consolidated.safetensors"] = b"the same again"
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    assert "consolidated.safetensors" not in os.listdir(tmp_path / "m")
+
+
+@pytest.mark.parametrize("text", ["model", "a/b/c", "./a/b", "a/b@", "a b/c", "-a/b"])
+def test_what_is_no_name_is_refused(hub: FakeHub, tmp_path: Path, text: str) -> None:
+    done = fetch(hub, tmp_path / "m", name=f"{text}")
+    assert done.returncode == 2
