@@ -15,7 +15,7 @@ SERVICE = watch_pb2.DESCRIPTOR.services_by_name["WatchService"]
 CALLERS = {"Watch": {tls.FRONTEND}}
 """Roles that may call each method."""
 
-MAX_WATCHERS = 8
+MAX_WATCHERS = 32
 """Calls of Watch at most."""
 
 
