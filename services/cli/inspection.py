@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels import ops_for
 from kernels.packed_linear import LinearWeight, can_compute
@@ -40,9 +41,9 @@ class _Counted(WantedTensors):
         super().__init__(tp_rank, tp_size)
         self.n_quantizable = 0
 
-    def weight(self, parts: Sequence[Part]) -> LinearWeight:
+    def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         self.n_quantizable += sum(part.n_elements for part in parts)
-        return super().weight(parts)
+        return super().weight(parts, order)
 
 
 def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
