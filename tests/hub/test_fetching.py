@@ -177,9 +177,16 @@ def test_a_refusal_says_why(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_token_opens_what_is_gated(hub: FakeHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "is_file"), [("HF_TOKEN", False), ("HF_TOKEN_PATH", True)])
+def test_a_token_opens_what_is_gated(
+    hub: FakeHub, tmp_path: Path, variable: str, is_file: bool
+) -> None:
     hub.repositories["org/gated"] = Repository(checkpoint(), is_gated=True)
-    done = fetch(hub, tmp_path / "m", name="org/gated", HF_TOKEN=hub.token)
+    (tmp_path / "token").write_text(hub.token)
+    refused = fetch(hub, tmp_path / "m", name="org/gated", HF_TOKEN_PATH=str(tmp_path / "none"))
+    assert refused.returncode == 1
+    variables = {variable: str(tmp_path / "token") if is_file else hub.token}
+    done = fetch(hub, tmp_path / "m", name="org/gated", **variables)
     assert done.returncode == 0, done.stderr
 
 
