@@ -42,11 +42,12 @@ class Traced:
 
 @pytest.fixture(scope="module")
 def traced(model: Path) -> Iterator[Traced]:
-    """Two stages, every iteration recorded; shared, so nobody may harm it."""
+    """Two stages that draft nothing, every iteration recorded; shared, so nobody may harm it."""
     with (
         trace_receiver() as receiver,
         serving(
             model,
+            scheduler="speculative-tokens=0",
             stages=N_STAGES,
             max_batch_size=8,
             traced_iterations_per_s=UNLIMITED,

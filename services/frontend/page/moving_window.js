@@ -1,5 +1,5 @@
 /** Seconds behind the latest news at which a moving window ends, so that blocks come whole. */
-const LAG_S = 0.35;
+const LAG_S = 0.45;
 export const SHORTEST_S = 0.05;
 export const LONGEST_S = 120;
 
