@@ -82,6 +82,7 @@ class Attention(Protocol):
         value_cache: Tensor,
         plan: AttentionPlan,
         form: AttentionForm = ...,
+        sinks: Tensor | None = ...,
         /,
     ) -> Tensor:
         """Returns [n_tokens, n_heads, head_dim], of the shape of `q`.
@@ -89,6 +90,9 @@ class Attention(Protocol):
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage, dense, and
         hold the keys and values of the batch itself. The window of `form` must be among those that
         were planned; the default form is the plain formula.
+
+        `sinks` [n_heads] are float32 and dense. A head's sink is a score that joins the softmax of
+        each of its queries, whatever the window, and has no value: it only takes weight away.
         """
 
 

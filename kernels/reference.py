@@ -61,8 +61,12 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim]."""
+    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim].
+
+    A head's entry of `sinks` [n_heads] is the score of one more key, whose value is zero.
+    """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
     attended = []
@@ -80,7 +84,11 @@ def attention(
         is_hidden = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
         if window is not None:
             is_hidden |= torch.arange(n_keys) <= query_position - window
-        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(is_hidden, -torch.inf)
+        if sinks is not None:
+            of_sinks = sinks.float()[:, None, None].expand(-1, len(span), 1)
+            scores = torch.cat((scores, of_sinks), -1)  # [n_heads, n_queries, n_keys + 1]
+        weights = scores.softmax(-1)[:, :, :n_keys]
         attended.append(torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype))
     return torch.cat(attended)
 
