@@ -14,6 +14,7 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.gpt2 import GPT2Stage
+from services.worker.models.families.gpt_oss import GptOssStage
 from services.worker.models.families.llama import LlamaStage
 from services.worker.models.families.mistral import MistralStage
 from services.worker.models.families.mixtral import MixtralStage
@@ -48,6 +49,7 @@ class Family(Protocol):
 
 _FAMILIES: tuple[Family, ...] = (
     GPT2Stage,
+    GptOssStage,
     Gemma2Stage,
     Gemma3Stage,
     LlamaStage,

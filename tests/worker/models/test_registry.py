@@ -19,6 +19,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -174,6 +175,37 @@ SHAPES: dict[str, PreTrainedConfig] = {
         use_sliding_window=True,
         sliding_window=8,
         max_window_layers=2,
+        tie_word_embeddings=True,
+    ),
+}
+
+# Sizes of whole blocks of MXFP4, of which a rank of two has half a one.
+GPT_OSS: dict[str, Any] = {
+    **LLAMA_LIKE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 8,
+    "sliding_window": 7,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+SHAPES |= {
+    "gpt_oss": GptOssConfig(**GPT_OSS),
+    "gpt_oss-variant": GptOssConfig(
+        **{**GPT_OSS, "hidden_size": 50, "intermediate_size": 34, "num_key_value_heads": 6},
+        layer_types=WINDOWS,
+        attention_bias=False,
+        swiglu_alpha=0.9,
+        swiglu_limit=1.5,
         tie_word_embeddings=True,
     ),
 }
