@@ -111,12 +111,16 @@ class GptOssConfig(RotaryConfig):
             window=config.get("sliding_window", _DEFAULT_WINDOW),
             default=[i % 2 == 0 for i in range(n_layers)],
         )
-        return {
+        packed_layers = _read_packed_layers(config.get("quantization_config"), n_layers)
+        fields = {
             **super().read({**_DEFAULTS, **config, **_without_yarn(config)}),
             "windows": windows,
             "yarn": _read_yarn(config, cls.default_rope_theta),
-            "packed_layers": _read_packed_layers(config.get("quantization_config"), n_layers),
+            "packed_layers": packed_layers,
         }
+        if packed_layers and not (config.get("dtype") or config.get("torch_dtype")):
+            fields["checkpoint_dtype"] = "bfloat16"  # which OpenAI's files leave out
+        return fields
 
 
 def _rope_of(config: JsonObject) -> Mapping[str, Any]:
