@@ -20,8 +20,8 @@ BLOCK = 32
 STORED_BYTES = 17
 """Bytes of a block and its power."""
 
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
 _BIAS = 127
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def stored_tensors(name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
@@ -36,9 +36,17 @@ def blocks_of(columns: range) -> range:
 
 
 def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the numbers [..., n] of `dtype`, for `blocks` [..., n / 32, 16] and their `scales`
-    [..., n / 32], both of bytes."""
-    four_bits = torch.tensor((*_MAGNITUDES, *(-value for value in _MAGNITUDES)), dtype=dtype)
-    of_byte = torch.stack((four_bits.repeat(16), four_bits.repeat_interleave(16)), -1)  # [256, 2]
-    numbers = of_byte[blocks.int()].flatten(-2)  # [..., n / 32, 32]
-    return torch.ldexp(numbers, scales.int()[..., None] - _BIAS).to(dtype).flatten(-2)
+    """Returns the numbers [..., n] of `dtype`, which is float32 or bfloat16.
+
+    `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
+    """
+    halves = torch.tensor((*_HALVES, *(-half for half in _HALVES)), dtype=dtype)
+    of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
+    # Two numbers are looked up as one: a byte's at once.
+    pairs = of_byte.view(torch.int64 if dtype == torch.float32 else torch.int32).flatten()
+    numbers = pairs.index_select(0, blocks.flatten().int()).view(dtype)
+    # Half of each power, which for the largest is still a number.
+    powers = torch.ldexp(torch.ones(256), torch.arange(256) - (_BIAS + 1)).to(dtype)
+    of_blocks = powers.index_select(0, scales.flatten().int())[:, None]
+    shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)
+    return numbers.view(-1, BLOCK).mul_(of_blocks).view(shape)

@@ -48,9 +48,12 @@ class YarnConfig:
         return {"rope_theta": rope_theta, **fields}
 
     def check(self) -> None:
-        """Raises ValueError for waves that do not become longer."""
+        """Raises ValueError for waves that do not become longer, or have no number."""
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta ({self.rope_theta}) is not above 1, as yarn needs it")
+        for key, n_turns in (("beta_fast", self.beta_fast), ("beta_slow", self.beta_slow)):
+            if not math.isfinite(self._wave(n_turns, head_dim=1)):
+                raise ValueError(f"{key} ({n_turns}) is no number of turns")
 
     @property
     def scale(self) -> float:

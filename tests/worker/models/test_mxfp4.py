@@ -211,6 +211,24 @@ def test_tensors_that_are_not_as_promised_are_refused_by_name(
             {"quantization_config": {**QUANTIZATION, "modules_to_not_convert": ["x"] * 10_001}},
             "modules_to_not_convert",
         ),
+        (
+            {"quantization_config": {**QUANTIZATION, "modules_to_not_convert": ["x" * 301]}},
+            "modules_to_not_convert",
+        ),
+        ({"quantization_config": {**QUANTIZATION, "modules_to_not_convert": [1]}}, "wrong type"),
+        ({"quantization_config": "mxfp4"}, "wrong type"),
+        ({"rope_parameters": "yarn"}, "wrong type"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 64,
+                    "beta_slow": 5e-324,
+                }
+            },
+            "beta_slow",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -49,7 +49,7 @@ _DEFAULT_ROPE: JsonObject = {
 
 # The last is how other programs are to load the file; here it is dequantised always.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
-_MAX_PATTERNS = 10_000
+_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +165,10 @@ def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
             f"config.json: quantization_config: options {sorted(unknown)} are not supported"
         )
     plain = tuple(quantization.get("modules_to_not_convert") or ())
-    if len(plain) > _MAX_PATTERNS:
+    if len(plain) > _MAX_PATTERNS or any(len(pattern) > _MAX_PATTERN for pattern in plain):
         raise UnsupportedModel(
-            f"config.json: quantization_config.modules_to_not_convert has {len(plain)} entries, "
-            f"more than {_MAX_PATTERNS}"
+            "config.json: quantization_config.modules_to_not_convert has more than "
+            f"{_MAX_PATTERNS} entries, or one of more than {_MAX_PATTERN} characters"
         )
     return tuple(i for i in range(n_layers) if not _names(plain, f"model.layers.{i}.mlp.experts"))
 
