@@ -106,6 +106,12 @@ def test_a_checkpoint_is_what_the_oracle_dequantises(
     compare_random_schedule(pipeline, Oracle(plain), seed=n_stages)
 
 
+def test_the_oracle_reads_the_same_from_the_file_itself(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")  # without which transformers reads no MXFP4
+    packed, _ = write_pair(tmp_path)
+    compare_random_schedule(Pipeline(packed), Oracle(packed), seed=1)
+
+
 def test_layers_that_are_not_converted_are_read_as_they_are(tmp_path: Path) -> None:
     packed, plain = write_pair(tmp_path, plain_layers=(1,))
     compare_random_schedule(Pipeline(packed), Oracle(plain), seed=3)
