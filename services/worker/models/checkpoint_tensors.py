@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels.packed_linear import Quantization
 from services.common import bounded_file
 from services.common.cannot_start import CannotStart
+from services.worker.models.mxfp4 import BLOCK, STORED_BYTES, blocks_of, dequantised
 from services.worker.models.weights import (
     OnProgress,
     Part,
@@ -29,6 +30,7 @@ from services.worker.models.weights import (
 )
 
 _ELEMENT_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_BYTES = ("U8",)  # of which MXFP4 is
 _MAX_MAPPED_BYTES = 1 << 25  # of what was read, before files are unmapped
 _N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
 _SAMPLE_BYTES = 4096
@@ -67,6 +69,9 @@ class CheckpointTensors(TensorSource):
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _read(self, part: Part, out: Tensor) -> None:
+        if part.is_mxfp4:
+            self._read_mxfp4(part, out)
+            return
         path, name = self._places[part.name]
         element_size = _ELEMENT_SIZES[self._files.slice(path, name, 0).get_dtype()]
         # A row counts whole, since its pages are read whole.
@@ -79,19 +84,39 @@ class CheckpointTensors(TensorSource):
             out[begin:end].copy_(piece)
             self._progress.add(piece.nbytes)
 
+    def _read_mxfp4(self, part: Part, out: Tensor) -> None:
+        rows, *middle, columns = part.spans
+        blocks = blocks_of(columns)
+        first = columns.start - blocks.start * BLOCK
+        row_bytes = math.prod(part.shape[1:]) // BLOCK * STORED_BYTES
+        for begin, end in pieces(len(rows), row_bytes):
+            spans = (range(rows.start + begin, rows.start + end), *middle, blocks)
+            index = tuple(slice(span.start, span.stop) for span in spans)
+            numbers, scales = (
+                self._files.slice(*self._places[name], (end - begin) * row_bytes)[index]
+                for name in part.stored
+            )
+            values = dequantised(numbers, scales, self._dtype)
+            out[begin:end].copy_(values[..., first : first + len(columns)])
+            self._progress.add(numbers.nbytes + scales.nbytes)
+
     def _check(self, wanted: WantedTensors) -> int:
         """Returns the bytes in the files of all that is wanted; raises CheckpointError."""
         n_bytes = 0
         problems = []
         for part in wanted.parts:
-            header = self._files.slice(*self._places[part.name], 0)
-            found, element = tuple(header.get_shape()), header.get_dtype()
-            if found != part.shape:
-                problems.append(f"{part.name} has shape {list(found)}, not {list(part.shape)}")
-            elif element not in _ELEMENT_SIZES:
-                problems.append(f"{part.name} has element type {element}")
-            else:
-                n_bytes += part.n_elements * _ELEMENT_SIZES[element]
+            for name, shape in part.stored.items():
+                header = self._files.slice(*self._places[name], 0)
+                found, element = tuple(header.get_shape()), header.get_dtype()
+                if found != shape:
+                    problems.append(f"{name} has shape {list(found)}, not {list(shape)}")
+                elif element not in (_BYTES if part.is_mxfp4 else _ELEMENT_SIZES):
+                    problems.append(f"{name} has element type {element}")
+                elif not part.is_mxfp4:
+                    n_bytes += part.n_elements * _ELEMENT_SIZES[element]
+            if part.is_mxfp4:
+                *outer, columns = part.spans
+                n_bytes += math.prod(map(len, outer)) * len(blocks_of(columns)) * STORED_BYTES
         if problems:
             raise CheckpointError(_enumerate(problems))
         return n_bytes
@@ -181,7 +206,7 @@ def _places_of(
     """Returns the file of each wanted tensor, and its name there; raises CheckpointError."""
     places = {}
     missing = []
-    for name in dict.fromkeys(part.name for part in wanted.parts):
+    for name in dict.fromkeys(name for part in wanted.parts for name in part.stored):
         stored = next((each for each in _spellings(name) if each in paths), None)
         if stored is None:
             missing.append(name)

@@ -73,9 +73,9 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
         )
     config_type = FAMILIES[architecture].config_type
     derived = {
-        **_read_derived(config_type, config),
         "eos_token_ids": _eos_token_ids(config, generation),
         "checkpoint_dtype": _checkpoint_dtype(config),
+        **_read_derived(config_type, config),
     }
     plain_keys = {key for name, key in config_type.keys().items() if name not in derived}
     _refuse_unknown_keys(

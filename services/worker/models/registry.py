@@ -18,6 +18,7 @@ from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
 from services.worker.models.families.gpt2 import GPT2Stage
+from services.worker.models.families.gpt_oss import GptOssStage
 from services.worker.models.families.granite import GraniteStage
 from services.worker.models.families.llama import LlamaStage
 from services.worker.models.families.ministral import MinistralStage
@@ -65,6 +66,7 @@ _FAMILIES: tuple[Family, ...] = (
     Glm4Stage,
     GlmStage,
     GPT2Stage,
+    GptOssStage,
     GraniteStage,
     LlamaStage,
     Ministral3Stage,

@@ -74,11 +74,12 @@ def attention(
     value_cache: Tensor,
     plan: AttentionPlan,
     form: AttentionForm = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implements `Ops.attention`, over all blocks of the tables, weighting with zero what is not of
     the sequence."""
     if not isinstance(plan, FixedDecodes):
-        return TORCH.attention(q, key_cache, value_cache, plan, form)
+        return TORCH.attention(q, key_cache, value_cache, plan, form, sinks)
     keys, values = (cache[plan.block_tables].flatten(1, 2) for cache in (key_cache, value_cache))
     n_shared = q.shape[1] // keys.shape[2]
     keys, values = (each.repeat_interleave(n_shared, 2) for each in (keys, values))
@@ -87,7 +88,10 @@ def attention(
     is_hidden = position > plan.last_positions[:, None]
     if form.window is not None:
         is_hidden |= position <= plan.last_positions[:, None] - form.window
-    weights = scores.masked_fill(is_hidden[:, None], -torch.inf).softmax(-1)
+    scores = scores.masked_fill(is_hidden[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None].expand(len(q), -1, 1)), -1)
+    weights = scores.softmax(-1)[:, :, : len(position)]
     return torch.einsum("shk,skhd->shd", weights, values)
 
 
