@@ -9,6 +9,7 @@ import torch
 from kernels.packed_linear import Quantization
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import build_stage
+from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StageModel
 from services.worker.models.weights import LoadFormat, OnProgress
 
@@ -35,7 +36,7 @@ def load_stage(
     config = read_config(directory)
     return build_stage(
         config,
-        None if load_format == "random" else directory,
+        None if load_format == "random" else SafetensorsFiles(directory),
         stage_index=stage_index,
         n_stages=n_stages,
         tp_rank=tp_rank,

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from services.common.cannot_start import CannotStart
+from services.worker.models.weight_format import WeightFormat
 
 
 class _Limits:
@@ -109,6 +110,7 @@ class ModelConfig:
     eos_token_ids: tuple[TokenId, ...] = ()  # tokens that end an output
     # Element type of the files.
     checkpoint_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    weight_format: WeightFormat | None = None  # of matrices that are quantised in the files
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

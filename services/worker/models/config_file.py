@@ -2,8 +2,8 @@
 
 Nothing in `config.json` is skipped silently: a key that the family's configuration does not know
 and that is not switched off (null, false or empty) is refused by its name. What is known is
-validated by pydantic against the types of the configuration's fields; this is the only file of the
-package that needs it, and only the loading of a checkpoint imports this file.
+validated by pydantic against the types of the configuration's fields. Only this file and
+`quantization_config.py` need it, and only the loading of a checkpoint imports them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from services.common import bounded_file
+from services.worker.models import quantization_config
 from services.worker.models.config import Count, JsonObject, ModelConfig, UnsupportedModel
 from services.worker.models.registry import FAMILIES
 from services.worker.models.text_half import WRAPPERS, text_half
@@ -44,7 +45,9 @@ _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
 # That are read here, of every family.
-_COMMON_KEYS = frozenset(("architectures", "eos_token_id", "torch_dtype", "dtype"))
+_COMMON_KEYS = quantization_config.KEYS | {
+    "architectures", "eos_token_id", "torch_dtype", "dtype",
+}  # fmt: skip
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -76,6 +79,7 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
         **_read_derived(config_type, config),
         "eos_token_ids": _eos_token_ids(config, generation),
         "checkpoint_dtype": _checkpoint_dtype(config),
+        "weight_format": quantization_config.read_weight_format(config, _summary),
     }
     plain_keys = {key for name, key in config_type.keys().items() if name not in derived}
     _refuse_unknown_keys(
