@@ -77,6 +77,8 @@ class RopeConfig:
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
     original_max_position_embeddings: PositiveInt | None = None  # before stretching, tokens
+    # By which each pair's frequency is divided, beside what the type does.
+    frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
         """Raises ValueError for settings that do not make up their type."""
@@ -188,6 +190,9 @@ class RotaryConfig(ModelConfig):
                 f"max_position_embeddings ({self.max_position_embeddings}) and head_dim "
                 f"({self.head_dim}) make {n_angles} angles; at most {_MAX_ANGLES} are kept"
             )
+        factors = self.rope.frequency_factors
+        if factors is not None and (len(factors) != self.head_dim // 2 or min(factors) <= 0):
+            raise ValueError(f"rope: no {self.head_dim // 2} positive frequency_factors")
         if self.head_dim % 2:
             raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
 

@@ -261,6 +261,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.rope_theta**exponents
+    if rope.frequency_factors is not None:
+        frequencies = frequencies / torch.tensor(rope.frequency_factors)
     if rope.rope_type == "linear":
         return frequencies / _given(rope.factor)
     if rope.rope_type == "llama3":

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.common import bounded_file
+from services.common.gguf.header import is_gguf
 from services.worker.models.tensor_files import (
     CheckpointError,
     Header,
@@ -91,13 +92,14 @@ class SafetensorsFiles(TensorFiles):
             raise CheckpointError(f"{self._paths[name]}: {error}") from error
 
 
-def checkpoint_digest(directory: Path) -> str:
+def checkpoint_digest(model: Path) -> str:
     """Tells checkpoints of the same shape apart, by the sizes and samples of their weight files.
 
     It reads little, so it is no checksum. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
-    for path in sorted(set(_tensor_paths(directory).values())):
+    paths = [model] if is_gguf(model) else sorted(set(_tensor_paths(model).values()))
+    for path in paths:
         try:
             size = path.stat().st_size
             digest.update(f"{path.name} {size}\n".encode())
