@@ -84,6 +84,16 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == SUFFIX and not model.is_dir()
 
 
+def tokenizer_file(model: Path) -> Path:
+    """Returns the file that has a model's vocabulary: a GGUF file is that itself."""
+    return model if is_gguf(model) else model / "tokenizer.json"
+
+
+def model_name(model: Path) -> str:
+    """Returns the name that a model has from its directory or file."""
+    return model.resolve().name.removesuffix(SUFFIX)
+
+
 def read_header(path: Path) -> GgufHeader:
     """Reads what stands in front of the tensors.
 

@@ -41,9 +41,6 @@ _ENDS_OF_TURNS = frozenset((
 ))  # fmt: skip
 _CONTROL = 3  # the type of a token that is no text
 
-# Of files that are not quantised, by `general.file_type`.
-_ELEMENT_TYPES = {0: "float32", 1: "float16"}
-
 
 def _llama(header: GgufHeader, config: Config) -> Config:
     has = header.tensors.__contains__
@@ -137,7 +134,7 @@ def model_config(header: GgufHeader) -> Config:
         "vocab_size": vocab_size or _get(header, "vocab_size", int),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "eos_token_id": _eos_token_ids(header.metadata),
-        "torch_dtype": _ELEMENT_TYPES.get(header.metadata.get("general.file_type"), "bfloat16"),
+        "torch_dtype": _element_type(header.metadata.get("general.file_type")),
         **ARCHITECTURES[architecture](header, config),
     }
 
@@ -194,6 +191,13 @@ def _rope_scaling(header: GgufHeader) -> Config:
         raise ValueError(f"{header.path}: rope.scaling.type {repr(kind)[:80]} is not supported")
     factor = _get(header, "rope.scaling.factor", float)
     return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+
+
+def _element_type(file_type: Any) -> str:
+    """Returns what `--dtype auto` goes by: what is quantised is computed in bfloat16."""
+    if file_type in (0, 1):
+        return "float32" if file_type == 0 else "float16"
+    return "bfloat16"
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:

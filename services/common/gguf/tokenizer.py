@@ -12,12 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common import bounded_file
-from services.common.gguf.header import is_gguf, read_header
-
-FILE = "tokenizer.json"
-MAX_FILE_BYTES = 256 << 20
-"""Bytes of a `tokenizer.json` at most; those of the largest vocabularies have a fifth."""
+from services.common.gguf.header import read_header
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
@@ -65,21 +60,18 @@ _COMPOSED = frozenset(("qwen2", "deepseek-r1-qwen"))  # texts are brought into t
 _LLAMA3 = frozenset(("llama-bpe", "llama3"))
 
 
-def read_tokenizer(model: Path) -> bytes:
-    """Returns a model's `tokenizer.json`, which is made where the model is a GGUF file.
+def read_gguf_tokenizer(path: Path) -> str:
+    """Returns the `tokenizer.json` that a GGUF file means.
 
     Raises:
-        FileNotFoundError: there is none.
         OSError: it cannot be read.
-        ValueError: it is far too large, or the vocabulary is of a kind that is not known.
+        ValueError: it is broken, or the vocabulary is of a kind that is not known.
     """
-    if not is_gguf(model):
-        return bounded_file.read_bytes(model / FILE, max_bytes=MAX_FILE_BYTES)
-    header = read_header(model)
+    header = read_header(path)
     try:
-        return tokenizer_json(header.metadata).encode()
+        return tokenizer_json(header.metadata)
     except ValueError as error:
-        raise ValueError(f"{model}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> str:

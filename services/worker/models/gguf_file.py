@@ -24,8 +24,9 @@ from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import ModelConfig
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 
+# Element types that are read, by their numbers.
 _TYPES = {
-    GGMLQuantizationType[name]: name
+    int(GGMLQuantizationType[name]): GGMLQuantizationType[name]
     for name in (
         "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
         "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
@@ -95,11 +96,10 @@ class GgufFile(TensorFiles):
         Raises CheckpointError for one that is not all there.
         """
         place = self._header.tensors[name]
-        kind = _TYPES.get(place.type)
         row = math.prod(place.shape[1:])
-        if kind is None or not _has_whole_blocks(place):
+        if not place.shape or place.type not in _TYPES or not _has_whole_blocks(place):
             return Header(place.shape, _name_of(place.type), 4 * row)
-        if place.offset + place.n_elements // row * _row_bytes(place) > self._size:
+        if place.offset + place.shape[0] * _row_bytes(place) > self._size:
             raise CheckpointError(f"{self} ends inside {name}")
         return Header(place.shape, "F32", 4 * row)
 
@@ -142,18 +142,18 @@ class GgufFile(TensorFiles):
         if n_read < len(content):
             raise CheckpointError(f"{self} ends inside {name}")
         blocks = np.frombuffer(content, dtype=np.uint8).reshape(len(rows), row_bytes)
-        values: np.ndarray[Any, Any] = dequantize(blocks, GGMLQuantizationType(place.type))
+        values: np.ndarray[Any, Any] = dequantize(blocks, _TYPES[place.type])
         return torch.from_numpy(values.reshape(len(rows), n_columns))
 
 
 def _has_whole_blocks(place: TensorPlace) -> bool:
     """Whether each row has whole blocks, which share scales."""
-    return math.prod(place.shape[1:]) % GGML_QUANT_SIZES[place.type][0] == 0
+    return math.prod(place.shape[1:]) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
 
 
 def _row_bytes(place: TensorPlace) -> int:
-    n_per_block, n_bytes = GGML_QUANT_SIZES[place.type]
-    n_blocks: int = math.prod(place.shape[1:]) // n_per_block
+    n_per_block, n_bytes = GGML_QUANT_SIZES[_TYPES[place.type]]
+    n_blocks = math.prod(place.shape[1:]) // n_per_block
     return n_blocks * n_bytes
 
 

@@ -50,7 +50,8 @@ class _Gptq(_Config):
         "act_group_aware", "backend", "batch_size", "block_name_to_quantize",
         "cache_block_outputs", "damp_auto_increment", "damp_percent", "dataset", "disable_exllama",
         "exllama_config", "inject_fused_attention", "inject_fused_mlp", "lm_head",
-        "max_input_length", "meta", "model_file_base_name", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
+        "max_input_length", "meta", "model_file_base_name", "model_name_or_path", "model_seqlen",
+        "module_name_preceding_first_block",
         "modules_in_block_to_quantize", "mse", "pad_token_id", "static_groups", "tokenizer",
         "true_sequential", "use_cuda_fp16", "use_exllama",
     ))  # fmt: skip

@@ -62,7 +62,7 @@ class ScaledMatrix(QuantisedMatrix):
             range(columns.start // by_column, -(-columns.stop // by_column)),
         )
         header = self._header(suffix)
-        kept = used
+        kept: tuple[range, ...] = used
         if header is not None and len(header.shape) < 2:
             # Dimensions of one are left out; of two that are, the rest is one number or none.
             is_long = [size != 1 for size in self._grid]
