@@ -93,6 +93,6 @@ class AwqMatrix(InputsFirst):
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
         words = self.tensor(suffix, rows, words_of(columns, self.per_word))
         numbers = unpack(words, self.form.bits)
-        numbers = numbers.view(len(rows), -1, self.per_word)
+        numbers = numbers.reshape(len(rows), numbers.shape[1] // self.per_word, self.per_word)
         ordered = numbers[:, :, list(_AWQ_PLACES)].flatten(1)
         return numbers_of(ordered, columns, self.per_word)
