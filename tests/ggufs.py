@@ -77,8 +77,8 @@ def write_gguf(
     for key, value in (said(config, architecture) | dict(metadata or {})).items():
         add(writer, key, value)
     for key, value in (tokenizer or {}).items():
-        kind = "tokenizer" if key.startswith("chat_template") else "tokenizer.ggml"
-        add(writer, f"{kind}.{key}", value)
+        prefix = "tokenizer" if key.startswith("chat_template") else "tokenizer.ggml"
+        add(writer, f"{prefix}.{key}", value)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs.numpy())
     for name, tensor in load_file(checkpoint / "model.safetensors").items():

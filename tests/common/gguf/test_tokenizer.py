@@ -39,10 +39,8 @@ SPOKEN = ["hello world", "hello  lore<mark>", "wörld\n", "hell or high", "</s>"
 
 
 def written(directory: Path, vocabulary: dict[str, Any]) -> Path:
-    config = {"vocab_size": len(vocabulary["tokens"])}
-    return write_gguf(
-        write_checkpoint(directory, **config), directory / "m.gguf", tokenizer=vocabulary
-    )
+    write_checkpoint(directory, vocab_size=len(vocabulary["tokens"]))
+    return write_gguf(directory, directory / "m.gguf", tokenizer=vocabulary)
 
 
 def demo(pre: str, **others: Any) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def awq(**how: Any) -> Writer:
     """Returns a writer of AWQ's "gemm"."""
 
     def in_order(numbers: Tensor) -> Tensor:
-        return numbers.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1)
+        return numbers.reshape(len(numbers), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1)
 
     def write(n_out: int, n_in: int, generator: torch.Generator) -> Written:
         drawn = draw(n_out, n_in, generator, bits=4, **how)

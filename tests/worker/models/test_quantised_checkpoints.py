@@ -7,18 +7,31 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig
 
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.weights import Part, Shard, WantedTensors
-from tests.checkpoints import Oracle, edit_config, write_checkpoint
+from tests.checkpoints import (
+    SMALL,
+    Oracle,
+    edit_config,
+    write_checkpoint,
+    write_family_checkpoint,
+)
 from tests.worker.models.quantised_writers import Writer, awq, gptq, packed, quantise, scaled
+from tests.worker.models.test_text_half import HALVES
 from tests.worker.pipeline import Pipeline, Span, load
 
 # Sizes that leave groups of 32 and blocks of 20 and 24 unfinished.
-SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "head_dim": 8}
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 6,
+    "head_dim": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -208,6 +221,33 @@ def test_modules_that_are_not_quantised_are_read_as_they_are(tmp_path: Path) -> 
     )
     plain, quantised = write(tmp_path, Scheme(scheme.writer, ignored), keeps="down_proj")
     assert last_logits(quantised).equal(last_logits(plain))
+
+
+@pytest.mark.parametrize("scheme", ["gptq-4-asymmetric-ordered", "awq", "float8-channels"])
+def test_experts_are_quantised_too(tmp_path: Path, scheme: str) -> None:
+    config = Qwen3MoeConfig(
+        **{**SMALL, **SIZES},
+        moe_intermediate_size=32,
+        num_experts=3,
+        num_experts_per_tok=2,
+    )
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    write_family_checkpoint(plain, config)
+    quantise(plain, quantised, SCHEMES[scheme].writer, SCHEMES[scheme].config)
+    tokens = [5, 9, 100, 3, 42]
+    expected = Oracle(plain).logits(tokens)[-1:]
+    pipeline = Pipeline(quantised, tp_size=2)
+    pipeline.admit(0, len(tokens))
+    found = pipeline.run([Span(0, tokens)])[1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_text_half_of_a_checkpoint_may_be_quantised(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, HALVES["gemma3"])
+    edit_config(tmp_path, quantization_config=SCHEMES["fp8-blocks"].config)
+    found = read_config(tmp_path).weight_format
+    assert found is not None
+    assert found.forms[0].block == (24, 20)
 
 
 def last_logits(directory: Path) -> torch.Tensor:
