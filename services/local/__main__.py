@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from services.common import process
 from services.common.ending import give_up
+from services.common.gguf.header import model_name
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
 from services.local.launcher import Endpoints, Launcher
@@ -48,7 +49,7 @@ class LoadingBar:
 
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
-    name = next(iter(settings.served_model_name), settings.model.resolve().name)
+    name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"

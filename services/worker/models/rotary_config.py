@@ -69,6 +69,8 @@ class RopeConfig:
     truncate: bool | None = None
     short_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, in the original context
     long_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, beyond it
+    # By which each wave's frequency is divided, beside what the type does; files of GGUF have them.
+    frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
         """Raises ValueError for settings that do not make up their type."""
@@ -135,11 +137,14 @@ class RotaryConfig(ModelConfig):
         for key, factors in (
             ("short_factor", rope.short_factor),
             ("long_factor", rope.long_factor),
+            ("frequency_factors", rope.frequency_factors),
         ):
             if factors is not None and len(factors) != self.rotary_dim // 2:
                 raise ValueError(
                     f"{key} has {len(factors)} factors for {self.rotary_dim // 2} waves"
                 )
+            if factors is not None and not all(0 < factor < math.inf for factor in factors):
+                raise ValueError(f"{key} has factors that are not positive numbers")
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from kernels.packed_linear import LinearWeight, Quantization, TableWeight, pack, pack_table
 from services.worker.models.config import UnsupportedModel
-from services.worker.models.mxfp4 import stored_tensors
 
 LoadFormat = Literal["safetensors", "random"]
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
@@ -50,14 +49,7 @@ class Part:
     shape: tuple[int, ...]  # of the whole tensor as it is stored
     shard: Shard | None = None
     is_transposed: bool = False  # the model wants the transpose of what is stored (two dimensions)
-    is_mxfp4: bool = False  # it is stored as `mxfp4.py` says
-
-    @property
-    def stored(self) -> Mapping[str, tuple[int, ...]]:
-        """The tensors that the checkpoint has of it, with their shapes."""
-        if self.is_mxfp4:
-            return stored_tensors(self.name, self.shape)
-        return {self.name: self.shape}
+    is_mxfp4: bool = False  # it is stored as `quantised/mxfp4.py` says
 
     @property
     def spans(self) -> tuple[range, ...]:

@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from services.worker.models import CheckpointError, UnsupportedModel, random_stage
 from services.worker.models.config_file import read_config
-from services.worker.models.mxfp4 import blocks_of, dequantised
+from services.worker.models.quantised.mxfp4 import blocks_of, dequantised
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
 from tests.worker.pipeline import Pipeline, load
@@ -68,9 +68,9 @@ def test_every_byte_with_every_scale_is_the_oracles_number(dtype: torch.dtype) -
     byte = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 256, 16, 16)
     scales = torch.arange(256, dtype=torch.uint8).view(1, 256, 1).expand(1, 256, 16)
     expected = convert_moe_packed_tensors(byte, scales, dtype=dtype).transpose(1, 2)
-    ours = dequantised(byte, scales, dtype)
-    assert ours.dtype == dtype
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        dequantised(byte, scales).to(dtype), expected, rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_random_weights_need_no_blocks(tmp_path: Path) -> None:
 
 
 def _spoil(tensors: dict[str, Tensor], name: str, how: str) -> None:
-    if how == "lacks":
+    if how == "missing":
         del tensors[name]
     elif how == "shape":
         tensors[name] = tensors[name][..., 1:].contiguous()
@@ -192,7 +192,7 @@ def _spoil(tensors: dict[str, Tensor], name: str, how: str) -> None:
         tensors[name] = tensors[name].float()
 
 
-@pytest.mark.parametrize("how", ["lacks", "shape", "element type F32"])
+@pytest.mark.parametrize("how", ["missing", "shape", "element type F32"])
 @pytest.mark.parametrize("end", ["blocks", "scales"])
 def test_tensors_that_are_not_as_promised_are_refused_by_name(
     tmp_path: Path, how: str, end: str
@@ -223,6 +223,7 @@ def test_tensors_that_are_not_as_promised_are_refused_by_name(
         ),
         ({"quantization_config": {**QUANTIZATION, "modules_to_not_convert": [1]}}, "wrong type"),
         ({"quantization_config": "mxfp4"}, "wrong type"),
+        ({"compression_config": QUANTIZATION}, "'mxfp4' is not one of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

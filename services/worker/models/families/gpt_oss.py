@@ -28,7 +28,7 @@ from services.worker.models.config import (
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention
 from services.worker.models.mixture import ExpertMixture
-from services.worker.models.mxfp4 import BLOCK
+from services.worker.models.quantised.mxfp4 import BLOCK
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -62,6 +62,7 @@ class GptOssConfig(RotaryConfig):
     ignored_keys = frozenset(
         ("output_router_logits", "router_aux_loss_coef", "initial_context_length")
     )
+    own_quantizations = frozenset(("mxfp4",))
     default_rope_theta = 150_000.0
 
     max_position_embeddings: PositiveInt = 131_072
