@@ -71,11 +71,11 @@ class GgufHeader:
         n_bytes = 4 * tensor.n_elements
         if tensor.type != F32 or n_bytes > MAX_BYTES:
             raise ValueError(f"{self.path}: {name} is no small tensor of float32")
+        if tensor.offset + n_bytes > self.path.stat().st_size:
+            raise ValueError(f"{self.path} ends inside {name}")
         with self.path.open("rb") as file:
             file.seek(tensor.offset)
             content = file.read(n_bytes)
-        if len(content) < n_bytes:
-            raise ValueError(f"{self.path} ends inside {name}")
         return struct.unpack(f"<{tensor.n_elements}f", content)
 
 

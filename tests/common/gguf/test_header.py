@@ -48,6 +48,16 @@ def test_values_and_places_are_those_that_were_written(tmp_path: Path) -> None:
         header.floats("b")
 
 
+@pytest.mark.parametrize("offset", [2**63, 2**64 - 64, 4096])
+def test_a_tensor_that_is_nowhere_is_a_value_error(tmp_path: Path, offset: int) -> None:
+    name = b"rope_freqs.weight"
+    tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 4, 0, offset)
+    file = tmp_path / "a.gguf"
+    file.write_bytes(head(1, 0) + tensor + bytes(64))
+    with pytest.raises(ValueError, match="ends inside rope_freqs"):
+        read_header(file).floats("rope_freqs.weight")
+
+
 def test_a_model_is_named_after_its_file(tmp_path: Path) -> None:
     file = write(tmp_path / "Model-1.5.Q4_K_M.gguf")
     assert (is_gguf(file), is_gguf(tmp_path)) == (True, False)
