@@ -26,6 +26,8 @@ MAX_KEYS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 
+_MAX_SMALL_BYTES = 1 << 20  # of a tensor that is read as numbers of Python
+
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -69,7 +71,7 @@ class GgufHeader:
         """
         tensor = self.tensors[name]
         n_bytes = 4 * tensor.n_elements
-        if tensor.type != F32 or n_bytes > MAX_BYTES:
+        if tensor.type != F32 or n_bytes > _MAX_SMALL_BYTES:
             raise ValueError(f"{self.path}: {name} is no small tensor of float32")
         if tensor.offset + n_bytes > self.path.stat().st_size:
             raise ValueError(f"{self.path} ends inside {name}")

@@ -66,9 +66,9 @@ class GgufFile(TensorFiles):
     """A GGUF file, open while it is read; memory has only the rows that are asked for."""
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
+        self._fd: int | None = None
         self._header = header
         self._size = header.path.stat().st_size
-        self._fd: int | None = None
         architecture = header.metadata["general.architecture"]
         self._is_gemma = architecture.startswith("gemma")
         self._heads: Mapping[str, int] = {}
