@@ -6,8 +6,8 @@ one that goes on with a sequence. The plan says where each span lies. PyTorch's 
 the keys and values of a span from its blocks and attends to them in one call; it runs where neither
 the native library nor Triton is. The native version takes the same plan.
 
-The keys and values of the batch must have been written to storage before. Soft-capped scores are
-computed step by step; everything else is one fused call of PyTorch's.
+The keys and values of the batch must have been written to storage before. Soft-capped scores and
+sinks are computed step by step; everything else is one fused call of PyTorch's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels.attention_form import PLAIN, AttentionForm
 from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 
-# Capped scores that are in memory at once; in float32 these are 16 MiB.
+# Scores that are in memory at once; in float32 these are 16 MiB.
 _MAX_SCORES = 1 << 22
 
 
@@ -73,6 +73,7 @@ def attention(
     value_cache: Tensor,
     plan: AttentionPlan,
     form: AttentionForm = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
     spans = AttentionSpans.of(plan)
@@ -81,7 +82,9 @@ def attention(
     first = 0
     for start, n_tokens, table in zip(starts, counts, spans.block_tables, strict=True):
         here = slice(first, first + n_tokens)
-        out[here] = _attend_span(q[here], key_cache, value_cache, table, start=start, form=form)
+        out[here] = _attend_span(
+            q[here], key_cache, value_cache, table, start=start, form=form, sinks=sinks
+        )
         first += n_tokens
     return out
 
@@ -94,6 +97,7 @@ def _attend_span(
     *,
     start: int,
     form: AttentionForm,
+    sinks: Tensor | None,  # [n_heads]
 ) -> Tensor:
     """Returns the attention of one span whose first token is at position `start`; shape of `q`."""
     n_tokens, n_heads, head_dim = q.shape
@@ -112,9 +116,11 @@ def _attend_span(
     if n_tokens == 1:
         # Heads that share a K/V head lie side by side as if they were queries of one sequence.
         grouped = q.view(1, n_kv_heads, -1, head_dim)
-        return _attend(grouped, keys, values, mask, form).reshape(1, n_heads, head_dim)
+        sinks = None if sinks is None else sinks.view(1, n_kv_heads, 1, -1, 1)
+        return _attend(grouped, keys, values, mask, form, sinks).reshape(1, n_heads, head_dim)
     several = q.transpose(0, 1)[None]  # [1, n_heads, n_tokens, head_dim]
-    attended = _attend(several, keys, values, mask, form, is_causal=is_causal)
+    sinks = None if sinks is None else sinks.view(1, n_kv_heads, -1, 1, 1)
+    attended = _attend(several, keys, values, mask, form, sinks, is_causal=is_causal)
     return attended[0].transpose(0, 1)
 
 
@@ -137,11 +143,12 @@ def _attend(
     v: Tensor,
     mask: Tensor | None,  # [n_queries, n_keys]; one row may stand for all queries
     form: AttentionForm,
+    sinks: Tensor | None,  # [1, n_kv_heads, group_size, 1 or n_queries, 1]
     *,
     is_causal: bool = False,  # the mask is the causal one of as many queries as keys
 ) -> Tensor:
     """Returns the attention of one sequence, of the shape of `q`."""
-    if form.soft_cap is None:
+    if form.soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -158,20 +165,32 @@ def _attend(
     for begin in range(0, q.shape[2], n_queries):
         some = slice(begin, begin + n_queries)
         some_mask = mask if mask is None or len(mask) == 1 else mask[some]
-        attended.append(_attend_capped(q[:, :, some], k, v, some_mask, form, form.soft_cap))
+        some_sinks = sinks if sinks is None or sinks.shape[3] == 1 else sinks[:, :, :, some]
+        attended.append(_attend_in_steps(q[:, :, some], k, v, some_mask, form, some_sinks))
     return torch.cat(attended, 2)
 
 
-def _attend_capped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: AttentionForm, soft_cap: float
+def _attend_in_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    form: AttentionForm,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Returns `_attend` with soft-capped scores; scores and weights are float32."""
+    """Returns `_attend`, one operation after the other; scores and weights are float32."""
     scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
     # [1, n_kv_heads, group_size, n_queries, head_dim]
     grouped = q.reshape(1, k.shape[1], -1, *q.shape[2:])
     k, v = k.unsqueeze(2), v.unsqueeze(2)
-    scores = (grouped @ k.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+    scores = (grouped @ k.transpose(-1, -2)).float()  # [..., n_queries, n_keys]
+    if form.soft_cap is None:
+        scores.mul_(scale)
+    else:
+        scores.mul_(scale / form.soft_cap).tanh_().mul_(form.soft_cap)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1).to(v.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : k.shape[3]].to(v.dtype)
     return (weights @ v).flatten(1, 2)

@@ -7,11 +7,15 @@ summed in float32, in the order of the experts.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.clamp_and_mul import clamp_and_mul
+from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.silu_and_mul import silu_and_mul
 
 
@@ -27,16 +31,28 @@ class ExpertMLP(Protocol):
 
 
 def expert_mlp(
-    x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
     """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
-    [n_experts, hidden, size]."""
+    [n_experts, hidden, size], and of what their form adds."""
+    gate = silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
 
     def mlp(expert: int, some: Tensor) -> Tensor:
-        inner = silu_and_mul(some @ gate_up[expert].t())  # [n, size]
-        return inner @ down[expert].t()  # [n, hidden]
+        inner = gate(_product(some, gate_up, form.gate_up_bias, expert))  # [n, size]
+        return _product(inner, down, form.down_bias, expert)  # [n, hidden]
 
     return mix_experts(x, experts, weights, n_experts=len(down), mlp=mlp)
+
+
+def _product(x: Tensor, matrices: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    if biases is None:
+        return x @ matrices[expert].t()
+    return F.linear(x, matrices[expert], biases[expert])
 
 
 def mix_experts(

@@ -48,6 +48,7 @@ class AttentionWeights:
     head_dim: int
     form: AttentionForm
     head_norms: HeadNorms | None = None  # of queries and keys, before they turn
+    sinks: Tensor | None = None  # [n_heads] float32, scores beside those of keys
 
 
 @dataclass(frozen=True, slots=True)

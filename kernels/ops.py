@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.expert_form import ExpertForm
 from kernels.head_norms import HeadNorms
 from kernels.layer import StageWeights
 from kernels.logits import Logits
@@ -82,6 +83,7 @@ class Attention(Protocol):
         value_cache: Tensor,
         plan: AttentionPlan,
         form: AttentionForm = ...,
+        sinks: Tensor | None = ...,
         /,
     ) -> Tensor:
         """Returns [n_tokens, n_heads, head_dim], of the shape of `q`.
@@ -89,7 +91,26 @@ class Attention(Protocol):
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage, dense, and
         hold the keys and values of the batch itself. The window of `form` must be among those that
         were planned; the default form is the plain formula.
+
+        `sinks` [n_heads] are float32 and dense. A head's sink is a score that joins the softmax of
+        each of its queries, whatever the window, and has no value: it only takes weight away.
         """
+
+
+class ExpertMLPs(Protocol):
+    """Runs the experts of a layer, all of whose matrices it gets."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        form: ExpertForm = ...,
+        /,
+    ) -> Tensor:
+        """Returns [n_tokens, hidden]; see `kernels.expert_mlp`."""
 
 
 class RotaryWriteKV(Protocol):
@@ -216,7 +237,7 @@ class Ops:
     silu_and_mul: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
-    expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV
     plan_attention: PlanAttention

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.clamp_and_mul import clamp_and_mul
+from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.expert_mlp import ExpertMLP, mix_experts
 from kernels.linear_weight import (
     Gate,
@@ -46,7 +48,7 @@ from kernels.native.linear import (
     can_quantise_gated,
     has_int8,
 )
-from kernels.ops import Ops
+from kernels.ops import ExpertMLPs, Ops
 
 __all__ = [
     "CublasWeight",
@@ -120,9 +122,21 @@ class _GatedInTwo:
 
     weight: LinearWeight
     gate: Callable[[Tensor], Tensor]  # of gate and what it gates side by side
+    bias: Tensor | None = None  # [n_out], of both
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.gate(self.weight(x))
+        return self.gate(self.weight(x, self.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class _Biased:
+    """Multiplies and adds a bias."""
+
+    weight: LinearWeight
+    bias: Tensor  # [n_out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.weight(x, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,7 @@ class PackedExperts:
     """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
 
     gate_up: Sequence[GatedWeight]
-    down: Sequence[LinearWeight]
+    down: Sequence[Callable[[Tensor], Tensor]]
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
@@ -145,10 +159,11 @@ class _PlainExperts:
 
     gate_up: Tensor
     down: Tensor
-    op: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    form: ExpertForm
+    op: ExpertMLPs
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return self.op(x, self.gate_up, self.down, experts, weights)
+        return self.op(x, self.gate_up, self.down, experts, weights, self.form)
 
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
@@ -197,18 +212,32 @@ def pack_gated(
     return _GatedInTwo(pack(weight, quantization), op)
 
 
-def pack_experts(gate_up: Tensor, down: Tensor, ops: Ops) -> ExpertMLP:
-    """Returns experts in the form that is fastest where they lie, with a gate of SiLU.
+def pack_experts(
+    gate_up: Tensor, down: Tensor, ops: Ops, form: ExpertForm = PLAIN_EXPERTS
+) -> ExpertMLP:
+    """Returns experts as they are computed fastest where they lie.
 
     `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, `down`
     [n_experts, hidden, size].
     """
     if not can_pack(down):
-        return _PlainExperts(gate_up, down, ops.expert_mlp)
+        return _PlainExperts(gate_up, down, form, ops.expert_mlp)
     return PackedExperts(
-        [pack_gated(weight, "silu", ops.silu_and_mul) for weight in gate_up],
-        [pack(weight) for weight in down],
+        [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
+        [
+            pack(weight) if form.down_bias is None else _Biased(pack(weight), form.down_bias[i])
+            for i, weight in enumerate(down)
+        ],
     )
+
+
+def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
+    """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
+    if form.gate_up_bias is None and form.clamp is None:
+        return pack_gated(weight, "silu", ops.silu_and_mul)
+    gate = ops.silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
+    bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
+    return _GatedInTwo(pack(weight), gate, bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
 from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 
 
@@ -61,8 +62,12 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim]."""
+    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim].
+
+    A head's entry of `sinks` [n_heads] is the score of one more key, whose value is zero.
+    """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
     attended = []
@@ -80,7 +85,11 @@ def attention(
         is_hidden = torch.arange(n_keys) > query_position  # [n_queries, n_keys]
         if window is not None:
             is_hidden |= torch.arange(n_keys) <= query_position - window
-        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(is_hidden, -torch.inf)
+        if sinks is not None:
+            of_sinks = sinks.float()[:, None, None].expand(-1, len(span), 1)
+            scores = torch.cat((scores, of_sinks), -1)  # [n_heads, n_queries, n_keys + 1]
+        weights = scores.softmax(-1)[:, :, :n_keys]
         attended.append(torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype))
     return torch.cat(attended)
 
@@ -120,15 +129,35 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
     return (x_whole @ w_whole.t()).float() * x_step * w_step.t()
 
 
+def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
+    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, both clamped before; side by side."""
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
+    gate = torch.minimum(gate, torch.tensor(clamp.limit))
+    up = torch.maximum(torch.minimum(up, torch.tensor(clamp.limit)), torch.tensor(-clamp.limit))
+    return ((up + 1) * gate * torch.sigmoid(clamp.slope * gate)).to(gate_up.dtype)
+
+
 def expert_mlp(
-    x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
     """Returns the sum of each token's experts, one token and one expert after the other."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, chosen in enumerate(experts.tolist()):
         for i, expert in enumerate(chosen):
-            inner = silu_and_mul(gate_up[expert].float() @ x[token].float())
-            out[token] += weights[token, i].float() * (down[expert].float() @ inner)
+            inner = gate_up[expert].float() @ x[token].float()
+            if form.gate_up_bias is not None:
+                inner += form.gate_up_bias[expert].float()
+            gated = silu_and_mul(inner) if form.clamp is None else clamp_and_mul(inner, form.clamp)
+            outer = down[expert].float() @ gated
+            if form.down_bias is not None:
+                outer += form.down_bias[expert].float()
+            out[token] += weights[token, i].float() * outer
     return out.to(x.dtype)
 
 

@@ -84,7 +84,7 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 def _draw_vectors(model: torch.nn.Module) -> None:
     """Biases start as zeros and norms as ones, which would hide it if they were not used."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or name.endswith("_bias"):
             is_norm = name.endswith("weight") and bool(parameter.eq(1).all())
             torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.3)
 

@@ -34,7 +34,7 @@ class Attention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = declare(library, "attention", "ipippppppiiiiiiiff", allocates=True)
+        self._attention = declare(library, "attention", "ipippppppiiiiiiiffp", allocates=True)
 
     def attention(
         self,
@@ -43,10 +43,11 @@ class Attention:
         value_cache: Tensor,
         plan: AttentionPlan,
         form: AttentionForm = PLAIN,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
         if q.dtype not in ELEMENT or key_cache.dtype != q.dtype:
-            return attention(q, key_cache, value_cache, plan, form)
+            return attention(q, key_cache, value_cache, plan, form, sinks)
         spans = AttentionSpans.of(plan)
         q = dense_heads(q)
         n_tokens, n_heads, head_dim = q.shape
@@ -70,5 +71,6 @@ class Attention:
             form.window or 0,
             head_dim**-0.5 if form.scale is None else form.scale,
             form.soft_cap or 0.0,
+            None if sinks is None else sinks.data_ptr(),
         )
         return out

@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from kernels.layer import LayerWeights, StageWeights
+from kernels.layer import AttentionWeights, LayerWeights, StageWeights
 from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.native.call import ELEMENT
 from kernels.native.linear import (
@@ -94,12 +94,25 @@ def _check_layer(layer: LayerWeights, dtype: torch.dtype) -> None:
     hidden_size = attention.qkv.weight.shape[1]
     _check_norm(layer.attention_norm.weight, hidden_size)
     _check_norm(layer.mlp_norm.weight, hidden_size)
+    _check_sinks(attention)
     heads = attention.head_norms
     if heads is not None:
         _check_norm(heads.q, attention.head_dim)
         _check_norm(heads.k, attention.head_dim)
         if heads.q.dtype != heads.k.dtype:
             raise ValueError("norms of queries and of keys of different types")
+
+
+def _check_sinks(attention: AttentionWeights) -> None:
+    sinks = attention.sinks
+    if sinks is None:
+        return
+    is_dense = sinks.shape == (attention.n_heads,) and sinks.is_contiguous()
+    if sinks.dtype != torch.float32 or not is_dense:
+        raise ValueError(
+            f"sinks {tuple(sinks.shape)} of {sinks.dtype} where layers need {attention.n_heads} of "
+            "float32"
+        )
 
 
 def _check_weight(weight: LinearWeight | GatedWeight, dtype: torch.dtype) -> None:

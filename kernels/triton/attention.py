@@ -18,6 +18,9 @@ step, and nowhere else.
 
 Where an item is a part of a tile's keys, it writes its float32 result and the log of its sum, and a
 second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
+
+A head's sink joins the sum of weights when all keys of a row are in it: at the end of a whole item,
+or where its parts are combined.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ _NO_PEAK = tl.constexpr(-1e30)
 
 # Parts of a token that are combined at once.
 _N_PARTS = 16
+
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -147,11 +152,21 @@ def _walk(
 
 
 @triton.jit
+def _sink_weights(sinks, peaks):
+    """Returns the weights of sinks beside those of keys, of which that of a peak is 1.
+
+    More than 2^126 leaves nothing of the keys either.
+    """
+    return tl.exp2(tl.minimum(tl.load(sinks) * _LOG2_E - peaks, 126.0))
+
+
+@triton.jit
 def _attend(
     out,
     parts,
     log_sums,
     q,
+    sinks,
     keys_of_head,
     values_of_head,
     item,
@@ -164,6 +179,7 @@ def _attend(
     soft_cap,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -218,6 +234,8 @@ def _attend(
     row = tl.where(part < 0, first_row, part)
     places = ((row + tokens) * (N_KV_HEADS * GROUP_SIZE) + heads).to(tl.int64)
     if part < 0:
+        if HAS_SINKS:
+            totals *= (safe_sums / (safe_sums + _sink_weights(sinks + heads, peaks)))[:, None]
         where = out + places[:, None] * HEAD_DIM + dims[None, :]
         tl.store(where, totals.to(out.dtype.element_ty), mask=is_element)
     else:
@@ -232,6 +250,7 @@ def _attention_kernel(
     parts,
     log_sums,
     q,
+    sinks,
     key_cache,
     value_cache,
     items,
@@ -243,6 +262,7 @@ def _attention_kernel(
     soft_cap,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -266,22 +286,25 @@ def _attention_kernel(
     if LARGE_ROWS > 0:
         if n_rows > SMALL_ROWS:
             _attend(
-                out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
-                q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+                out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
+                head, q_stride, table_stride, window, scale, soft_cap,
+                HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
                 N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
                 LARGE_ROWS, LARGE_KEYS, LARGE_STAGES, True,
             )
         else:
             _attend(
-                out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
-                q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+                out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
+                head, q_stride, table_stride, window, scale, soft_cap,
+                HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
                 N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
                 SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
             )
     else:
         _attend(
-            out, parts, log_sums, q, keys_of_head, values_of_head, item, block_tables, head,
-            q_stride, table_stride, window, scale, soft_cap, HAS_WINDOW, HAS_SOFT_CAP,
+            out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
+            head, q_stride, table_stride, window, scale, soft_cap,
+            HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
             N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
             SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
         )
@@ -293,7 +316,9 @@ def _combine_kernel(
     out,
     parts,
     log_sums,
+    sinks,
     divided,
+    HAS_SINKS: tl.constexpr,
     N_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
@@ -326,6 +351,8 @@ def _combine_kernel(
         sum_ = sum_ * shrink + tl.sum(weights, 0)
         peak = new_peak
     if n_parts > 0:
+        if HAS_SINKS:
+            sum_ += _sink_weights(sinks + head, peak)
         where = out + (row * N_HEADS + head) * HEAD_DIM + dims
         tl.store(where, (total / sum_).to(out.dtype.element_ty), mask=is_dim)
 
@@ -336,6 +363,7 @@ def attention(
     value_cache: Tensor,
     plan: AttentionPlan,
     form: AttentionForm = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
     if not isinstance(plan, AttentionItems):
@@ -363,6 +391,7 @@ def attention(
         parts,
         log_sums,
         q,
+        log_sums if sinks is None else sinks,
         key_cache,
         value_cache,
         plan.items,
@@ -374,6 +403,7 @@ def attention(
         soft_cap,
         HAS_WINDOW=form.window is not None,
         HAS_SOFT_CAP=form.soft_cap is not None,
+        HAS_SINKS=sinks is not None,
         N_KV_HEADS=n_kv_heads,
         GROUP_SIZE=n_heads // n_kv_heads,
         HEAD_DIM=head_dim,
@@ -392,7 +422,9 @@ def attention(
             out,
             parts,
             log_sums,
+            log_sums if sinks is None else sinks,
             plan.divided,
+            HAS_SINKS=sinks is not None,
             N_HEADS=n_heads,
             HEAD_DIM=head_dim,
             DIMS=n_dims,

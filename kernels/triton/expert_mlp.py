@@ -32,7 +32,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.gates import silu
+from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
+from kernels.triton.gates import clamped, silu
 
 _CHUNK = 256  # choices that a program sorts
 _SOME = 32  # of these that are compared with all at a time
@@ -49,7 +50,7 @@ class _Tiles(NamedTuple):
     n_stages: int
 
 
-class _Form(NamedTuple):
+class _Launch(NamedTuple):
     """The number of choices of a tile, which both products share, and the tiles of each."""
 
     gate_up: _Tiles
@@ -59,16 +60,16 @@ class _Form(NamedTuple):
 # By the width of an element in bytes and by choices per expert: few, some, many. Shared memory for
 # one step is `(choices + outputs) * inputs` elements, twice the outputs for gate and up, and there
 # are as many as stages. Of float32, whose products are exact, threads have the operands themselves.
-_FORMS = {
-    (2, 0): _Form(_Tiles(16, 32, 128, 4, 4), _Tiles(16, 64, 128, 4, 4)),
-    (2, 1): _Form(_Tiles(64, 64, 64, 4, 3), _Tiles(64, 128, 64, 4, 3)),
-    (2, 2): _Form(_Tiles(128, 64, 64, 8, 3), _Tiles(128, 128, 64, 8, 3)),
-    (4, 0): _Form(_Tiles(16, 16, 32, 4, 3), _Tiles(16, 32, 32, 4, 3)),
-    (4, 1): _Form(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
-    (4, 2): _Form(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
+_LAUNCHES = {
+    (2, 0): _Launch(_Tiles(16, 32, 128, 4, 4), _Tiles(16, 64, 128, 4, 4)),
+    (2, 1): _Launch(_Tiles(64, 64, 64, 4, 3), _Tiles(64, 128, 64, 4, 3)),
+    (2, 2): _Launch(_Tiles(128, 64, 64, 8, 3), _Tiles(128, 128, 64, 8, 3)),
+    (4, 0): _Launch(_Tiles(16, 16, 32, 4, 3), _Tiles(16, 32, 32, 4, 3)),
+    (4, 1): _Launch(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
+    (4, 2): _Launch(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
 }
 
-# Choices per expert up to which a form is for few, and up to which it is for some.
+# Choices per expert up to which a launch is for few, and up to which it is for some.
 _FEW, _SOME_CHOICES = 16, 96
 
 # Tiles that go over the outputs side by side, so that they find each other's weights in the cache.
@@ -76,9 +77,9 @@ _GROUP = 8
 
 
 @cache
-def _form(element_bytes: int, n_choices_per_expert: int) -> _Form:
+def _launch(element_bytes: int, n_choices_per_expert: int) -> _Launch:
     size = (n_choices_per_expert > _FEW) + (n_choices_per_expert > _SOME_CHOICES)
-    return _FORMS[element_bytes, size]
+    return _LAUNCHES[element_bytes, size]
 
 
 @triton.jit(do_not_specialize=["n_choices"])
@@ -151,19 +152,32 @@ def _sort(
         tl.store(tiles, tl.sum(n_tiles, 0))
 
 
+@triton.jit
+def _gated(gate, up, slope, limit, IS_CLAMPED: tl.constexpr):
+    if IS_CLAMPED:
+        return clamped(gate, up, slope, limit)
+    else:
+        return silu(gate) * up
+
+
 @triton.jit(do_not_specialize=["max_tiles"])
 def _multiply(
     x,
     weight,
+    bias,
     out,
     order,
     tiles,
     max_tiles,
     row_stride,
+    slope,
+    limit,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
     N_PER_ROW: tl.constexpr,
     IS_GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
     CHOICES: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -210,8 +224,13 @@ def _multiply(
             else:
                 columns = tl.load(right + N_OUT * N_IN + first, (first + step < N_IN)[:, None], 0.0)
             gated_sums = tl.dot(rows, columns, gated_sums, input_precision="ieee")
+    biases = bias + expert * ((2 if IS_GATED else 1) * N_OUT) + known_output
+    if HAS_BIAS:
+        sums += tl.load(biases).to(tl.float32)[None, :]
     if IS_GATED:
-        sums = silu(sums) * gated_sums
+        if HAS_BIAS:
+            gated_sums += tl.load(biases + N_OUT).to(tl.float32)[None, :]
+        sums = _gated(sums, gated_sums, slope, limit, IS_CLAMPED)
     is_there = (place < end)[:, None] & (output < N_OUT)[None, :]
     tl.store(out + choice[:, None] * N_OUT + output[None, :], sums, is_there)
 
@@ -230,37 +249,48 @@ def _sum(outer, weights, out, SIZE: tl.constexpr, N_CHOSEN: tl.constexpr, BLOCK:
 
 
 def expert_mlp(
-    x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `kernels.expert_mlp`; every expert's matrices must lie in memory without gaps."""
+    """Implements `kernels.expert_mlp`; what an expert has must lie in memory without gaps."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape
     n_experts, _, size = down.shape
     n_chosen = experts.shape[1]
     n_choices = n_tokens * n_chosen
-    form = _form(x.element_size(), triton.cdiv(n_choices, n_experts))
-    order, tiles, max_tiles = _sorted(experts, n_experts, form.gate_up.choices)
+    launch = _launch(x.element_size(), triton.cdiv(n_choices, n_experts))
+    order, tiles, max_tiles = _sorted(experts, n_experts, launch.gate_up.choices)
+    clamp = form.clamp
     inner = torch.empty((n_choices, size), dtype=x.dtype, device=x.device)
     outer = torch.empty((n_choices, hidden_size), dtype=x.dtype, device=x.device)
-    for rows, weight, result, n_per_row, product in (
-        (x, gate_up, inner, n_chosen, form.gate_up),
-        (inner, down, outer, 1, form.down),
+    for rows, weight, bias, result, n_per_row, product in (
+        (x, gate_up, form.gate_up_bias, inner, n_chosen, launch.gate_up),
+        (inner, down, form.down_bias, outer, 1, launch.down),
     ):
         n_out = result.shape[1]
         n_groups = triton.cdiv(max_tiles, _GROUP)
         _multiply[(n_groups * _GROUP * triton.cdiv(n_out, product.outputs),)](
             rows,
             weight,
+            weight if bias is None else bias,
             result,
             order,
             tiles,
             max_tiles,
             rows.stride(0),
+            0.0 if clamp is None else clamp.slope,
+            0.0 if clamp is None else clamp.limit,
             N_IN=rows.shape[1],
             N_OUT=n_out,
             N_PER_ROW=n_per_row,
             IS_GATED=weight is gate_up,
+            HAS_BIAS=bias is not None,
+            IS_CLAMPED=weight is gate_up and clamp is not None,
             CHOICES=product.choices,
             OUTPUTS=product.outputs,
             INPUTS=product.inputs,

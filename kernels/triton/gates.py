@@ -20,6 +20,14 @@ def gelu(x):
 
 
 @triton.jit
+def clamped(gate, up, slope, limit):
+    """Returns what `kernels.expert_form.Clamp` describes."""
+    gate = tl.minimum(gate, limit)
+    up = tl.maximum(tl.minimum(up, limit), -limit)
+    return (up + 1.0) * gate * _sigmoid(slope * gate)
+
+
+@triton.jit
 def _sigmoid(x):
     """Returns `1 / (1 + exp(-x))`, with exponentials of negative numbers only: none is infinite."""
     power = tl.exp(-tl.abs(x))

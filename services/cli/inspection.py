@@ -21,9 +21,9 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
+from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
-from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
 from services.worker.models.weights import Part, WantedTensors
@@ -61,13 +61,20 @@ def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    config = read_config(path)
+    config, files = open_checkpoint(path)
     dtype = config.resolve_dtype(options.dtype)
     if not can_compute(options.quantization, _CPU):
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
     whole = _wanted(config, dtype, 0, 1, 0, 1)
     config.check()
-    CheckpointTensors(path, whole, dtype=dtype, device=_CPU, on_progress=lambda done, total: None)
+    CheckpointTensors(
+        files,
+        whole,
+        dtype=dtype,
+        device=_CPU,
+        on_progress=lambda done, total: None,
+        weight_format=config.weight_format,
+    )
     shapes = {part.name: part.n_elements for part in whole.parts}
     return {
         "family": config.architecture,
@@ -87,7 +94,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns what each rank of the pipeline takes."""
-    config = read_config(path)
+    config, _ = open_checkpoint(path)
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     shares = [
         _wanted(config, dtype, stage, n_stages, rank, options.tp)
@@ -140,8 +147,8 @@ def _kv_bytes(config: ModelConfig, n_layers: int, dtype: torch.dtype, tp: int) -
 
 
 def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    tokenizer = Tokenizer.from_directory(path)
-    template = ChatTemplate.from_directory(path)
+    tokenizer = Tokenizer.from_model(path)
+    template = ChatTemplate.from_model(path)
     written = MessageFormat(tokenizer, template.source if template is not None else "")
     return {
         "has_chat_template": template is not None,

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from services.common import metrics, rpc, tls, tracing
 from services.common.ending import give_up
+from services.common.gguf.header import tokenizer_file
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.resident_memory import give_back_memory
@@ -101,15 +102,15 @@ class Frontend:
         if settings.generation_config == "auto":
             self._defaults = GenerationDefaults.from_directory(settings.model)
         self._service = GenerationService(
-            Tokenizer.from_directory(settings.model),
+            Tokenizer.from_model(settings.model),
             self._scheduler,
             model=ServedModel(
                 names=settings.served_model_name,
                 defaults=self._defaults,
-                chat_template=ChatTemplate.from_directory(settings.model),
+                chat_template=ChatTemplate.from_model(settings.model),
                 tool_parser=settings.tool_parser,
                 reasoning_parser=settings.reasoning_parser,
-                tokenizer_file=settings.model / "tokenizer.json",
+                tokenizer_file=tokenizer_file(settings.model),
             ),
             limits=ServiceLimits(
                 max_in_flight=settings.max_in_flight,

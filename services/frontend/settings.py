@@ -72,7 +72,8 @@ class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
     model: Path
-    """Directory of the checkpoint; its tokenizer, its chat template and its defaults are read."""
+    """Directory of the checkpoint, or a GGUF file. Its tokenizer, its chat template and its
+    defaults are read."""
 
     served_model_name: ModelNames = ()
     """Names by which clients know the model, separated by commas or given one by one; the first one

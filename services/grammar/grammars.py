@@ -22,6 +22,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from services.common.gguf.header import is_gguf
+from services.common.gguf.tokenizer import read_gguf_tokenizer
 from services.common.sampling import MAX_COMPILED_GRAMMARS
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,8 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`vocab_size` is the model's. Only tokens that both it and `tokenizer.json` have are ever
-        allowed; one of them may have more.
+        """`tokenizer_file` is a `tokenizer.json` or a GGUF file. `vocab_size` is the model's. Only
+        tokens that both it and the file have are ever allowed; one of them may have more.
 
         Raises:
             ValueError: the file is broken, or has no token that ends an output.
@@ -272,7 +274,10 @@ def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[in
     Raises:
         ValueError: the file is broken, or there is none of them.
     """
-    file, known = str(tokenizer_file), [one for one in eos_token_ids if one < vocab_size]
+    # llguidance takes a path, or what the file there would hold.
+    is_made = is_gguf(tokenizer_file)
+    file = read_gguf_tokenizer(tokenizer_file) if is_made else str(tokenizer_file)
+    known = [one for one in eos_token_ids if one < vocab_size]
     if known:
         with suppress(ValueError):  # one of them is beyond the tokenizer's, or the file is broken
             return LLTokenizer(file, eos_token=known)

@@ -6,14 +6,13 @@ when a service dies that is not started again (1).
 
 import asyncio
 import contextlib
-import os
 import sys
-from pathlib import Path
 
 from tqdm import tqdm
 
 from services.common import process
 from services.common.ending import give_up
+from services.common.gguf.header import model_name
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
 from services.local.launcher import Endpoints, Launcher
@@ -50,7 +49,7 @@ class LoadingBar:
 
 def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
     """Prints the addresses for clients, and a command that works."""
-    name = next(iter(settings.served_model_name), Path(os.path.abspath(settings.model)).name)
+    name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"

@@ -30,11 +30,11 @@ class LocalSettings(ServiceSettings):
     """Settings of the local launcher, from `ORCINUS_*` variables or the command line."""
 
     model: Path
-    """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
+    """Directory of the checkpoint, config.json, safetensors, tokenizer.json, or a GGUF file."""
 
     served_model_name: ModelNames = ()
     """Names by which clients know the model, separated by commas or given one by one; by default
-    the name of its directory."""
+    the name of its directory or file."""
 
     stages: int = Field(default=1, ge=1)
     """Pipeline stages to cut the model into, a worker each."""

@@ -4,6 +4,8 @@ minutes. The services have the last word on all of it."""
 import ipaddress
 
 from services.common import bounded_file
+from services.common.gguf.header import is_gguf, read_header
+from services.common.gguf.model_config import model_config
 from services.local.settings import LocalSettings
 
 MAX_CONFIG_BYTES = 2**20
@@ -14,16 +16,21 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 def trouble_with(settings: LocalSettings) -> str:
     """Returns why the settings cannot be served; empty if nothing speaks against it."""
-    directory = settings.model
-    if not directory.is_dir():
-        return f"model: there is no directory {directory}"
+    model = settings.model
+    if not model.is_dir() and not model.is_file():
+        return f"model: there is no directory {model}"
+    if model.is_file() and not is_gguf(model):
+        return f"model: {model} is no directory and no GGUF file"
     for name in FILES:
-        if not (directory / name).is_file():
-            return f"model: no {name} in {directory}"
+        if model.is_dir() and not (model / name).is_file():
+            return f"model: no {name} in {model}"
     try:
-        config = bounded_file.read_json_object(
-            directory / "config.json", max_bytes=MAX_CONFIG_BYTES
-        )
+        if is_gguf(model):
+            config = model_config(read_header(model))
+        else:
+            config = bounded_file.read_json_object(
+                model / "config.json", max_bytes=MAX_CONFIG_BYTES
+            )
     except (OSError, ValueError) as error:
         return f"model: {error}"
     n_layers = next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)

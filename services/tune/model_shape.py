@@ -1,11 +1,17 @@
 """What the tuner must know of a checkpoint before any rank has read it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.common import bounded_file
+from services.common.gguf.header import is_gguf, read_header
+from services.common.gguf.model_config import model_config
 
 MAX_CONFIG_BYTES = 2**20
+N_ELEMENT_BYTES = 2
+"""Bytes of a weight in memory, which is bfloat16 most of the time."""
 LAYERS = ("num_hidden_layers", "n_layer")
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
@@ -22,15 +28,23 @@ class ModelShape:
     n_weight_bytes: int
 
     @classmethod
-    def read(cls, directory: Path) -> "ModelShape":
+    def read(cls, model: Path) -> "ModelShape":
         """Reads a checkpoint's sizes.
 
         Raises:
             ValueError: one of them is not there; says which.
         """
-        config = bounded_file.read_json_object(
-            directory / "config.json", max_bytes=MAX_CONFIG_BYTES
-        )
+        if is_gguf(model):
+            header = read_header(model)
+            config = model_config(header)
+            n_elements = sum(tensor.n_elements for tensor in header.tensors.values())
+            n_weight_bytes = N_ELEMENT_BYTES * n_elements
+        else:
+            config = bounded_file.read_json_object(
+                model / "config.json", max_bytes=MAX_CONFIG_BYTES
+            )
+            n_file_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+            n_weight_bytes = n_file_bytes * 8 * N_ELEMENT_BYTES // _bits(config)
         text_config = config.get("text_config")
         sizes = {**config, **(text_config if isinstance(text_config, dict) else {})}
 
@@ -45,5 +59,19 @@ class ModelShape:
             n_kv_heads=size(*HEADS),
             vocab_size=size("vocab_size"),
             max_model_len=size(*CONTEXTS),
-            n_weight_bytes=sum(path.stat().st_size for path in directory.glob("*.safetensors")),
+            n_weight_bytes=n_weight_bytes,
         )
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Returns the bits of most weights in the files: fewer than an element has when it is loaded if
+    they are quantised, and as many if not."""
+    quantization = config.get("quantization_config")
+    found: object = 8 * N_ELEMENT_BYTES
+    if isinstance(quantization, dict):
+        found = quantization.get("bits", 4 if quantization.get("quant_method") == "mxfp4" else 8)
+        groups = quantization.get("config_groups")
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            found = weights.get("num_bits", 8) if isinstance(weights, dict) else found
+    return found if isinstance(found, int) and found > 0 else 8 * N_ELEMENT_BYTES

@@ -36,7 +36,7 @@ class TuneSettings(ServiceSettings):
     """Settings of the tuner, from `ORCINUS_*` variables or the command line."""
 
     model: Path
-    """Directory of the checkpoint: config.json, safetensors, tokenizer.json."""
+    """Directory of the checkpoint, config.json, safetensors, tokenizer.json, or a GGUF file."""
 
     out: Path = Path("build/tuned")
     """Directory for the files with the settings that were found; it is made if need be."""

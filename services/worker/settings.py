@@ -8,7 +8,6 @@
 A setting for ranks is spelled once, in SharedSettings.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -16,6 +15,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BaseModel, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.gguf.header import model_name
 from services.common.settings import ServerSettings
 from services.common.telemetry import LogFormat
 
@@ -33,10 +33,10 @@ class SharedSettings(BaseModel):
     )
 
     model: Path
-    """Directory of the checkpoint: config.json and safetensors."""
+    """Directory of the checkpoint, config.json and safetensors, or a GGUF file."""
 
     served_model_name: str = ""
-    """Name of the model as clients spell it; the directory's name when empty."""
+    """Name of the model as clients spell it; that of the directory or file when empty."""
 
     n_stages: int = Field(default=1, ge=1)
     """Stages the model is cut into; where the leader assigns the stage, it says this too."""
@@ -213,12 +213,11 @@ class WorkerSettings(SharedSettings, ServerSettings):
     def for_rank(self, tp_rank: int, place: StagePlace) -> RankSettings:
         """Returns the settings of the rank of that number of a stage."""
         # As the operator calls it: where it is a link, what it leads to may be a hash.
-        name = Path(os.path.abspath(self.model)).name
         own = {
             "tp_rank": tp_rank,
             "stage_index": place.stage_index,
             "n_stages": place.n_stages,
-            "served_model_name": self.served_model_name or name,
+            "served_model_name": self.served_model_name or model_name(self.model),
             "kv_memory_bytes": self._kv_memory_bytes,
         }
         return RankSettings.model_validate(

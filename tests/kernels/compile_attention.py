@@ -22,6 +22,7 @@ def call(
     group_size: int = 4,
     dtype: torch.dtype = torch.bfloat16,
     form: AttentionForm | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """Attends as a rank with two K/V heads does."""
     form = AttentionForm() if form is None else form
@@ -40,7 +41,8 @@ def call(
         windows=(form.window,),
         uploads=Uploads(),
     )
-    attention(qkv[:, :n_heads], cache, cache, plan, form)
+    sinks = torch.zeros(n_heads) if has_sinks else None
+    attention(qkv[:, :n_heads], cache, cache, plan, form, sinks)
 
 
 def case(spans: list[tuple[int, int]], **how: Any) -> Callable[[], None]:
@@ -53,6 +55,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "a group of 8": {"group_size": 8},
     "no group in float16": {"group_size": 1, "dtype": torch.float16},
     "a window": {"form": AttentionForm(window=1000)},
+    "sinks and a window": {"form": AttentionForm(window=1000), "has_sinks": True},
     "a soft cap and a window": {"form": AttentionForm(window=1000, soft_cap=50.0)},
 }
 

@@ -36,10 +36,17 @@ class PagedBatch:
         dtype: torch.dtype = torch.float32,
         on: Implementation = ON_TORCH,
         form: AttentionForm | None = None,
+        sinks: Sequence[float] | None = None,
         windows: Sequence[int | None] = (None,),
     ) -> None:
-        """`spans` are (tokens stored before, tokens in the batch)."""
+        """`spans` are (tokens stored before, tokens in the batch).
+
+        Heads have the `sinks` in turn.
+        """
         self.form = AttentionForm() if form is None else form
+        self.sinks: Tensor | None = None
+        if sinks is not None:
+            self.sinks = torch.tensor([sinks[i % len(sinks)] for i in range(n_heads)])
         self.windows = windows if self.form.window is None else (*windows, self.form.window)
         generator = torch.Generator().manual_seed(len(spans))
         self.starts = [start for start, _ in spans]
@@ -91,7 +98,9 @@ class PagedBatch:
     def attention(self) -> Tensor:
         tensors = (self.q, self.key_cache, self.value_cache)
         q, key_cache, value_cache = (moved(tensor, self.on.device) for tensor in tensors)
-        return self.on.ops.attention(q, key_cache, value_cache, self.plan(), self.form).cpu()
+        sinks = None if self.sinks is None else self.sinks.to(self.on.device)
+        plan = self.plan()
+        return self.on.ops.attention(q, key_cache, value_cache, plan, self.form, sinks).cpu()
 
     def reference(self) -> Tensor:
         return reference.attention(
@@ -104,6 +113,7 @@ class PagedBatch:
             window=self.form.window,
             scale=self.form.scale,
             soft_cap=self.form.soft_cap,
+            sinks=self.sinks,
         )
 
 
@@ -196,6 +206,89 @@ def test_a_form_changes_what_is_computed(form: AttentionForm, on: Implementation
     is_same = form == FORMS["window beyond all"]
     assert torch.equal(plain.attention(), other.attention()) == is_same
     assert_as_reference(other)
+
+
+# A sink that hardly matters, some that weigh as much as keys, and one that outweighs them all.
+SINKS = [-20.0, 0.7, 3.0, -1.5, 8.0]
+
+
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_sinks_take_weight_from_keys(
+    form: AttentionForm, dtype: torch.dtype, on: Implementation
+) -> None:
+    batch = PagedBatch(MIXES["everything"], dtype=dtype, on=on, form=form, sinks=SINKS)
+    assert_as_reference(batch)
+    plain = PagedBatch(MIXES["everything"], dtype=dtype, on=on, form=form).attention()
+    assert (batch.attention()[:, 1].abs() < plain[:, 1].abs()).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("spans", [MIXES["everything"], [(300, 1)]], ids=["mix", "decode"])
+def test_sinks_of_any_size_leave_numbers(spans: list[tuple[int, int]], on: Implementation) -> None:
+    ours = PagedBatch(spans, on=on, sinks=[1e30, -1e30, 200.0]).attention()
+    plain = PagedBatch(spans, on=on).attention()
+    torch.testing.assert_close(ours[:, 1::3], plain[:, 1::3])
+    assert ours[:, ::3].abs().max() < 1e-30
+    assert ours[:, 2::3].abs().max() < 1e-30
+
+
+@pytest.mark.parametrize("on", COMPILED)
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 600), st.one_of(st.just(1), st.integers(1, 40))),
+        min_size=1,
+        max_size=6,
+    ),
+    sinks=st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=6),
+    window=st.one_of(st.none(), st.integers(1, 300)),
+    soft_cap=st.sampled_from([None, 2.0]),
+    heads=st.sampled_from([(1, 1), (5, 1), (6, 3), (4, 4)]),
+    block_size=st.sampled_from([1, 5, 16]),
+    head_dim=st.sampled_from([8, 33, 64]),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_sinks_of_any_mix(
+    on: Implementation,
+    spans: list[tuple[int, int]],
+    sinks: list[float],
+    window: int | None,
+    soft_cap: float | None,
+    heads: tuple[int, int],
+    block_size: int,
+    head_dim: int,
+) -> None:
+    batch = PagedBatch(
+        spans,
+        n_heads=heads[0],
+        n_kv_heads=heads[1],
+        head_dim=head_dim,
+        block_size=block_size,
+        on=on,
+        form=AttentionForm(window=window, soft_cap=soft_cap),
+        sinks=sinks,
+    )
+    torch.testing.assert_close(batch.attention(), batch.reference(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("on", NATIVE)
+@pytest.mark.parametrize("n_threads", [1, 3, 16])
+def test_sinks_count_once_where_keys_are_divided(n_threads: int, on: Implementation) -> None:
+    # One K/V head: there are fewer pieces than threads, unless the keys of one are divided.
+    batch = PagedBatch(
+        [(3000, 1), (0, 200), (900, 7)], n_heads=3, n_kv_heads=1, on=on, sinks=[6.0, 9.0, -3.0]
+    )
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for n in (n_threads, 2):
+            torch.set_num_threads(n)
+            results.append(batch.attention())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+    torch.testing.assert_close(results[0], batch.reference(), rtol=1e-5, atol=1e-5)
 
 
 # Implementations with sizes of blocks; of these one is enough where it takes long.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels import HeadNorms, Ops, ops_for, reference
+from kernels.clamp_and_mul import clamp_and_mul
+from kernels.expert_form import Clamp, ExpertForm
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -159,6 +161,43 @@ def test_expert_mlp_of_many_tokens(
     weights, experts = torch.rand(n_tokens, n_experts).topk(n_chosen)
     ours = ops.expert_mlp(x, gate_up, down, experts, weights)
     assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_clamp", [False, True], ids=["silu", "clamped"])
+@pytest.mark.parametrize("biases", ["both", "inside", "outside"])
+@pytest.mark.parametrize(("n_tokens", "hidden", "size"), [(1, 12, 7), (19, 20, 64), (90, 36, 33)])
+def test_expert_mlp_of_other_forms(
+    ops: Ops,
+    n_tokens: int,
+    hidden: int,
+    size: int,
+    biases: str,
+    has_clamp: bool,
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(n_tokens, hidden, dtype=dtype)
+    gate_up = torch.randn(5, 2 * size, hidden, dtype=dtype) / hidden**0.5
+    down = torch.randn(5, hidden, size, dtype=dtype) / size**0.5
+    form = ExpertForm(
+        None if biases == "outside" else torch.randn(5, 2 * size, dtype=dtype) / 4,
+        None if biases == "inside" else torch.randn(5, hidden, dtype=dtype) / 4,
+        Clamp(slope=1.702, limit=1.5) if has_clamp else None,
+    )
+    weights, experts = torch.rand(n_tokens, 5).topk(2)
+    ours = ops.expert_mlp(x, gate_up, down, experts, weights, form)
+    assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights, form))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clamp_and_mul(dtype: torch.dtype) -> None:
+    clamp = Clamp(slope=1.702, limit=2.5)
+    for n_tokens in SIZES:
+        gate_up = 4 * torch.randn(n_tokens, 2 * 19, dtype=dtype)
+        before = gate_up.clone()
+        ours = clamp_and_mul(gate_up, clamp)
+        assert_close(ours, reference.clamp_and_mul(gate_up, clamp), f"{n_tokens} tokens")
+        assert torch.equal(gate_up, before), f"{n_tokens} tokens"
 
 
 @pytest.mark.parametrize("n_tokens", [1, 16, 17, 270])

@@ -57,6 +57,7 @@ class Batch:
         spans: Spans,
         *,
         form: AttentionForm | None = None,
+        sinks: Sequence[float] | None = None,
         cut: Cut = CUT,
         n_kv_heads: int = 1,
         head_dim: int = 16,
@@ -69,6 +70,9 @@ class Batch:
         self.cut = cut
         self.starts, self.n_tokens = np.array(spans).T
         n_heads = n_kv_heads * cut.group_size
+        self.sinks: Tensor | None = None
+        if sinks is not None:
+            self.sinks = torch.tensor([sinks[i % len(sinks)] for i in range(n_heads)])
         generator = torch.Generator().manual_seed(len(spans))
         n_blocks = -(-(self.starts + self.n_tokens) // block_size)
         *ids, unused = torch.randperm(int(n_blocks.sum()) + 1, generator=generator).tolist()
@@ -109,7 +113,8 @@ class Batch:
 
     def attention(self, plan: AttentionItems) -> Tensor:
         q, keys, values = (moved(tensor, DEVICE) for tensor in (self.q, *self.caches))
-        return attention(q, keys, values, plan, self.form).cpu()
+        sinks = None if self.sinks is None else self.sinks.to(DEVICE)
+        return attention(q, keys, values, plan, self.form, sinks).cpu()
 
     def reference(self) -> Tensor:
         keys, values = (cache.nan_to_num(nan=0.0) for cache in self.caches)
@@ -123,6 +128,7 @@ class Batch:
             window=self.form.window,
             scale=self.form.scale,
             soft_cap=self.form.soft_cap,
+            sinks=self.sinks,
         )
 
     def assert_as_reference(self, plan: AttentionItems | None = None) -> None:
@@ -185,6 +191,21 @@ def test_divided_contexts(window: int | None) -> None:
     form = AttentionForm(window=window)
     batch = Batch([(200, 1), (63, 1), (150, 17), (64, 1)], form=form, cut=DIVIDING)
     # The parts are those that a layer without a window has.
+    plan = batch.plan(windows=(None,))
+    assert plan.divided is not None
+    batch.assert_as_reference(plan)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_sinks_count_once_where_keys_are_divided(window: int | None) -> None:
+    # The window hides whole parts.
+    batch = Batch(
+        [(200, 1), (63, 1), (150, 17), (64, 1)],
+        form=AttentionForm(window=window),
+        sinks=[4.0, -2.0, 7.5],
+        n_kv_heads=2,
+        cut=DIVIDING,
+    )
     plan = batch.plan(windows=(None,))
     assert plan.divided is not None
     batch.assert_as_reference(plan)

@@ -10,6 +10,8 @@ import pytest
 
 from services.local.settings import LocalSettings
 from services.local.settings_check import is_open_to_all, trouble_with
+from tests.checkpoints import write_checkpoint
+from tests.ggufs import write_gguf
 
 
 @pytest.fixture
@@ -34,6 +36,18 @@ def test_the_layers_of_gpt2_count_too(model: Path) -> None:
 def test_a_file_that_is_missing_is_named(model: Path, name: str) -> None:
     (model / name).unlink()
     assert trouble_with(LocalSettings(model=model)) == f"model: no {name} in {model}"
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "m.gguf")
+    assert trouble_with(LocalSettings(model=file, stages=3)) == ""
+    expected = "stages: 3 layers cannot be divided among 4 stages"
+    assert trouble_with(LocalSettings(model=file, stages=4)) == expected
+    file.write_bytes(b"GGUF")
+    assert trouble_with(LocalSettings(model=file)).startswith(f"model: {file} ends inside")
+    other = file.rename(tmp_path / "m.bin")
+    expected = f"model: {other} is no directory and no GGUF file"
+    assert trouble_with(LocalSettings(model=other)) == expected
 
 
 def test_a_broken_configuration_is_named(model: Path) -> None:

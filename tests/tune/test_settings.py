@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from services.tune.model_shape import ModelShape
 from services.tune.settings import TuneSettings
 from services.tune.workload import Workload
+from tests.checkpoints import edit_config, write_checkpoint
+from tests.ggufs import write_gguf
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
@@ -93,3 +97,31 @@ def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10, "n_layer": 2}))
     with pytest.raises(ValueError, match=r"config\.json has no num_key_value_heads"):
         ModelShape.read(tmp_path)
+
+
+def test_sizes_are_read_from_a_gguf_file(tmp_path: Path) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "m.gguf")
+    n_elements = sum(map(torch.numel, load_file(tmp_path / "model.safetensors").values()))
+    shape = ModelShape.read(file)
+    assert (shape.n_layers, shape.n_kv_heads, shape.vocab_size) == (3, 2, 199)
+    assert (shape.max_model_len, shape.n_weight_bytes) == (256, 2 * n_elements)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "factor"),
+    [
+        (None, 1),
+        ({"quant_method": "gptq", "bits": 4}, 4),
+        ({"quant_method": "fp8"}, 2),
+        ({"quant_method": "mxfp4"}, 4),
+        ({"config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4),
+        ({"bits": "four"}, 1),
+    ],
+    ids=["plain", "gptq", "fp8", "mxfp4", "compressed-tensors", "nonsense"],
+)
+def test_quantised_weights_count_as_they_are_in_memory(
+    tmp_path: Path, quantization: object, factor: int
+) -> None:
+    edit_config(write_checkpoint(tmp_path), quantization_config=quantization)
+    n_bytes = (tmp_path / "model.safetensors").stat().st_size
+    assert ModelShape.read(tmp_path).n_weight_bytes == factor * n_bytes

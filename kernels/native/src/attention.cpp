@@ -16,6 +16,9 @@
 // computes them or several. A key that a query does not see adds an exact zero. Every sum goes over the
 // head's elements, or over keys, in their order, with the same roundings for any number of rows.
 //
+// A head's sink is a score without a key. It joins the sum of a row's weights once, when all of its keys
+// are folded.
+//
 // For g query heads per K/V head of d elements, a piece of q queries does 4 * g * q * d floating point
 // operations for every key, and packs 2 * d elements: packing costs less than a tenth from about 30
 // rows on. A decode reads 2 * d elements for 4 * g * d operations, which the memory cannot keep up
@@ -162,6 +165,7 @@ struct Batch {
   int64_t window;  // 0: none
   float scale;
   float soft_cap;  // 0: none
+  const float* sinks;  // [n_heads], scores without keys; null: none
 
   // What scores are multiplied by before 2 is raised to them.
   float exponent() const { return soft_cap > 0 ? kLog2E : scale * kLog2E; }
@@ -681,16 +685,27 @@ class Worker {
   void finish(const Piece& piece, const Results& results) {
     float* sums = results.sums;
     const float* weights = results.weights;
+    const float* largest = results.largest;
     for_each_row(piece, [&](int64_t token, int64_t head) {
       Product::restore_order(sums, head_dim_);
       T* to = out(token, head);
-      const float factor = 1 / sum_of_lanes(load(weights));
+      float total = sum_of_lanes(load(weights));
+      if (batch_.sinks != nullptr) total += sink_weight(head, *largest);
+      const float factor = 1 / total;
       for (int at = 0; at < head_dim_; at += kLanes) {
         store_up_to(to + at, factor * load(sums + at), head_dim_ - at);
       }
       sums += padded_dim_;
       weights += kLanes;
+      ++largest;
     });
+  }
+
+  // The weight of a head's sink beside those of keys, of which the largest score has a weight of 1. More
+  // than 2^126 leaves nothing of them either.
+  float sink_weight(int64_t head, float largest) const {
+    const float exponent = batch_.sinks[head] * kLog2E - largest * batch_.exponent();
+    return exp2(splat(std::min(exponent, 126.0f)))[0];
   }
 
   static thread_local Scratch scratch_;
@@ -858,7 +873,7 @@ extern "C" int64_t orcinus_attention(
     const void* values, void* out, const int64_t* starts, const int64_t* n_tokens,
     const int64_t* blocks, int64_t n_spans, int64_t n_columns, int64_t n_kv_heads,
     int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window, float scale,
-    float soft_cap) {
+    float soft_cap, const float* sinks) {
   using namespace orcinus;
   return status_of([&] {
     with_element(element, [&](auto type) {
@@ -866,7 +881,7 @@ extern "C" int64_t orcinus_attention(
       attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
                          static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
                          blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, block_size,
-                         window, scale, soft_cap});
+                         window, scale, soft_cap, sinks});
     });
   });
 }

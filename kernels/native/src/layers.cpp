@@ -84,6 +84,7 @@ struct Attention {
   int64_t head_dim;
   AttentionForm form;
   HeadNorms head_norms;
+  Array sinks;  // [n_heads] float32; perhaps none
 
   float scale() const {
     // In double and then rounded, as Python does it.
@@ -209,7 +210,8 @@ void run(const Layer& layer, int64_t element, const Batch& batch, void* keys, vo
                           batch.n_columns, attention.n_kv_heads,
                           attention.n_heads / attention.n_kv_heads, attention.head_dim,
                           batch.block_size, attention.form.window, attention.scale(),
-                          attention.form.soft_cap));
+                          attention.form.soft_cap,
+                          static_cast<const float*>(attention.sinks.data)));
   watch.add_to(seconds.attention);
   attention.output.multiply(element, room.attended, hidden, hidden, n);
   watch.add_to(seconds.linear);

@@ -19,6 +19,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from services.common import bounded_file, errors
+from services.common.gguf.header import is_gguf, read_header
+from services.common.gguf.tokenizer import special_tokens
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolCall
 from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
@@ -36,6 +38,9 @@ errors too, `1 + ''` for example: it suits other messages."""
 
 MAX_CONFIG_BYTES = 16 << 20
 """Bytes of a `tokenizer_config.json` at most: some list a hundred thousand added tokens."""
+
+GGUF_TEMPLATE = "tokenizer.chat_template"
+"""The key of a GGUF file that has its template; behind a dot there may be names of others."""
 
 MAX_TEMPLATE_BYTES = 1 << 20
 """Bytes of a `chat_template.jinja` at most; long ones have a fiftieth."""
@@ -96,6 +101,29 @@ class ChatTemplate:
                 f"the chat template or tokenizer_config.json in {directory} is broken: "
                 f"{explanation}"
             ) from error
+
+    @classmethod
+    def from_model(cls, model: Path) -> Self | None:
+        """Returns the template of a directory or of a GGUF file; None if it has none.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the template is broken, or what may hold it.
+        """
+        if not is_gguf(model):
+            return cls.from_directory(model)
+        metadata = read_header(model).metadata
+        source = metadata.get(GGUF_TEMPLATE)
+        with_tools = metadata.get(f"{GGUF_TEMPLATE}.tool_use")
+        if not isinstance(source, str):
+            return None
+        if max(len(source), len(with_tools or "")) > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"{model}: {GGUF_TEMPLATE} has more than {MAX_TEMPLATE_BYTES} bytes")
+        try:
+            return cls(source, special_tokens=special_tokens(metadata), tool_source=with_tools)
+        except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
+            explanation = " ".join(str(error).split())
+            raise ValueError(f"{model}: {GGUF_TEMPLATE} is broken: {explanation}") from error
 
     def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
         """Returns the conversation's text, up to where the assistant's turn begins, or goes on.

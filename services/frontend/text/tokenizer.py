@@ -15,6 +15,8 @@ from typing import Self
 import tokenizers
 
 from services.common import bounded_file
+from services.common.gguf.header import is_gguf
+from services.common.gguf.tokenizer import read_gguf_tokenizer
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
 
@@ -84,7 +86,22 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
-        content = bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES)
+        return cls._from_json(bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES), path)
+
+    @classmethod
+    def from_model(cls, model: Path) -> Self:
+        """Reads the tokenizer of a directory or of a GGUF file.
+
+        Raises:
+            OSError: there is none.
+            ValueError: it is broken, or of a kind that is not known.
+        """
+        if is_gguf(model):
+            return cls._from_json(read_gguf_tokenizer(model).encode(), model)
+        return cls.from_directory(model)
+
+    @classmethod
+    def _from_json(cls, content: bytes, path: Path) -> Self:
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except BaseException as error:

@@ -7,18 +7,20 @@ configuration, and `rotary_config.py` those of descendants of Llama, whose angle
 `layer_forms.py` and `mixture.py`, which are made of those in `layers.py`; `layer_stack.py` runs
 them.
 `tensor_parallel.py` says which rank holds what. Tensors are asked for by `weights.py` and come from
-`checkpoint_tensors.py` or `random_tensors.py`. How a layer computes is up to `kernels`.
+`checkpoint_tensors.py`, which dequantises by `quantised/`, or `random_tensors.py`. How a layer
+computes is up to `kernels`.
 
 All of it computes without a file. To load a checkpoint is `checkpoint.py`, which reads its
-`config.json` by `config_file.py`: import it by its own name, since it alone needs pydantic.
+`config.json` by `config_file.py`: import it by its own name, since that needs pydantic.
 """
 
 from __future__ import annotations
 
-from services.worker.models.checkpoint_tensors import CheckpointError, checkpoint_digest
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.registry import random_stage
+from services.worker.models.safetensors_files import checkpoint_digest
 from services.worker.models.stage import StageModel, layer_range
+from services.worker.models.tensor_files import CheckpointError
 
 __all__ = [
     "CheckpointError",

@@ -7,14 +7,19 @@ from pathlib import Path
 import torch
 
 from kernels.packed_linear import Quantization
-from services.worker.models.config_file import read_config
+from services.common.gguf.header import is_gguf
+from services.worker.models.config import ModelConfig
+from services.worker.models.config_file import read_config, read_gguf_config, read_gguf_header
+from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
+from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StageModel
+from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import LoadFormat, OnProgress
 
 
 def load_stage(
-    directory: Path,
+    model: Path,
     *,
     stage_index: int,
     n_stages: int,
@@ -28,14 +33,16 @@ def load_stage(
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no others, from a checkpoint.
 
+    `model` is a directory or a GGUF file.
+
     With `load_format` "random" tensors are made up, and only `config.json` must be there.
     `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). The other
     arguments and the errors are those of `build_stage`.
     """
-    config = read_config(directory)
+    config, files = open_checkpoint(model)
     return build_stage(
         config,
-        None if load_format == "random" else directory,
+        None if load_format == "random" else files,
         stage_index=stage_index,
         n_stages=n_stages,
         tp_rank=tp_rank,
@@ -45,3 +52,12 @@ def load_stage(
         on_progress=on_progress,
         quantization=quantization,
     )
+
+
+def open_checkpoint(model: Path) -> tuple[ModelConfig, TensorFiles]:
+    """Returns the configuration of a checkpoint and its tensors; raises UnsupportedModel."""
+    if not is_gguf(model):
+        return read_config(model), SafetensorsFiles(model)
+    header = read_gguf_header(model)
+    config = read_gguf_config(header)
+    return config, GgufFile(header, config)

@@ -1,43 +1,20 @@
-"""A rank's share of a stage's tensors, read from a safetensors checkpoint.
+"""A rank's share of a stage's tensors, read from a checkpoint's files.
 
-Names and shapes are checked before anything is read. Files are mapped, and pages that were read
-would stay resident until the file is unmapped, so that is done again and again on the way.
+Names and shapes are checked before anything is read. What is quantised in the files is dequantised
+on the way, a block at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kernels.packed_linear import Quantization
-from services.common import bounded_file
-from services.common.cannot_start import CannotStart
-from services.worker.models.weights import (
-    OnProgress,
-    Part,
-    Progress,
-    TensorSource,
-    WantedTensors,
-    pieces,
-)
-
-_ELEMENT_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MAX_MAPPED_BYTES = 1 << 25  # of what was read, before files are unmapped
-_N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
-_SAMPLE_BYTES = 4096
-_MAX_INDEX_BYTES = 1 << 26  # that of a model with a trillion parameters has a third
-_MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
-
-
-class CheckpointError(CannotStart):
-    """The checkpoint's files are not what its configuration promises; the message names them."""
+from services.worker.models.quantised.find import find_stored
+from services.worker.models.stored_tensor import StoredTensor
+from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems
+from services.worker.models.weight_format import WeightFormat
+from services.worker.models.weights import OnProgress, Part, Progress, TensorSource, WantedTensors
 
 
 class CheckpointTensors(TensorSource):
@@ -45,174 +22,66 @@ class CheckpointTensors(TensorSource):
 
     def __init__(
         self,
-        directory: Path,
+        files: TensorFiles,
         wanted: WantedTensors,
         *,
         dtype: torch.dtype,
         device: torch.device,
         on_progress: OnProgress,
         quantization: Quantization = "none",
+        weight_format: WeightFormat | None = None,
     ) -> None:
         """Checks names and shapes in the files; raises CheckpointError for those not as wanted."""
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
-        self._places = _places_of(wanted, _tensor_paths(directory), directory)
-        self._files = _MappedFiles()
+        self._stored = _stored_tensors(wanted, files, weight_format)
         n_bytes = self._check(wanted)
-        self._files.unmap()
+        files.close()
         self._progress = Progress(n_bytes, on_progress)
 
     def _allocate(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _read(self, part: Part, out: Tensor) -> None:
-        path, name = self._places[part.name]
-        element_size = _ELEMENT_SIZES[self._files.slice(path, name, 0).get_dtype()]
-        # A row counts whole, since its pages are read whole.
-        row_bytes = math.prod(part.shape[1:]) * element_size
-        rows, *columns = part.spans
-        for begin, end in pieces(len(rows), row_bytes):
-            stored = self._files.slice(path, name, (end - begin) * row_bytes)
-            index = (range(rows.start + begin, rows.start + end), *columns)
-            piece = stored[tuple(slice(span.start, span.stop) for span in index)]
-            out[begin:end].copy_(piece)
-            self._progress.add(piece.nbytes)
+        stored = self._stored[part.name]
+        whole = part.spans
+        for spans in stored.pieces(whole):
+            place = tuple(
+                slice(span.start - all_.start, span.stop - all_.start)
+                for span, all_ in zip(spans, whole, strict=True)
+            )
+            out[place].copy_(stored.read(spans))
+            self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
         """Returns the bytes in the files of all that is wanted; raises CheckpointError."""
-        n_bytes = 0
-        problems = []
-        for part in wanted.parts:
-            header = self._files.slice(*self._places[part.name], 0)
-            found, element = tuple(header.get_shape()), header.get_dtype()
-            if found != part.shape:
-                problems.append(f"{part.name} has shape {list(found)}, not {list(part.shape)}")
-            elif element not in _ELEMENT_SIZES:
-                problems.append(f"{part.name} has element type {element}")
-            else:
-                n_bytes += part.n_elements * _ELEMENT_SIZES[element]
+        problems = [
+            problem
+            for part in wanted.parts
+            for problem in self._stored[part.name].problems(part.shape)
+        ]
         if problems:
-            raise CheckpointError(_enumerate(problems))
-        return n_bytes
+            raise CheckpointError(enumerate_problems(list(dict.fromkeys(problems))))
+        return sum(
+            self._stored[part.name].n_bytes(spans)
+            for part in wanted.parts
+            for spans in self._stored[part.name].pieces(part.spans)
+        )
 
 
-class _MappedFiles:
-    """A checkpoint's files, mapped on demand and unmapped when enough of them is resident."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, Any] = {}
-        self._n_bytes = 0
-
-    def slice(self, path: Path, name: str, n_bytes: int) -> Any:
-        """Returns the tensor `name`, to read `n_bytes` of it; files read before may be unmapped."""
-        if self._n_bytes + n_bytes > _MAX_MAPPED_BYTES:
-            self.unmap()
-        if path not in self._files:
-            self._files[path] = _open_file(path)
-        self._n_bytes += n_bytes
-        try:
-            return self._files[path].get_slice(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-
-    def unmap(self) -> None:
-        """Closes all files; views of their tensors keep them mapped."""
-        self._files.clear()
-        self._n_bytes = 0
-
-
-def checkpoint_digest(directory: Path) -> str:
-    """Tells checkpoints of the same shape apart, by the sizes and samples of their weight files.
-
-    It reads little, so it is no checksum. Raises CheckpointError for a file that cannot be read.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(set(_tensor_paths(directory).values())):
-        try:
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                for sample in range(_N_SAMPLES):
-                    file.seek(sample * size // _N_SAMPLES)
-                    digest.update(file.read(_SAMPLE_BYTES))
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return digest.hexdigest()
-
-
-def _tensor_paths(directory: Path) -> dict[str, Path]:
-    """Returns the file of each tensor: as the index says, or all in `model.safetensors`."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            contents = bounded_file.read_json_object(index, max_bytes=_MAX_INDEX_BYTES)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(str(error)) from error
-        weight_map = contents.get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index} has no weight_map")
-        wrong = [repr(file)[:80] for file in weight_map.values() if not _is_file_name(file)]
-        if wrong:
-            raise CheckpointError(f"{index} names {_enumerate(wrong)}: no files beside it")
-        return {name: directory / file for name, file in weight_map.items()}
-    single = directory / "model.safetensors"
-    if not single.exists():
-        raise CheckpointError(f"{directory} has no model.safetensors and no index of several")
-    with _open_file(single) as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def _is_file_name(file: object) -> bool:
-    """Whether an index may name this file: it lies in the same folder.
-
-    The name counts and not where a link of that name leads, since the hub's cache is all links.
-    """
-    return (
-        isinstance(file, str)
-        and file.endswith(".safetensors")
-        and not {"/", "\\", "\0"} & set(file)
-    )
-
-
-def _places_of(
-    wanted: WantedTensors, paths: dict[str, Path], directory: Path
-) -> dict[str, tuple[Path, str]]:
-    """Returns the file of each wanted tensor, and its name there; raises CheckpointError."""
-    places = {}
+def _stored_tensors(
+    wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
+) -> dict[str, StoredTensor]:
+    """Returns how each wanted tensor is stored; raises CheckpointError for those that are not."""
+    stored: dict[str, StoredTensor] = {}
     missing = []
-    for name in dict.fromkeys(part.name for part in wanted.parts):
-        stored = next((each for each in _spellings(name) if each in paths), None)
-        if stored is None:
-            missing.append(name)
+    for part in {part.name: part for part in wanted.parts}.values():
+        found = find_stored(part, files, weight_format)
+        if found is None:
+            missing.append(part.name)
         else:
-            places[name] = paths[stored], stored
+            stored[part.name] = found
     if missing:
-        raise CheckpointError(f"{directory} lacks {_enumerate(missing)}")
-    return places
-
-
-def _spellings(name: str) -> Iterator[str]:
-    """Yields the names that a tensor may have in a checkpoint, that of its family first.
-
-    Some checkpoints were saved from the model without its head (GPT-2's own, for one): their names
-    lack the first word, "transformer." or "model.". Those of `text_half` have another word before
-    or after it.
-    """
-    yield name
-    first, _, rest = name.partition(".")
-    yield rest
-    yield f"language_model.{name}"
-    yield f"{first}.language_model.{rest}"
-
-
-def _open_file(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _enumerate(problems: list[str]) -> str:
-    rest = len(problems) - _MAX_PROBLEMS
-    return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")
+        raise CheckpointError(f"{files} lacks {enumerate_problems(missing)}")
+    return stored

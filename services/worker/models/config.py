@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from services.common.cannot_start import CannotStart
+from services.worker.models.weight_format import WeightFormat
 
 
 class _Limits:
@@ -62,6 +63,8 @@ class ModelConfig:
     architecture: ClassVar[str]  # what checkpoints of the family call their class
     read_keys: ClassVar[frozenset[str]] = frozenset()  # that `read` makes fields of
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    # Methods in `quantization_config` that `read` makes fields of.
+    own_quantizations: ClassVar[frozenset[str]] = frozenset()
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -74,6 +77,7 @@ class ModelConfig:
     eos_token_ids: tuple[TokenId, ...] = ()  # tokens that end an output
     # Element type of the files.
     checkpoint_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    weight_format: WeightFormat | None = None  # of matrices that are quantised in the files
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

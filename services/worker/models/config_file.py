@@ -2,22 +2,32 @@
 
 Nothing in `config.json` is skipped silently: a key that the family's configuration does not know
 and that is not switched off (null, false or empty) is refused by its name. What is known is
-validated by pydantic against the types of the configuration's fields; this is the only file of the
-package that needs it, and only the loading of a checkpoint imports this file.
+validated by pydantic against the types of the configuration's fields. Only this file and
+`quantization_config.py` need it, and only the loading of a checkpoint imports them.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from services.common import bounded_file
-from services.worker.models.config import Count, JsonObject, ModelConfig, UnsupportedModel
+from services.common.gguf.header import GgufHeader, is_gguf, read_header
+from services.common.gguf.model_config import frequency_factors, model_config
+from services.worker.models import quantization_config
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    ModelConfig,
+    UnsupportedModel,
+)
 from services.worker.models.registry import FAMILIES
+from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.text_half import WRAPPERS, text_half
 
 # Without effect on what any model computes: training, other tasks, text, and defaults of generation
@@ -44,17 +54,53 @@ _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
 # That are read here, of every family.
-_COMMON_KEYS = frozenset(("architectures", "eos_token_id", "torch_dtype", "dtype"))
+_COMMON_KEYS = quantization_config.KEYS | {
+    "architectures", "eos_token_id", "torch_dtype", "dtype",
+}  # fmt: skip
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """Returns the configuration of the checkpoint in `directory`, read as its family's.
+def read_config(model: Path) -> ModelConfig:
+    """Returns the configuration of a checkpoint's directory or GGUF file, read as its family's.
 
     Raises UnsupportedModel, for an architecture that is in no family too.
     """
+    if is_gguf(model):
+        return read_gguf_config(read_gguf_header(model))
+    directory = model
     generation_path = directory / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
     return parse_config(_read_json(directory / "config.json"), generation)
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Returns the header of a GGUF file; raises UnsupportedModel for one that is broken."""
+    try:
+        return read_header(path)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(str(error)) from error
+
+
+def read_gguf_config(header: GgufHeader) -> ModelConfig:
+    """Returns the configuration that a GGUF file's metadata means; raises UnsupportedModel."""
+    try:
+        config = parse_config(model_config(header), {})
+        factors = frequency_factors(header)
+    except UnsupportedModel as error:
+        message = str(error).removeprefix("config.json: ")
+        raise UnsupportedModel(f"{header.path}: {message}") from error
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(str(error)) from error
+    if factors is None:
+        return config
+    if not isinstance(config, RotaryConfig):
+        raise UnsupportedModel(f"{header.path}: rope_freqs.weight of {config.architecture}")
+    rope = replace(config.rope, frequency_factors=factors)
+    factored = replace(config, rope=rope)
+    try:
+        factored.check()
+    except ValueError as error:
+        raise UnsupportedModel(f"{header.path}: {error}") from error
+    return factored
 
 
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
@@ -73,9 +119,12 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
         )
     config_type = FAMILIES[architecture].config_type
     derived = {
-        **_read_derived(config_type, config),
         "eos_token_ids": _eos_token_ids(config, generation),
         "checkpoint_dtype": _checkpoint_dtype(config),
+        **_read_derived(config_type, config),
+        "weight_format": quantization_config.read_weight_format(
+            config, _summary, config_type.own_quantizations
+        ),
     }
     plain_keys = {key for name, key in config_type.keys().items() if name not in derived}
     _refuse_unknown_keys(

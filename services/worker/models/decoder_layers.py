@@ -124,6 +124,7 @@ class Attention(AttentionWeights):
         order: Sequence[int] | None = None,
         rotary: int | None = 0,
         head_norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
@@ -171,6 +172,7 @@ class Attention(AttentionWeights):
             form=form,
             rotary=rotary,
             head_norms=head_norms,
+            sinks=sinks,
         )
 
     def __call__(
@@ -179,7 +181,7 @@ class Attention(AttentionWeights):
         """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
         keys, values = kv
         q = self._take_in(self.qkv(x), keys, values, batch)
-        attended = self.ops.attention(q, keys, values, batch.attention, self.form)
+        attended = self.ops.attention(q, keys, values, batch.attention, self.form, self.sinks)
         return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:

@@ -41,10 +41,11 @@ class ExpertMixture:
     n_chosen: int
     normalises: bool  # the weights of those chosen add up to one
     shared: SharedExpert | None = None  # beside those chosen
+    router_bias: Tensor | None = None  # [n_experts]
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
-        shares = self.router(x).float().softmax(-1)  # [n_tokens, n_experts]
+        shares = self.router(x, self.router_bias).float().softmax(-1)  # [n_tokens, n_experts]
         weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
         if self.normalises:
             weights = weights / weights.sum(-1, keepdim=True)

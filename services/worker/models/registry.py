@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
 from services.worker.models.families.gpt2 import GPT2Stage
+from services.worker.models.families.gpt_oss import GptOssStage
 from services.worker.models.families.granite import GraniteStage
 from services.worker.models.families.llama import LlamaStage
 from services.worker.models.families.ministral import MinistralStage
@@ -36,6 +36,7 @@ from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
 from services.worker.models.random_tensors import RandomTensors
 from services.worker.models.stage import StageModel, StagePlace, layer_range
+from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.tensor_parallel import check_rank
 from services.worker.models.weights import OnProgress, TensorSource, WantedTensors
 
@@ -65,6 +66,7 @@ _FAMILIES: tuple[Family, ...] = (
     Glm4Stage,
     GlmStage,
     GPT2Stage,
+    GptOssStage,
     GraniteStage,
     LlamaStage,
     Ministral3Stage,
@@ -88,7 +90,7 @@ FAMILIES = {family.config_type.architecture: family for family in _FAMILIES}
 
 def build_stage(
     config: ModelConfig,
-    checkpoint: Path | None,
+    files: TensorFiles | None,
     *,
     stage_index: int,
     n_stages: int,
@@ -101,7 +103,7 @@ def build_stage(
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
-    Its tensors are read from the directory `checkpoint`, or are random if that is None.
+    Its tensors are read from `files`, or are random if that is None.
 
     Matrices of layers are of `quantization`; embedding, head and experts are not. `on_progress`
     hears the share's bytes read so far and in all, first with 0, then again and again. Raises
@@ -127,7 +129,7 @@ def build_stage(
     wanted = WantedTensors(tp_rank, tp_size)
     family(config, place, source=wanted, dtype=dtype, device=device)
     source: TensorSource
-    if checkpoint is None:
+    if files is None:
         source = RandomTensors(
             wanted,
             dtype=dtype,
@@ -137,12 +139,13 @@ def build_stage(
         )
     else:
         source = CheckpointTensors(
-            checkpoint,
+            files,
             wanted,
             dtype=dtype,
             device=device,
             on_progress=on_progress,
             quantization=quantization,
+            weight_format=config.weight_format,
         )
     return family(config, place, source=source, dtype=dtype, device=device)
 

@@ -87,6 +87,8 @@ def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> 
     """
     exponents = torch.arange(0, n_turned, 2, dtype=torch.float32) / n_turned
     periods = rope.rope_theta**exponents  # positions per radian
+    if rope.frequency_factors is not None:
+        periods *= torch.tensor(rope.frequency_factors)
     if rope.rope_type == "linear":
         return 1.0 / periods / _given(rope.factor)
     if rope.rope_type == "llama3":

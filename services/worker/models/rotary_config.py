@@ -6,6 +6,7 @@ Rotary settings are understood in both spellings: `rope_theta` with `rope_scalin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -68,6 +69,8 @@ class RopeConfig:
     truncate: bool | None = None
     short_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, in the original context
     long_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, beyond it
+    # By which each wave's frequency is divided, beside what the type does; files of GGUF have them.
+    frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
         """Raises ValueError for settings that do not make up their type."""
@@ -79,6 +82,10 @@ class RopeConfig:
             raise ValueError(f"low_freq_factor ({low}) is not below high_freq_factor ({high})")
         if self.rope_type == "yarn" and self.rope_theta <= 1:
             raise ValueError(f"rope_theta ({self.rope_theta}) is not above 1, as yarn needs it")
+        for key, n_turns in (("beta_fast", self.beta_fast), ("beta_slow", self.beta_slow)):
+            original = self.original_max_position_embeddings
+            if n_turns is not None and original is not None and math.isinf(original / n_turns):
+                raise ValueError(f"{key} ({n_turns}) is no number of turns")
         if self.rope_type == "longrope" and self.original_max_position_embeddings == 1:
             raise ValueError("original_max_position_embeddings (1) is no context to stretch")
 
@@ -130,11 +137,14 @@ class RotaryConfig(ModelConfig):
         for key, factors in (
             ("short_factor", rope.short_factor),
             ("long_factor", rope.long_factor),
+            ("frequency_factors", rope.frequency_factors),
         ):
             if factors is not None and len(factors) != self.rotary_dim // 2:
                 raise ValueError(
                     f"{key} has {len(factors)} factors for {self.rotary_dim // 2} waves"
                 )
+            if factors is not None and not all(0 < factor < math.inf for factor in factors):
+                raise ValueError(f"{key} has factors that are not positive numbers")
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
@@ -162,7 +172,7 @@ def read_rope(
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new:
         raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")
-    given = dict(new or old or {})
+    given = {**(new or old or {})}
     rope_type = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
     if rope_type not in _ROPE_KEYS:

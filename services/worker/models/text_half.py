@@ -26,7 +26,9 @@ _IMAGE_KEYS = frozenset((
 ))  # fmt: skip
 
 # Said of the whole checkpoint, for both of its halves.
-_SHARED_KEYS = frozenset(("eos_token_id", "dtype", "torch_dtype"))
+_SHARED_KEYS = frozenset((
+    "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype",
+))  # fmt: skip
 _HANDLED_KEYS = _SHARED_KEYS | {"architectures", "text_config", "tie_word_embeddings"}
 _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
 

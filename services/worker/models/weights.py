@@ -49,6 +49,7 @@ class Part:
     shape: tuple[int, ...]  # of the whole tensor as it is stored
     shard: Shard | None = None
     is_transposed: bool = False  # the model wants the transpose of what is stored (two dimensions)
+    is_mxfp4: bool = False  # it is stored as `quantised/mxfp4.py` says
 
     @property
     def spans(self) -> tuple[range, ...]:

@@ -14,6 +14,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.cannot_start import CannotStart
+from services.common.gguf.header import tokenizer_file
 from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up
@@ -234,16 +235,14 @@ class StageShard:
 def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
     """Returns the grammars that outputs can follow; None on a rank that samples nothing, and where
     the checkpoint has no token to end an output with, or no tokenizer that llguidance can read."""
-    tokenizer_file = Path(settings.model) / "tokenizer.json"
+    file = tokenizer_file(settings.model)
     eos_token_ids = model.config.eos_token_ids
-    if not (model.is_last and eos_token_ids and tokenizer_file.is_file()):
+    if not (model.is_last and eos_token_ids and file.is_file()):
         return None
     try:
-        return Grammars(
-            tokenizer_file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids
-        )
+        return Grammars(file, vocab_size=model.config.vocab_size, eos_token_ids=eos_token_ids)
     except ValueError as error:
-        log.warning("outputs can follow no formats: %s: %s", tokenizer_file, error)
+        log.warning("outputs can follow no formats: %s: %s", file, error)
         return None
 
 

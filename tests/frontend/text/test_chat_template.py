@@ -11,6 +11,8 @@ from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
+from tests.checkpoints import write_checkpoint
+from tests.ggufs import write_gguf
 
 HELLO = [ChatMessage("user", "hello <b> ü")]
 
@@ -152,6 +154,27 @@ def test_checkpoint_without_a_template_has_none(
     if config is not None:
         write_config(tmp_path, **config)
     assert ChatTemplate.from_directory(tmp_path) is None
+
+
+def in_gguf(directory: Path, **metadata: object) -> Path:
+    """A GGUF file with nothing but what chats need."""
+    vocabulary = {"tokens": ["<s>", "</s>"], "bos_token_id": 0, "eos_token_id": 1, **metadata}
+    return write_gguf(write_checkpoint(directory), directory / "m.gguf", tokenizer=vocabulary)
+
+
+def test_the_template_of_a_gguf_file_knows_its_special_tokens(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}"
+    found = ChatTemplate.from_model(in_gguf(tmp_path, chat_template=source))
+    assert found is not None
+    assert rendered(found, HELLO) == "<s>hello <b> ü</s>"
+    assert ChatTemplate.from_model(in_gguf(tmp_path / "other")) is None
+
+
+@pytest.mark.parametrize("source", ["{% if %}", " " * (1 << 20) + " "], ids=["broken", "long"])
+def test_a_broken_template_of_a_gguf_file_is_a_value_error(tmp_path: Path, source: str) -> None:
+    file = in_gguf(tmp_path, chat_template=source)
+    with pytest.raises(ValueError, match=rf"{file}: tokenizer\.chat_template"):
+        ChatTemplate.from_model(file)
 
 
 LIMIT_S, MAX_CHARACTERS = 0.2, 10_000

@@ -62,6 +62,10 @@ def conversation(*tools: Tool, **choice: Any) -> Conversation:
     return Conversation(HELLO, tools=tools, tool_choice=ToolChoice(**choice))
 
 
+# gpt-oss's way to call tools and to think, in short; neither is known.
+HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
+
+
 @pytest.mark.parametrize(
     ("template", "special", "reader"),
     [
@@ -72,8 +76,18 @@ def conversation(*tools: Tool, **choice: Any) -> Conversation:
         (chat_templates.MISTRAL, (), MistralReader),
         ("{{ tools }}", ("[TOOL_CALLS]",), MistralReader),
         (chat_templates.SMOLLM2, (), HermesReader),
+        (HARMONY, ("<|channel|>", "<|message|>", "<|call|>"), HermesReader),
     ],
-    ids=["qwen3", "qwen2", "llama3.1", "llama3.2", "mistral", "mistral-token", "unknown"],
+    ids=[
+        "qwen3",
+        "qwen2",
+        "llama3.1",
+        "llama3.2",
+        "mistral",
+        "mistral-token",
+        "unknown",
+        "gpt-oss",
+    ],
 )
 def test_format_is_found_in_the_checkpoint(
     tmp_path: Path, template: str, special: tuple[str, ...], reader: type[object]
@@ -82,6 +96,15 @@ def test_format_is_found_in_the_checkpoint(
     found = MessageFormat(tokenizer, template)
     answers = found.of(conversation(FIND), ())
     assert type(answers.reader("request", 0)) is reader
+
+
+def test_a_format_that_is_not_known_is_plain_content(tmp_path: Path) -> None:
+    tokenizer = Checkpoint(tmp_path, "<|channel|>", "<|message|>", "<|call|>").tokenizer
+    reader = MessageFormat(tokenizer, HARMONY).of(conversation(FIND), ()).reader("request", 0)
+    text = 'analysisHm.assistantcommentary to=functions.find json{"place": "here"}'
+    deltas = [reader.feed(text[i : i + 7]) for i in range(0, len(text), 7)]
+    delta = sum([*deltas, reader.flush()], MessageDelta())
+    assert (delta.content, delta.reasoning, delta.tool_calls) == (text, "", ())
 
 
 def test_answers_are_plain_without_tools_or_where_none_may_be_called(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.text.tokenizer import MAX_WINDOW_TOKENS, IncrementalText, Tokenizer
+from tests.checkpoints import write_checkpoint
 from tests.frontend import checkpoints
+from tests.ggufs import vocabulary, write_gguf
 
 BYTE_LEVEL = Tokenizer(checkpoints.byte_level())
 SENTENCEPIECE = Tokenizer(checkpoints.sentencepiece_like())
 METASPACE = Tokenizer(checkpoints.metaspace())
 
 N_BYTE_LEVEL_TOKENS = 340
+DEMO = Path("models/demo")
 
 all_tokenizers = pytest.mark.parametrize(
     "tokenizer",
@@ -151,6 +154,25 @@ def test_a_panic_of_the_library_is_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
     with pytest.raises(ValueError, match=r"tokenizer\.json is broken: .*precompiled_charsmap"):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_a_gguf_file_has_the_tokenizer_of_its_vocabulary(tmp_path: Path) -> None:
+    said = json.loads((DEMO / "tokenizer.json").read_text())
+    file = tmp_path / "m.gguf"
+    write_gguf(write_checkpoint(tmp_path), file, tokenizer=vocabulary(said, pre="gpt-2"))
+    found, expected = Tokenizer.from_model(file), Tokenizer.from_model(DEMO)
+    text = "If the file does not exist, größer 🙂 <|eos|>"
+    tokens = found.to_tokens(text)
+    assert tokens == expected.to_tokens(text, add_special_tokens=False)
+    assert found.to_text(tokens) == expected.to_text(tokens)
+    assert found.special_tokens(["<|eos|>", "the"]) == {"<|eos|>": 1}
+
+
+def test_a_vocabulary_that_contradicts_itself_is_a_value_error(tmp_path: Path) -> None:
+    said = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": ["a c"]}
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "m.gguf", tokenizer=said)
+    with pytest.raises(ValueError, match=f"{file} is broken"):
+        Tokenizer.from_model(file)
 
 
 def test_a_tokenizer_that_never_ends_is_refused(

@@ -19,6 +19,7 @@ from services.worker.models import StageModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
+from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StagePlace, layer_range
 from services.worker.models.weights import WantedTensors
 
@@ -74,11 +75,12 @@ def attention(
     value_cache: Tensor,
     plan: AttentionPlan,
     form: AttentionForm = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implements `Ops.attention`, over all blocks of the tables, weighting with zero what is not of
     the sequence."""
     if not isinstance(plan, FixedDecodes):
-        return TORCH.attention(q, key_cache, value_cache, plan, form)
+        return TORCH.attention(q, key_cache, value_cache, plan, form, sinks)
     keys, values = (cache[plan.block_tables].flatten(1, 2) for cache in (key_cache, value_cache))
     n_shared = q.shape[1] // keys.shape[2]
     keys, values = (each.repeat_interleave(n_shared, 2) for each in (keys, values))
@@ -87,7 +89,10 @@ def attention(
     is_hidden = position > plan.last_positions[:, None]
     if form.window is not None:
         is_hidden |= position <= plan.last_positions[:, None] - form.window
-    weights = scores.masked_fill(is_hidden[:, None], -torch.inf).softmax(-1)
+    scores = scores.masked_fill(is_hidden[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None].expand(len(q), -1, 1)), -1)
+    weights = scores.softmax(-1)[:, :, : len(position)]
     return torch.einsum("shk,skhd->shd", weights, values)
 
 
@@ -119,7 +124,7 @@ def load_fixed(
     wanted = WantedTensors(tp_rank, tp_size)
     family(config, place, source=wanted, dtype=dtype, device=device)
     source = CheckpointTensors(
-        directory,
+        SafetensorsFiles(directory),
         wanted,
         dtype=dtype,
         device=device,

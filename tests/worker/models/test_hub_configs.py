@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from services.worker.models import ModelConfig, UnsupportedModel
 from services.worker.models.config_file import read_config
 from services.worker.models.families.gemma3 import Gemma3Config
+from services.worker.models.families.gpt_oss import GptOssConfig
 from services.worker.models.families.ministral3 import Ministral3Config
 from services.worker.models.families.olmo3 import Olmo3Config
 from services.worker.models.families.phi3 import Phi3Config
@@ -440,6 +442,55 @@ MINISTRAL3_8B = {
     "vision_feature_layer": -1,
 }
 
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "vocab_size": 201088,
+}
+
 PAPER = Path(__file__).parents[3] / "models" / "configs"
 
 
@@ -479,6 +530,7 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (GLM4_9B, 128, [None] * 40),
         (COMMAND_R7B, 128, [4096, 4096, 4096, None] * 8),
         (MINISTRAL3_8B, 128, [None] * 34),
+        (GPT_OSS_20B, 64, [128, None] * 12),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
@@ -509,6 +561,19 @@ def test_what_was_stretched_turns_as_it_was_trained(tmp_path: Path) -> None:
     assert isinstance(ministral, Ministral3Config)
     assert (ministral.query_growth, ministral.growth_length) == (0.1, 16384)
     assert attention_scale(ministral.rope) == 1.0
+
+
+def test_gpt_oss_has_experts_in_mxfp4_and_turns_by_yarn(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT_OSS_20B)
+    assert isinstance(config, GptOssConfig)
+    assert config.packed_layers == tuple(range(24))
+    assert (config.rope.rope_type, config.rope.rope_theta) == ("yarn", 15e4)
+    assert (config.rope.factor, config.rope.truncate) == (32, False)
+    assert config.resolve_dtype("auto") == torch.bfloat16
+    # What the file says is what its absence means.
+    said = {"rope_scaling", "rope_theta", "layer_types", "sliding_window", "head_dim"}
+    kept = {key: value for key, value in GPT_OSS_20B.items() if key not in said}
+    assert read(tmp_path, kept) == config
 
 
 def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:

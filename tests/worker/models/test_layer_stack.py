@@ -1,6 +1,7 @@
 """Layers at once and layer by layer: which models run how, and that it makes no difference."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def test_ranks_that_share_layers_meet_within_each(tmp_path: Path) -> None:
 
 
 class TestWhatNoFamilyHas:
-    """Scale, soft cap, the other gate, and biases everywhere, on two threads."""
+    """Scale, soft cap, sinks, the other gate, and biases everywhere, on two threads."""
 
     N_HEADS, N_KV_HEADS, HEAD_DIM, HIDDEN, N_TOKENS = 6, 2, 16, 48, 9
 
@@ -194,6 +195,7 @@ class TestWhatNoFamilyHas:
                 form=AttentionForm(window=4, scale=0.3, soft_cap=5.0),
                 rotary=0,
                 head_norms=HeadNorms(random(self.HEAD_DIM), random(self.HEAD_DIM), 1e-5),
+                sinks=4 * random(self.N_HEADS),
             )
             mlp = GatedMLP(
                 pack_gated(random(128, self.HIDDEN), "gelu_tanh", ops.gelu_and_mul),
@@ -293,6 +295,31 @@ class TestWhatNoFamilyHas:
                 assert logits.shape == (len(sampled), 70)
         finally:
             torch.set_num_threads(n_threads)
+
+    def test_sinks_make_a_difference(self) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        at_once = stack(by_layer, self.place(), torch.float32)
+        without = [
+            replace(layer, attention=replace(layer.attention, sinks=None))
+            for layer in by_layer.layers
+            if isinstance(layer, PreNormLayer)
+        ]
+        plain = stack(replace(by_layer, layers=without), self.place(), torch.float32)
+        assert isinstance(plain, AllAtOnce)
+        assert not torch.equal(self.run(at_once, self.hidden()), self.run(plain, self.hidden()))
+
+    @pytest.mark.parametrize(
+        "sinks", [torch.zeros(6, dtype=torch.bfloat16), torch.zeros(5)], ids=["bfloat16", "five"]
+    )
+    def test_sinks_that_the_library_would_misread_are_refused(self, sinks: torch.Tensor) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        layer = by_layer.layers[0]
+        assert isinstance(layer, PreNormLayer)
+        wrong = replace(layer, attention=replace(layer.attention, sinks=sinks))
+        with pytest.raises(ValueError, match="sinks"):
+            stack(replace(by_layer, layers=[wrong, wrong]), self.place(), torch.float32)
 
     def test_without_a_head_there_are_no_logits(self) -> None:
         skip_without_native("float32")

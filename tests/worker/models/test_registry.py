@@ -23,6 +23,7 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     Ministral3Config,
     MinistralConfig,
@@ -328,6 +329,37 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
 }
 
+# Sizes of whole blocks of MXFP4, of which a rank of two has half a one.
+GPT_OSS: dict[str, Any] = {
+    **LLAMA_LIKE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 8,
+    "sliding_window": 7,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+SHAPES |= {
+    "gpt_oss": GptOssConfig(**GPT_OSS),
+    "gpt_oss-variant": GptOssConfig(
+        **{**GPT_OSS, "hidden_size": 50, "intermediate_size": 34, "num_key_value_heads": 6},
+        layer_types=WINDOWS,
+        attention_bias=False,
+        swiglu_alpha=0.9,
+        swiglu_limit=1.5,
+        tie_word_embeddings=True,
+    ),
+}
+
 CUTS = [  # stages, ranks that share each
     (1, 1),
     pytest.param(2, 1, marks=pytest.mark.thorough),
@@ -465,6 +497,12 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"vision_config": {"hidden_size": 8}}, "vision_config"),
+        ("gpt_oss", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
+        ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ("gpt_oss", {"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
+        ("gpt_oss", {"rope_scaling": {"rope_type": "yarn"}}, "both"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias"),
         ("qwen3", {"rope_parameters": {"rope_type": "axial", "factor": 4.0}}, "axial"),
     ],

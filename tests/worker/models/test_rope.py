@@ -160,6 +160,7 @@ class TestWhatDependsOnTheLength:
     [
         ({"rope_type": "yarn"}, "factor is missing"),
         ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 0.5}, "rope_theta"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_slow": 5e-324}, "beta_slow"),
         ({"rope_type": "yarn", "factor": 2.0, "mscale": float("nan")}, "mscale"),
         ({"rope_type": "yarn", "factor": 2.0, "attention_factor": -1.0}, "attention_factor"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 4}, "long_factor is missing"),
@@ -174,11 +175,10 @@ class TestWhatDependsOnTheLength:
         ),
         ({"rope_type": "dynamic"}, "factor is missing"),
         ({"rope_type": "proportional"}, "proportional"),
+        ("yarn", "wrong type"),
     ],
 )
-def test_settings_that_make_no_angles_are_refused_by_name(
-    settings: dict[str, Any], named: str
-) -> None:
+def test_settings_that_make_no_angles_are_refused_by_name(settings: Any, named: str) -> None:
     config = {key: value for key, value in SMALL.items() if key != "initializer_range"}
     config |= {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
     with pytest.raises(UnsupportedModel, match=named):

@@ -18,8 +18,8 @@ from kernels.native.linear import NativeGatedWeight, NativeWeight
 from kernels.packed_linear import OneDnnWeight
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.models import UnsupportedModel, checkpoint_tensors, weights
-from services.worker.models.checkpoint_tensors import CheckpointError, CheckpointTensors
+from services.worker.models import UnsupportedModel, safetensors_files, weights
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import parse_config
 from services.worker.models.layers import (
@@ -29,6 +29,8 @@ from services.worker.models.layers import (
     VocabParallelHead,
     read_gated,
 )
+from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
 from services.worker.rank.data_plane.rendezvous import join
@@ -361,12 +363,12 @@ class TestReading:
         expected = whole[spans].t() if part.is_transposed else whole[spans]
         for piece_bytes, mapped_bytes in ((1, 1), (50, 100), (1 << 20, 1 << 20)):
             monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
-            monkeypatch.setattr(checkpoint_tensors, "_MAX_MAPPED_BYTES", mapped_bytes)
+            monkeypatch.setattr(safetensors_files, "_MAX_MAPPED_BYTES", mapped_bytes)
             steps: list[tuple[int, int]] = []
             wanted = WantedTensors(0, 1)
             wanted.joined([part])
             source = CheckpointTensors(
-                tmp_path,
+                SafetensorsFiles(tmp_path),
                 wanted,
                 dtype=torch.float32,
                 device=CPU,
@@ -382,7 +384,7 @@ class TestReading:
         wanted.tensor("w", 3, 4)
         with pytest.raises(CheckpointError, match=r"w has shape \[4, 3\], not \[3, 4\]"):
             CheckpointTensors(
-                tmp_path,
+                SafetensorsFiles(tmp_path),
                 wanted,
                 dtype=torch.float32,
                 device=CPU,

@@ -1,0 +1,30 @@
+"""The form of a layer's experts: what they compute beside gated MLPs of two products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """The gate `(up + 1) * gate * sigmoid(slope * gate)` of clamped inputs (gpt-oss).
+
+    Gates are at most `limit`, and what they gate is between `-limit` and `limit`.
+    """
+
+    slope: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """The form of all experts of a layer; the default is gated with SiLU and has no biases."""
+
+    gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], of gates first
+    down_bias: Tensor | None = None  # [n_experts, hidden]
+    clamp: Clamp | None = None  # None: the gate is `silu(gate) * up`
+
+
+PLAIN_EXPERTS = ExpertForm()

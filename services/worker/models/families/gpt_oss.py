@@ -1,0 +1,259 @@
+"""gpt-oss: experts everywhere, sinks in attention, a window in every other layer (OpenAI, 2025).
+
+Its experts' gates and what they gate are stored in turn, and checkpoints as they are published have
+experts in MXFP4, which are dequantised when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm
+from kernels.expert_form import Clamp, ExpertForm
+from kernels.packed_linear import pack, pack_experts
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    PositiveFloat,
+    PositiveInt,
+    UnsupportedModel,
+    read_windows,
+)
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention
+from services.worker.models.mixture import ExpertMixture
+from services.worker.models.quantised.mxfp4 import BLOCK
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.tensor_parallel import HeadShare, even_share
+from services.worker.models.weights import Part, Shard, TensorSource
+
+# What `GptOssConfig` means by a file that does not say it.
+_DEFAULTS: JsonObject = {"head_dim": 64, "num_key_value_heads": 8}
+_DEFAULT_WINDOW = 128
+_DEFAULT_ROPE: JsonObject = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+# The last is how other programs are to load the file; here it is dequantised always.
+_QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
+_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters of one
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOssConfig(RotaryConfig):
+    """`GptOssConfig` of Hugging Face."""
+
+    architecture = "GptOssForCausalLM"
+    read_keys = RotaryConfig.read_keys | {
+        "sliding_window", "layer_types", "quantization_config", "experts_per_token",
+    }  # fmt: skip
+    # The first two matter to training only; the last says again what the rotary settings say.
+    ignored_keys = frozenset(
+        ("output_router_logits", "router_aux_loss_coef", "initial_context_length")
+    )
+    own_quantizations = frozenset(("mxfp4",))
+    default_rope_theta = 150_000.0
+
+    max_position_embeddings: PositiveInt = 131_072
+    rms_norm_eps: PositiveFloat = 1e-5
+    attention_bias: bool = True
+    windows: tuple[PositiveInt | None, ...]
+    n_experts: Count = field(default=128, metadata={"alias": "num_local_experts"})
+    n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
+    swiglu_alpha: PositiveFloat = 1.702
+    swiglu_limit: PositiveFloat = 7.0
+    packed_layers: tuple[int, ...] = ()  # whose experts are stored in MXFP4
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    def check(self) -> None:
+        super().check()
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_local_experts "
+                f"({self.n_experts})"
+            )
+        for key in ("hidden_size", "intermediate_size"):
+            if self.packed_layers and getattr(self, key) % BLOCK:
+                raise ValueError(
+                    f"{key} ({getattr(self, key)}) is not a multiple of {BLOCK}, the numbers in a "
+                    "block of MXFP4"
+                )
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        # Files repeat the number of chosen experts under the key of OpenAI's own program.
+        again = config.get("experts_per_token")
+        if again not in (None, config.get("num_experts_per_tok", again)):
+            raise UnsupportedModel(
+                f"config.json: experts_per_token ({again}) is not num_experts_per_tok"
+            )
+        n_layers = config.get("num_hidden_layers") or 0
+        windows = read_windows(
+            config,
+            window=config.get("sliding_window", _DEFAULT_WINDOW),
+            default=[i % 2 == 0 for i in range(n_layers)],
+        )
+        packed_layers = _read_packed_layers(config.get("quantization_config"), n_layers)
+        rope = config.get("rope_parameters")
+        if not (rope or config.get("rope_scaling")):
+            rope = _DEFAULT_ROPE
+        fields = {
+            **super().read({**_DEFAULTS, **config, "rope_parameters": rope}),
+            "windows": windows,
+            "packed_layers": packed_layers,
+        }
+        if packed_layers and not (config.get("dtype") or config.get("torch_dtype")):
+            fields["checkpoint_dtype"] = "bfloat16"  # which OpenAI's files leave out
+        return fields
+
+
+def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
+    """Returns the layers whose experts are stored in MXFP4; raises UnsupportedModel for others."""
+    if not quantization:
+        return ()
+    method = quantization.get("quant_method")
+    if method != "mxfp4":
+        raise UnsupportedModel(
+            f"config.json: quantization_config.quant_method {repr(method)[:80]} is not supported, "
+            "only 'mxfp4' is"
+        )
+    unknown = {key for key, value in quantization.items() if value} - _QUANTIZATION_KEYS
+    if unknown:
+        raise UnsupportedModel(
+            f"config.json: quantization_config: options {sorted(unknown)} are not supported"
+        )
+    plain = tuple(quantization.get("modules_to_not_convert") or ())
+    if len(plain) > _MAX_PATTERNS or any(len(pattern) > _MAX_PATTERN for pattern in plain):
+        raise UnsupportedModel(
+            "config.json: quantization_config.modules_to_not_convert has more than "
+            f"{_MAX_PATTERNS} entries, or one of more than {_MAX_PATTERN} characters"
+        )
+    return tuple(i for i in range(n_layers) if not _names(plain, f"model.layers.{i}.mlp.experts"))
+
+
+def _names(patterns: Sequence[str], module: str) -> bool:
+    """Whether a pattern names a module or one that it is in, from its beginning, or its end.
+
+    As in transformers, but that a pattern has no other signs than `*`.
+    """
+    return any(
+        fnmatchcase(module, pattern)
+        or fnmatchcase(module, f"{pattern}.*")
+        or module.endswith(pattern)
+        for pattern in patterns
+    )
+
+
+class GptOssStage(RotaryStage):
+    """One stage of a gpt-oss model."""
+
+    config_type = GptOssConfig
+    config: GptOssConfig
+
+    def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
+        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        n_heads = self.config.n_heads
+        heads = HeadShare.of(self.config, source.tp_rank, source.tp_size)
+        sinks = source.tensor(f"{prefix}.sinks", n_heads, shard=Shard(0, heads.q))
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(window=self.config.layer_windows[index]),
+            qkv_bias=self.config.attention_bias,
+            output_bias=self.config.attention_bias,
+            sinks=sinks.float(),
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        n_experts, hidden_size = self.config.n_experts, self.config.hidden_size
+        router = source.tensor(f"{prefix}.router.weight", n_experts, hidden_size)
+        router_bias = source.tensor(f"{prefix}.router.bias", n_experts)
+        experts = _Experts(self.config, source, f"{prefix}.experts", index)
+        return ExpertMixture(
+            pack(router),
+            pack_experts(experts.gate_up(), experts.down(), self.ops, experts.form()),
+            self.config.n_chosen,
+            normalises=True,
+            router_bias=router_bias,
+        )
+
+
+class _Experts:
+    """Reads this rank's share of the experts of a layer, each a part of its inside."""
+
+    def __init__(self, config: GptOssConfig, source: TensorSource, prefix: str, index: int) -> None:
+        self._config = config
+        self._source = source
+        self._prefix = prefix
+        self._is_packed = index in config.packed_layers
+        size = config.intermediate_size
+        self._share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
+        # Gates are at even places, and what they gate beside them.
+        self._pairs = range(2 * self._share.start, 2 * self._share.stop)
+
+    def gate_up(self) -> Tensor:
+        """Returns [n_experts, 2 * size of this rank, hidden], gates first."""
+        n_out, n_in = 2 * self._config.intermediate_size, self._config.hidden_size
+        return _gates_first(self._matrices("gate_up_proj", n_out, n_in, outputs=self._pairs))
+
+    def down(self) -> Tensor:
+        """Returns [n_experts, hidden, size of this rank]."""
+        size = self._config.intermediate_size
+        return self._matrices("down_proj", self._config.hidden_size, size, inputs=self._share)
+
+    def form(self) -> ExpertForm:
+        """Returns biases and the gate; the sum over the ranks has the second bias once."""
+        n, size = self._config.n_experts, self._config.intermediate_size
+        gate_up = self._source.tensor(
+            f"{self._prefix}.gate_up_proj_bias", n, 2 * size, shard=Shard(1, self._pairs)
+        )
+        down = None
+        if self._source.tp_rank == 0:
+            name = f"{self._prefix}.down_proj_bias"
+            down = self._source.tensor(name, n, self._config.hidden_size)
+        clamp = Clamp(self._config.swiglu_alpha, self._config.swiglu_limit)
+        return ExpertForm(_gates_first(gate_up), down, clamp)
+
+    def _matrices(
+        self,
+        name: str,
+        n_out: int,
+        n_in: int,
+        *,
+        outputs: range | None = None,
+        inputs: range | None = None,
+    ) -> Tensor:
+        """Returns a part of the matrices [n_experts, n_out, n_in]: some outputs or some inputs."""
+        n, name = self._config.n_experts, f"{self._prefix}.{name}"
+        dim, span = (2, inputs) if outputs is None else (1, outputs)
+        if span is None:
+            raise ValueError("a rank has a part of the outputs or of the inputs")
+        if self._is_packed:
+            part = Part(name, (n, n_out, n_in), Shard(dim, span), is_mxfp4=True)
+            return self._source.joined([part])
+        # Stored with inputs first.
+        transposed = self._source.tensor(name, n, n_in, n_out, shard=Shard(3 - dim, span))
+        return transposed.transpose(1, 2).contiguous()
+
+
+def _gates_first(x: Tensor) -> Tensor:
+    """Returns `x` [n_experts, 2 * size, ...] with its even places before the odd ones."""
+    return torch.cat((x[:, ::2], x[:, 1::2]), 1)

@@ -1,0 +1,164 @@
+"""The tensors of a GGUF file, dequantised as they are read.
+
+The arithmetic is that of the package `gguf`, row by row. Converters change two things that are put
+back here: llama.cpp turns neighbouring elements of a head where checkpoints turn halves, for which
+the rows of Llama's queries and keys lie in another order; and Gemma's norms have the one added that
+the model adds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from services.common.gguf.header import GgufHeader, TensorPlace
+from services.worker.models.config import ModelConfig
+from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
+
+# Element types that are read, by their numbers.
+_TYPES = {
+    int(GGMLQuantizationType[name]): GGMLQuantizationType[name]
+    for name in (
+        "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
+        "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+    )
+}  # fmt: skip
+
+# The names of tensors in the families' words, and in the file's.
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+# Gemma has norms behind attention and MLP as well.
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_QUERIES, _KEYS = ".attn_q.", ".attn_k."
+
+
+class GgufFile(TensorFiles):
+    """A GGUF file, open while it is read; memory has only the rows that are asked for."""
+
+    def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
+        self._fd: int | None = None
+        self._header = header
+        self._size = header.path.stat().st_size
+        architecture = header.metadata["general.architecture"]
+        self._is_gemma = architecture.startswith("gemma")
+        self._heads: Mapping[str, int] = {}
+        if architecture == "llama":
+            self._heads = {_QUERIES: config.n_heads, _KEYS: config.n_kv_heads}
+
+    def __str__(self) -> str:
+        return str(self._header.path)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def find(self, name: str) -> str | None:
+        stem, _, end = name.rpartition(".")
+        found = f"{_NAMES.get(stem)}.{end}"
+        if in_layer := _LAYER.fullmatch(name):
+            index, module, end = in_layer.groups()
+            names = {**_LAYER_NAMES, **_GEMMA_NAMES} if self._is_gemma else _LAYER_NAMES
+            found = f"blk.{index}.{names.get(module)}.{end}"
+        return found if found in self._header.tensors else None
+
+    def header(self, name: str) -> Header:
+        """Returns what the tensor is as it is read, which is in float32.
+
+        Raises CheckpointError for one that is not all there.
+        """
+        place = self._header.tensors[name]
+        row = math.prod(place.shape[1:])
+        if not place.shape or place.type not in _TYPES or not _has_whole_blocks(place):
+            return Header(place.shape, _name_of(place.type), 4 * row)
+        if place.offset + place.shape[0] * _row_bytes(place) > self._size:
+            raise CheckpointError(f"{self} ends inside {name}")
+        return Header(place.shape, "F32", 4 * row)
+
+    def read(self, name: str, spans: Sequence[range]) -> Tensor:
+        place = self._header.tensors[name]
+        found = self._rows_in_order(name, place, spans[0])
+        if self._is_gemma and name.endswith("norm.weight"):
+            found = found - 1
+        index = tuple(slice(span.start, span.stop) for span in spans[1:])
+        return found.view(len(spans[0]), *place.shape[1:])[:, *index]
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _rows_in_order(self, name: str, place: TensorPlace, rows: range) -> Tensor:
+        """Returns rows as checkpoints have them, [n_rows, n_columns]."""
+        n_heads = next((n for part, n in self._heads.items() if part in name), 0)
+        if not n_heads:
+            return self._rows(name, place, rows)
+        size = place.shape[0] // n_heads
+        heads = range(rows.start // size, -(-rows.stop // size))
+        neighbours = self._rows(name, place, range(heads.start * size, heads.stop * size))
+        pairs = neighbours.view(len(heads), size // 2, 2, -1)
+        halves = pairs.transpose(1, 2).reshape(neighbours.shape)
+        skipped = rows.start - heads.start * size
+        return halves[skipped : skipped + len(rows)]
+
+    def _rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
+        """Returns rows as they are in the file, [n_rows, n_columns]."""
+        n_columns = math.prod(place.shape[1:])
+        if not rows:
+            return torch.empty(0, n_columns)
+        row_bytes = _row_bytes(place)
+        content = bytearray(len(rows) * row_bytes)
+        if self._fd is None:
+            self._fd = os.open(self._header.path, os.O_RDONLY)
+        n_read = os.preadv(self._fd, [content], place.offset + rows.start * row_bytes)
+        if n_read < len(content):
+            raise CheckpointError(f"{self} ends inside {name}")
+        blocks = np.frombuffer(content, dtype=np.uint8).reshape(len(rows), row_bytes)
+        values: np.ndarray[Any, Any] = dequantize(blocks, _TYPES[place.type])
+        return torch.from_numpy(values.reshape(len(rows), n_columns))
+
+
+def _has_whole_blocks(place: TensorPlace) -> bool:
+    """Whether each row has whole blocks, which share scales."""
+    return math.prod(place.shape[1:]) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
+
+
+def _row_bytes(place: TensorPlace) -> int:
+    n_per_block, n_bytes = GGML_QUANT_SIZES[_TYPES[place.type]]
+    n_blocks = math.prod(place.shape[1:]) // n_per_block
+    return n_blocks * n_bytes
+
+
+def _name_of(kind: int) -> str:
+    try:
+        return str(GGMLQuantizationType(kind).name)
+    except ValueError:
+        return f"number {kind}"

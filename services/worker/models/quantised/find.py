@@ -1,0 +1,75 @@
+"""Finds out how a checkpoint has a tensor: as it is, or quantised in one of the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.worker.models.quantised.inputs_first import AwqMatrix, GptqMatrix
+from services.worker.models.quantised.matrix import QuantisedMatrix
+from services.worker.models.quantised.mxfp4 import Mxfp4Tensor
+from services.worker.models.quantised.packed import PackedMatrix
+from services.worker.models.quantised.scaled import QUANTISED, ScaledMatrix
+from services.worker.models.stored_tensor import PlainTensor, StoredTensor
+from services.worker.models.tensor_files import CheckpointError, TensorFiles
+from services.worker.models.weight_format import Layout, WeightFormat
+from services.worker.models.weights import Part
+
+_NUMBERS = {"gptq": "qweight", "awq": "qweight", "packed": "weight_packed"}  # beside `weight`
+
+_LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
+    "gptq": GptqMatrix,
+    "awq": AwqMatrix,
+    "packed": PackedMatrix,
+    "scaled": ScaledMatrix,
+}
+
+
+def find_stored(
+    part: Part, files: TensorFiles, weight_format: WeightFormat | None
+) -> StoredTensor | None:
+    """Returns the tensor that a part is of, as the files have it; None if they do not.
+
+    What is in the files decides whether it is quantised, and `weight_format` how; but MXFP4 is
+    what the family asks for.
+    """
+    if part.is_mxfp4:
+        return Mxfp4Tensor(files, part.name)
+    name = files.find(part.name)
+    module = part.name.removesuffix(".weight")
+    if weight_format is None or module == part.name:
+        return None if name is None else PlainTensor(files, name)
+    if name is None:
+        for numbers in sorted(set(_NUMBERS.values())):
+            name = files.find(f"{module}.{numbers}")
+            if name is not None:
+                return _matrix(files, part, name, weight_format)
+        return None
+    if files.header(name).element in QUANTISED:
+        return _matrix(files, part, name, weight_format)
+    return _FloatsOfQuantised(files, name)
+
+
+def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
+    """Returns the quantised matrix whose numbers are the tensor `name`; raises CheckpointError."""
+    module, _, numbers = name.rpartition(".")
+    form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
+    if form is None:
+        raise CheckpointError(
+            f"{name} is quantised, and quantization_config says that {module} is not"
+        )
+    if numbers != _NUMBERS.get(form.layout, "weight"):
+        raise CheckpointError(f"{name} is not how quantization_config says that it is stored")
+    if part.is_transposed or len(part.shape) != 2:
+        raise CheckpointError(f"{name}: only matrices of linear layers may be quantised")
+    return _LAYOUTS[form.layout](files, module, part.shape, form)
+
+
+class _FloatsOfQuantised(PlainTensor):
+    """A matrix that a quantised checkpoint has as it is, and so without scales."""
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        module = self._name.removesuffix(".weight")
+        for suffix in ("weight_scale", "weight_scale_inv"):
+            if self._files.find(f"{module}.{suffix}") is not None:
+                yield f"{self._name} has element type {self._header.element} beside its {suffix}"
+        yield from super().problems(shape)

@@ -1,0 +1,98 @@
+"""The layouts of GPTQ and AWQ, in which inputs are the first dimension.
+
+`qweight` has the numbers, `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out] those of
+groups of inputs, where `n` are the numbers in a word; `g_idx` [n_in], if it is there, says which
+group an input is of.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from services.worker.models.quantised.matrix import (
+    QuantisedMatrix,
+    numbers_of,
+    range_of,
+    unpack,
+    words_of,
+)
+from services.worker.models.stored_tensor import FLOATS, Spans
+from services.worker.models.weights import pieces
+
+# Places in a word of AWQ, of the outputs in their order: they are unpacked two by two there.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class InputsFirst(QuantisedMatrix):
+    """What GPTQ and AWQ have alike: scales [n_groups, n_out], and the inputs first."""
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        yield from self.wrong_numbers()
+        if self.n_out % self.per_word:
+            yield f"{self._module}: {self.n_out} outputs do not fill words of {self.per_word}"
+        yield from self.wrong("qzeros", (self.n_groups, self.n_out // self.per_word))
+        yield from self.wrong("scales", (self.n_groups, self.n_out), FLOATS)
+        yield from self.wrong_order("g_idx")
+
+    def pieces(self, spans: Spans) -> Iterator[Spans]:
+        rows, columns = spans
+        for begin, end in pieces(len(columns), len(rows) * 4):
+            yield rows, range(columns.start + begin, columns.start + end)
+
+    def read(self, spans: Spans) -> Tensor:
+        rows, columns = spans
+        groups = self.groups(columns, "g_idx")  # [n_columns]
+        used = range_of(groups)
+        scales = self.tensor("scales", used, rows).float()  # [n_used, n_rows]
+        zeros = self.unpacked("qzeros", used, rows) + self.form.zero_offset
+        zeros &= (1 << self.form.bits) - 1
+        groups = groups - used.start
+        numbers = self.numbers(rows, columns)  # [n_columns, n_rows]
+        return ((numbers - zeros[groups]) * scales[groups]).t()
+
+    def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
+        """Returns numbers whose words lie along the second dimension."""
+        words = self.tensor(suffix, rows, words_of(columns, self.per_word))
+        numbers = unpack(words, self.form.bits)
+        return numbers_of(numbers, columns, self.per_word)
+
+    @abstractmethod
+    def wrong_numbers(self) -> Iterator[str]:
+        """Yields what is wrong with `qweight`."""
+
+    @abstractmethod
+    def numbers(self, rows: range, columns: range) -> Tensor:
+        """Returns the numbers of those outputs and inputs, [n_columns, n_rows]."""
+
+
+class GptqMatrix(InputsFirst):
+    """GPTQ: inputs share words."""
+
+    def wrong_numbers(self) -> Iterator[str]:
+        if self.n_in % self.per_word:
+            yield f"{self._module}: {self.n_in} inputs do not fill words of {self.per_word}"
+        yield from self.wrong("qweight", (self.n_in // self.per_word, self.n_out))
+
+    def numbers(self, rows: range, columns: range) -> Tensor:
+        words = self.tensor("qweight", words_of(columns, self.per_word), rows)
+        return numbers_of(unpack(words.t(), self.form.bits), columns, self.per_word).t()
+
+
+class AwqMatrix(InputsFirst):
+    """AWQ: outputs share words, and are in another order there."""
+
+    def wrong_numbers(self) -> Iterator[str]:
+        yield from self.wrong("qweight", (self.n_in, self.n_out // self.per_word))
+
+    def numbers(self, rows: range, columns: range) -> Tensor:
+        return self.unpacked("qweight", columns, rows)
+
+    def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
+        words = self.tensor(suffix, rows, words_of(columns, self.per_word))
+        numbers = unpack(words, self.form.bits)
+        numbers = numbers.reshape(len(rows), numbers.shape[1] // self.per_word, self.per_word)
+        ordered = numbers[:, :, list(_AWQ_PLACES)].flatten(1)
+        return numbers_of(ordered, columns, self.per_word)

@@ -1,0 +1,118 @@
+"""What the layouts of quantised matrices have alike, and numbers of a few bits in words of 32."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.models.stored_tensor import Spans, StoredTensor
+from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
+from services.worker.models.weight_format import MatrixFormat
+from services.worker.models.weights import pieces
+
+WORD_BITS = 32
+INT32 = frozenset(("I32",))
+
+
+class QuantisedMatrix(StoredTensor):
+    """A quantised matrix [n_out, n_in]."""
+
+    def __init__(
+        self, files: TensorFiles, module: str, shape: tuple[int, ...], form: MatrixFormat
+    ) -> None:
+        self.n_out, self.n_in = shape
+        self.form = form
+        self.per_word = WORD_BITS // form.bits
+        self._files = files
+        self._module = module
+
+    @property
+    def group_size(self) -> int:
+        """The inputs that share a scale."""
+        return self.form.block[1] or max(self.n_in, 1)
+
+    @property
+    def n_groups(self) -> int:
+        """The scales along the inputs."""
+        return -(-self.n_in // self.group_size)
+
+    def n_bytes(self, spans: Spans) -> int:
+        rows, columns = spans
+        return -(-len(rows) * len(columns) * self.form.bits // 8)
+
+    def pieces(self, spans: Spans) -> Iterator[Spans]:
+        rows, columns = spans
+        for begin, end in pieces(len(rows), len(columns) * 4):
+            yield range(rows.start + begin, rows.start + end), columns
+
+    def has(self, suffix: str) -> bool:
+        """Whether the module has such a tensor."""
+        return self._files.find(f"{self._module}.{suffix}") is not None
+
+    def tensor(self, suffix: str, *spans: range) -> Tensor:
+        """Returns a part of one of the module's tensors."""
+        return self._files.read(f"{self._module}.{suffix}", spans)
+
+    def wrong(
+        self, suffix: str, shape: Sequence[int], elements: frozenset[str] = INT32
+    ) -> Iterator[str]:
+        """Yields what is wrong with one of the module's tensors."""
+        name = f"{self._module}.{suffix}"
+        header = self._header(suffix)
+        if header is None:
+            yield f"{name} is missing"
+        elif header.shape != tuple(shape):
+            yield f"{name} has shape {list(header.shape)}, not {list(shape)}"
+        elif header.element not in elements:
+            yield f"{name} has element type {header.element}"
+
+    def _header(self, suffix: str) -> Header | None:
+        return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
+
+    def wrong_order(self, suffix: str) -> Iterator[str]:
+        """Yields what is wrong with the scale of each input, which may be left out."""
+        if self.has(suffix) or self.form.needs_order:
+            yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
+
+    def groups(self, columns: range, suffix: str) -> Tensor:
+        """Returns the number of each input's scale, [n_columns], as `suffix` says if it is there.
+
+        Raises CheckpointError for one that is not there.
+        """
+        if not self.has(suffix):
+            return torch.arange(columns.start, columns.stop) // self.group_size
+        groups = self.tensor(suffix, columns).long()
+        if groups.numel() and not 0 <= groups.min() <= groups.max() < self.n_groups:
+            raise CheckpointError(f"{self._module}.{suffix} names scales that are not there")
+        return groups
+
+    @abstractmethod
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...
+
+
+def words_of(span: range, per_word: int) -> range:
+    """Returns the words that hold the numbers of `span`."""
+    return range(span.start // per_word, -(-span.stop // per_word))
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Returns the numbers in words [n, n_words], in their order, [n, n_words * numbers a word]."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    numbers = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return numbers.flatten(1)
+
+
+def numbers_of(numbers: Tensor, span: range, per_word: int) -> Tensor:
+    """Returns those of `span` of the numbers in its words, along the second dimension."""
+    skipped = span.start % per_word
+    return numbers[:, skipped : skipped + len(span)]
+
+
+def range_of(groups: Tensor) -> range:
+    """Returns the smallest range that has all of the groups."""
+    if not groups.numel():
+        return range(0)
+    return range(int(groups.min()), int(groups.max()) + 1)

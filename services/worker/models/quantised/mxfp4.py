@@ -1,0 +1,91 @@
+"""The layout MXFP4: numbers of four bits, 32 of which share a power of two (OCP, 2023).
+
+Of a tensor [..., n] a checkpoint has `{name}_blocks` [..., n / 32, 16], bytes of two numbers with
+the first one in the lower half, and `{name}_scales` [..., n / 32], powers counted from -127. They
+are the same numbers as `convert_moe_packed_tensors` of `transformers` makes, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from services.worker.models.stored_tensor import Spans, StoredTensor
+from services.worker.models.tensor_files import TensorFiles
+from services.worker.models.weights import pieces
+
+BLOCK = 32
+"""Numbers that share a power."""
+
+_STORED_BYTES = 17  # of a block and its power
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
+_BIAS = 127
+
+
+class Mxfp4Tensor(StoredTensor):
+    """A tensor of any number of dimensions, whose last one is a multiple of a block."""
+
+    def __init__(self, files: TensorFiles, name: str) -> None:
+        self._files = files
+        self._name = name
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        scales = (*shape[:-1], shape[-1] // BLOCK)
+        yield from self._wrong(f"{self._name}_blocks", (*scales, BLOCK // 2))
+        yield from self._wrong(f"{self._name}_scales", scales)
+
+    def _wrong(self, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+        found = self._files.find(name)
+        if found is None:
+            yield f"{name} is missing"
+            return
+        header = self._files.header(found)
+        if header.shape != shape:
+            yield f"{found} has shape {list(header.shape)}, not {list(shape)}"
+        elif header.element != "U8":
+            yield f"{found} has element type {header.element}"
+
+    def pieces(self, spans: Spans) -> Iterator[Spans]:
+        rows, *others = spans
+        for begin, end in pieces(len(rows), self.n_bytes((range(1), *others))):
+            yield (range(rows.start + begin, rows.start + end), *others)
+
+    def n_bytes(self, spans: Spans) -> int:
+        *outer, columns = spans
+        return math.prod(map(len, outer)) * len(blocks_of(columns)) * _STORED_BYTES
+
+    def read(self, spans: Spans) -> Tensor:
+        *outer, columns = spans
+        blocks = blocks_of(columns)
+        scales = self._tensor("scales", (*outer, blocks))
+        numbers = dequantised(self._tensor("blocks", (*outer, blocks, range(BLOCK // 2))), scales)
+        return numbers.narrow(-1, columns.start - blocks.start * BLOCK, len(columns))
+
+    def _tensor(self, suffix: str, spans: Spans) -> Tensor:
+        name = f"{self._name}_{suffix}"
+        return self._files.read(self._files.find(name) or name, spans)
+
+
+def blocks_of(columns: range) -> range:
+    """Returns the blocks that numbers with these places in their row are in."""
+    return range(columns.start // BLOCK, -(-columns.stop // BLOCK))
+
+
+def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Returns the numbers [..., n] in bfloat16, in which all but those too large are exact.
+
+    `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
+    """
+    halves = torch.tensor((*_HALVES, *(-half for half in _HALVES)), dtype=torch.bfloat16)
+    of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
+    # Two numbers are looked up as one: a byte's at once.
+    pairs = of_byte.view(torch.int32).flatten()
+    numbers = pairs.index_select(0, blocks.flatten().int()).view(torch.bfloat16)
+    # Half of each power, which for the largest is still a number.
+    powers = torch.ldexp(torch.ones(256), torch.arange(256) - (_BIAS + 1)).bfloat16()
+    of_blocks = powers.index_select(0, scales.flatten().int())[:, None]
+    shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)
+    return numbers.view(-1, BLOCK).mul_(of_blocks).view(shape)

@@ -1,0 +1,66 @@
+"""The layout "pack-quantized" of compressed-tensors, in which outputs are the first dimension.
+
+`weight_packed` [n_out, n_in / n] has the numbers, `n` in a word, `weight_scale` [n_out, n_groups]
+and `weight_zero_point` [n_out / n, n_groups] those of groups of inputs; `weight_g_idx` [n_in], if
+it is there, says which group an input is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from services.worker.models.quantised.matrix import (
+    QuantisedMatrix,
+    numbers_of,
+    range_of,
+    unpack,
+    words_of,
+)
+from services.worker.models.stored_tensor import FLOATS, Spans
+
+
+class PackedMatrix(QuantisedMatrix):
+    """The "pack-quantized" of compressed-tensors: signed numbers, raised until none is negative."""
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        packed_in = -(-self.n_in // self.per_word)
+        n_scales = self._scales_shape()
+        yield from self.wrong("weight_packed", (self.n_out, packed_in))
+        yield from self.wrong("weight_scale", n_scales, FLOATS)
+        if self.form.has_zeros:
+            packed_out = -(-n_scales[0] // self.per_word)
+            yield from self.wrong("weight_zero_point", (packed_out, *n_scales[1:]))
+        yield from self.wrong_order("weight_g_idx")
+        wrong = list(self.wrong("weight_shape", (2,), frozenset(("I64", "I32"))))
+        yield from wrong
+        if not wrong:
+            said = self.tensor("weight_shape", range(2)).tolist()
+            if said != [self.n_out, self.n_in]:
+                yield f"{self._module}.weight_shape is {said}, not {[self.n_out, self.n_in]}"
+
+    def _scales_shape(self) -> tuple[int, ...]:
+        return (1,) if self.form.block[0] is None else (self.n_out, self.n_groups)
+
+    def read(self, spans: Spans) -> Tensor:
+        rows, columns = spans
+        words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
+        numbers = numbers_of(unpack(words, self.form.bits), columns, self.per_word)
+        if self.form.block[0] is None:
+            middle = 1 << self.form.bits - 1
+            return (numbers - middle) * self.tensor("weight_scale", range(1)).float()
+        groups = self.groups(columns, "weight_g_idx")  # [n_columns]
+        used = range_of(groups)
+        groups = groups - used.start
+        scales = self.tensor("weight_scale", rows, used).float()  # [n_rows, n_used]
+        return (numbers - self._zeros(rows, used)[:, groups]) * scales[:, groups]
+
+    def _zeros(self, rows: range, groups: range) -> Tensor:
+        """Returns the zero points [n_rows, n_groups], raised as the numbers are."""
+        if not self.form.has_zeros:
+            middle = 1 << self.form.bits - 1
+            return torch.full((len(rows), len(groups)), middle, dtype=torch.int32)
+        words = self.tensor("weight_zero_point", words_of(rows, self.per_word), groups)
+        return numbers_of(unpack(words.t(), self.form.bits), rows, self.per_word).t()

@@ -1,0 +1,81 @@
+"""The layout of int8 and FP8: `weight` [n_out, n_in], and a scale for each block of it.
+
+A block may be the whole matrix, an output, or a rectangle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.models.quantised.matrix import QuantisedMatrix
+from services.worker.models.stored_tensor import FLOATS, Spans
+
+QUANTISED = frozenset(("I8", "F8_E4M3"))
+"""Element types of the matrix itself."""
+
+
+class ScaledMatrix(QuantisedMatrix):
+    """A matrix of int8 or FP8, with a scale for each block of it."""
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        yield from self.wrong("weight", shape, QUANTISED)
+        yield from self._wrong_scales(self.form.scale_name, FLOATS)
+        if self.form.has_zeros:
+            yield from self._wrong_scales("weight_zero_point", frozenset(("I8", "I32")) | FLOATS)
+
+    def _wrong_scales(self, suffix: str, elements: frozenset[str]) -> Iterator[str]:
+        header = self._header(suffix)
+        grid = self._grid
+        if header is None or _without_ones(header.shape) != _without_ones(grid):
+            yield from self.wrong(suffix, grid, elements)
+        elif header.element not in elements:
+            yield f"{self._module}.{suffix} has element type {header.element}"
+
+    @property
+    def _block(self) -> tuple[int, int]:
+        """The outputs and the inputs that share a scale."""
+        return self.form.block[0] or max(self.n_out, 1), self.group_size
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        """The shape of the scales; dimensions of one may be left out in the file."""
+        return -(-self.n_out // self._block[0]), self.n_groups
+
+    def n_bytes(self, spans: Spans) -> int:
+        return len(spans[0]) * len(spans[1])
+
+    def read(self, spans: Spans) -> Tensor:
+        rows, columns = spans
+        weight = self.tensor("weight", rows, columns).float()
+        if self.form.has_zeros:
+            weight -= self._spread("weight_zero_point", rows, columns)
+        return weight.mul_(self._spread(self.form.scale_name, rows, columns))
+
+    def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
+        """Returns the scale of each element, [n_rows, n_columns], or what broadcasts to it."""
+        by_row, by_column = self._block
+        used = (
+            range(rows.start // by_row, -(-rows.stop // by_row)),
+            range(columns.start // by_column, -(-columns.stop // by_column)),
+        )
+        header = self._header(suffix)
+        kept: tuple[range, ...] = used
+        if header is not None and len(header.shape) < 2:
+            # Dimensions of one are left out; of two that are, the rest is one number or none.
+            is_long = [size != 1 for size in self._grid]
+            kept = tuple(span for span, keeps in zip(used, is_long, strict=True) if keeps)
+            if not kept and header.shape:
+                kept = (range(1),)
+        found = self.tensor(suffix, *kept).float().reshape(len(used[0]), len(used[1]))
+        row_blocks = torch.arange(rows.start, rows.stop) // by_row - used[0].start
+        if len(used[1]) > 1:
+            column_blocks = torch.arange(columns.start, columns.stop) // by_column - used[1].start
+            found = found[:, column_blocks]
+        return found[row_blocks]
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]

@@ -1,0 +1,209 @@
+"""Models in GGUF files, which the package `gguf` writes: `transformers` is the oracle."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from services.worker.models import CheckpointError, UnsupportedModel, checkpoint_digest
+from services.worker.models.config_file import read_config, read_gguf_header
+from services.worker.models.gguf_file import GgufFile
+from services.worker.models.rotary_config import RotaryConfig
+from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint, write_family_checkpoint
+from tests.ggufs import random_blocks, write_gguf
+from tests.worker.pipeline import Pipeline, Span, load
+
+TOKENS = [5, 9, 100, 3, 42, 198, 7, 60, 61, 62, 63, 2, 14, 15, 16, 90]
+GEMMA: dict[str, Any] = {"sliding_window": 6, "head_dim": 8, "query_pre_attn_scalar": 8}
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SMALL, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+    "llama-biases-tied": LlamaConfig(
+        **SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SMALL, head_dim=10),
+    "gemma2": Gemma2Config(**SMALL, **GEMMA),
+    "gemma3": Gemma3TextConfig(**{**SMALL, "num_hidden_layers": 7}, **GEMMA),
+}
+
+
+def last_logits(model: Path, n_stages: int = 1, tp_size: int = 1) -> torch.Tensor:
+    pipeline = Pipeline(model, n_stages=n_stages, tp_size=tp_size, dtype="float32")
+    pipeline.admit(0, len(TOKENS))
+    return pipeline.run([Span(0, TOKENS)])[1]
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_a_model_in_a_gguf_file_has_the_oracles_logits(
+    tmp_path: Path, config: PreTrainedConfig
+) -> None:
+    write_family_checkpoint(tmp_path, config)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf")
+    expected = Oracle(tmp_path).logits(TOKENS)[-1:]
+    for cut in ((1, 1), (2, 2)):
+        torch.testing.assert_close(last_logits(file, *cut), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_a_quantised_file_means_what_transformers_reads_in_it(tmp_path: Path, kind: str) -> None:
+    write_checkpoint(tmp_path, hidden_size=192, intermediate_size=128)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", kind=GGMLQuantizationType[kind])
+    oracle: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32
+    )
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([TOKENS])).logits[0, -1:]
+    found = last_logits(file, n_stages=2, tp_size=2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_of_frequencies_are_those_of_llama_3(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    config = LlamaConfig(**SMALL, rope_parameters=rope)
+    write_family_checkpoint(tmp_path, config)
+    waves = 2 * np.pi * 10_000.0 ** (np.arange(0, 8, 2) / 8)
+    share = np.clip((32 / waves - 1) / 3, 0, 1)
+    factors = torch.tensor(1 / ((1 - share) / 8 + share), dtype=torch.float32)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", rope_freqs=factors)
+    expected = Oracle(tmp_path).logits(TOKENS)[-1:]
+    torch.testing.assert_close(last_logits(file), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_linear_stretching_is_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    stretched = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", metadata=stretched)
+    config = read_config(file)
+    assert isinstance(config, RotaryConfig)
+    assert (config.rope.rope_type, config.rope.factor) == ("linear", 4.0)
+
+
+KINDS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q4_1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: str) -> None:
+    number = GGMLQuantizationType[kind]
+    n_block, n_bytes = GGML_QUANT_SIZES[number]
+    blocks = random_blocks(12, 512 // n_block * n_bytes)
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=number)
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = read_config(write_checkpoint(tmp_path, num_attention_heads=3, num_key_value_heads=3))
+    file = GgufFile(read_gguf_header(tmp_path / "a.gguf"), config)
+    whole = torch.from_numpy(dequantize(blocks, number))
+    found = file.read("blk.0.ffn_up.weight", (range(5, 9), range(3, 300)))
+    assert found.equal(whole[5:9, 3:300])
+    # Three heads of four rows, of which neighbours in the file are halves in the model.
+    order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
+    found = file.read("blk.0.attn_q.weight", (range(3, 10), range(512)))
+    assert found.equal(whole[order][3:10])
+
+
+@pytest.mark.parametrize(
+    ("file_type", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.bfloat16)]
+)
+def test_the_element_type_is_that_of_the_file_unless_it_is_quantised(
+    tmp_path: Path, file_type: int, dtype: torch.dtype
+) -> None:
+    metadata = {"general.file_type": file_type}
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", metadata=metadata)
+    assert read_config(file).resolve_dtype("auto") == dtype
+
+
+def test_tokens_at_the_end_are_those_that_are_named_and_ends_of_turns(tmp_path: Path) -> None:
+    tokens = [f"t{i}" for i in range(199)]
+    tokens[7] = "<|eot_id|>"
+    tokens[8] = "<|im_end|>"
+    types = [1] * 199
+    types[7] = 3
+    vocabulary = {"tokens": tokens, "token_type": types, "eos_token_id": 2, "eot_token_id": 7}
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", tokenizer=vocabulary)
+    assert read_config(file).eos_token_ids == (2, 7)
+
+
+def test_files_are_told_apart_by_their_digests(tmp_path: Path) -> None:
+    first = write_gguf(write_checkpoint(tmp_path / "a"), tmp_path / "a.gguf")
+    again = write_gguf(write_checkpoint(tmp_path / "b"), tmp_path / "a" / "a.gguf")
+    other = write_gguf(write_checkpoint(tmp_path / "c", seed=1), tmp_path / "b" / "a.gguf")
+    assert checkpoint_digest(first) == checkpoint_digest(again) != checkpoint_digest(other)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"general.architecture": "mamba"}, "general.architecture 'mamba' is not one of"),
+        ({"llama.expert_count": 8}, r"\['llama\.expert_count'\] are not supported"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn'"),
+        ({"llama.rope.dimension_count": 4}, r"rope\.dimension_count are \[4, 8\]"),
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, "head_count_kv is"),
+        ({"llama.attention.head_count_kv": 5}, "num_key_value_heads"),
+        ({"llama.context_length": 0}, "max_position_embeddings"),
+        ({"split.count": 3}, "split.count"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, Any], named: str
+) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=named):
+        load(file)
+
+
+def test_a_type_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, hidden_size=192, intermediate_size=64)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", kind=GGMLQuantizationType.MXFP4)
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight has element type MXFP4"):
+        load(file)
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="ends inside output_norm"):
+        load(file)
+
+
+def test_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
+    content = file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(file)
+
+
+def test_a_checkpoint_that_says_frequency_factors_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "frequency_factors": [1.0] * 4}
+    directory = edit_config(write_checkpoint(tmp_path), rope_parameters=rope)
+    assert (
+        "frequency_factors"
+        in json.loads((directory / "config.json").read_text())["rope_parameters"]
+    )
+    with pytest.raises(UnsupportedModel, match="frequency_factors"):
+        read_config(directory)

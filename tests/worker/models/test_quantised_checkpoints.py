@@ -1,0 +1,360 @@
+"""Quantised checkpoints: each format's matrices are what its specification says, however cut."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig
+
+from services.worker.models import CheckpointError, UnsupportedModel
+from services.worker.models.checkpoint_tensors import CheckpointTensors
+from services.worker.models.config_file import read_config
+from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.weights import Part, Shard, WantedTensors
+from tests.checkpoints import (
+    SMALL,
+    Oracle,
+    edit_config,
+    write_checkpoint,
+    write_family_checkpoint,
+)
+from tests.worker.models.quantised_writers import Writer, awq, gptq, packed, quantise, scaled
+from tests.worker.models.test_text_half import HALVES
+from tests.worker.pipeline import Pipeline, Span, load
+
+# Sizes that leave groups of 32 and blocks of 20 and 24 unfinished.
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 6,
+    "head_dim": 8,
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A writer, and the configuration that says what it has written."""
+
+    writer: Writer
+    config: dict[str, Any]
+
+
+def compressed(format: str, weights: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """A configuration as compressed-tensors writes it."""
+    group = {
+        "targets": ["Linear"],
+        "weights": {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, **weights},
+        "input_activations": {"num_bits": 8, "dynamic": True, "strategy": "token"},
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": 1.5,
+        **config,
+    }
+
+
+def of_gptq(writer: Writer, **config: Any) -> Scheme:
+    return Scheme(writer, {"quant_method": "gptq", "damp_percent": 0.1, "sym": True, **config})
+
+
+FP8 = torch.float8_e4m3fn
+INT4 = {"num_bits": 4, "type": "int"}
+SCHEMES = {
+    "gptq-4-groups": of_gptq(
+        gptq(bits=4, group_size=16, is_symmetric=True), bits=4, group_size=16
+    ),
+    "gptq-4-asymmetric-ordered": of_gptq(
+        gptq(bits=4, group_size=32, is_symmetric=False, is_ordered=True),
+        bits=4,
+        group_size=32,
+        sym=False,
+        desc_act=True,
+    ),
+    "gptq-8-one-group": of_gptq(
+        gptq(bits=8, group_size=None, is_symmetric=True), bits=8, group_size=-1, lm_head=False
+    ),
+    "gptq-v2": of_gptq(
+        gptq(version=2, bits=4, group_size=16, is_symmetric=False),
+        bits=4,
+        group_size=16,
+        sym=False,
+        checkpoint_format="gptq_v2",
+    ),
+    "awq": Scheme(
+        awq(group_size=16, is_symmetric=False),
+        {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True,
+         "version": "GEMM", "modules_to_not_convert": None},
+    ),
+    "packed-groups": Scheme(
+        packed(bits=4, group_size=16, is_symmetric=True),
+        compressed(
+            "pack-quantized", {**INT4, "strategy": "group", "group_size": 16, "symmetric": True}
+        ),
+    ),
+    "packed-asymmetric-ordered": Scheme(
+        packed(bits=4, group_size=16, is_symmetric=False, is_ordered=True),
+        compressed(
+            "pack-quantized",
+            {**INT4, "strategy": "group", "group_size": 16, "symmetric": False,
+             "actorder": "group"},
+        ),
+    ),
+    "packed-8-channels": Scheme(
+        packed(bits=8, group_size=None, is_symmetric=False),
+        compressed(
+            "pack-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
+        ),
+    ),
+    "int8-channels": Scheme(
+        scaled(torch.int8, (1, None)),
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        ),
+    ),
+    "int8-asymmetric-tensor": Scheme(
+        scaled(torch.int8, (None, None), shape=(1,), has_zeros=True),
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False},
+        ),
+    ),
+    "float8-channels": Scheme(
+        scaled(FP8, (1, None)),
+        compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    ),
+    "float8-tensor": Scheme(
+        scaled(FP8, (None, None), shape=()),
+        compressed("naive-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    ),
+    "float8-blocks": Scheme(
+        scaled(FP8, (24, 20)),
+        compressed(
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [24, 20]},
+        ),
+    ),
+    "fp8-blocks": Scheme(
+        scaled(FP8, (24, 20), name="weight_scale_inv"),
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+         "weight_block_size": [24, 20]},
+    ),
+    "fp8-tensor": Scheme(
+        scaled(FP8, (None, None), shape=()),
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+}  # fmt: skip
+
+
+def write(directory: Path, scheme: Scheme, **how: Any) -> tuple[Path, Path]:
+    """Writes a checkpoint with the meaning of random quantised matrices, and one with these."""
+    plain, quantised = directory / "plain", directory / "quantised"
+    quantise(write_checkpoint(plain, **SIZES), quantised, scheme.writer, scheme.config, **how)
+    return plain, quantised
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_a_quantised_checkpoint_computes_what_its_numbers_mean(
+    tmp_path: Path, scheme: Scheme
+) -> None:
+    plain, quantised = write(tmp_path, scheme)
+    tokens = [5, 9, 100, 3, 42, 198, 7]
+    expected = Oracle(plain).logits(tokens)
+    pipeline = Pipeline(quantised, n_stages=2, tp_size=2)
+    pipeline.admit(0, len(tokens))
+    found = pipeline.run([Span(0, tokens)])[1]
+    torch.testing.assert_close(found, expected[-1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
+def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: Scheme, piece_bytes: int
+) -> None:
+    monkeypatch.setattr("services.worker.models.weights._PIECE_BYTES", piece_bytes)
+    plain, quantised = write(tmp_path, scheme)
+    weights = load_file(plain / "model.safetensors")
+    up, down = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down"))
+    parts = [
+        Part(up, (80, 48), Shard(0, range(37, 61))),
+        Part(up, (80, 48), Shard(0, range(3, 4))),
+        Part(up, (80, 48), Shard(1, range(21, 43))),
+        Part(down, (48, 80), Shard(1, range(39, 80))),
+        Part(down, (48, 80), Shard(0, range(0))),
+        Part(down, (48, 80)),
+    ]
+    wanted = WantedTensors(0, 1)
+    for part in parts:
+        wanted.joined([part])
+    steps: list[tuple[int, int]] = []
+    source = CheckpointTensors(
+        SafetensorsFiles(quantised),
+        wanted,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        on_progress=lambda *step: steps.append(step),
+        weight_format=read_config(quantised).weight_format,
+    )
+    for part in parts:
+        index = tuple(slice(span.start, span.stop) for span in part.spans)
+        expected = weights[part.name][index]
+        torch.testing.assert_close(source.joined([part]), expected, rtol=1e-6, atol=1e-6)
+    assert steps[-1][0] == steps[-1][1] > 0
+
+
+def test_modules_that_are_not_quantised_are_read_as_they_are(tmp_path: Path) -> None:
+    scheme = SCHEMES["float8-channels"]
+    ignored = compressed(
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "channel"},
+        ignore=["lm_head", "re:.*down_proj"],
+    )
+    plain, quantised = write(tmp_path, Scheme(scheme.writer, ignored), keeps="down_proj")
+    assert last_logits(quantised).equal(last_logits(plain))
+
+
+@pytest.mark.parametrize("scheme", ["gptq-4-asymmetric-ordered", "awq", "float8-channels"])
+def test_experts_are_quantised_too(tmp_path: Path, scheme: str) -> None:
+    config = Qwen3MoeConfig(
+        **{**SMALL, **SIZES},
+        moe_intermediate_size=32,
+        num_experts=3,
+        num_experts_per_tok=2,
+    )
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    write_family_checkpoint(plain, config)
+    quantise(plain, quantised, SCHEMES[scheme].writer, SCHEMES[scheme].config)
+    tokens = [5, 9, 100, 3, 42]
+    expected = Oracle(plain).logits(tokens)[-1:]
+    pipeline = Pipeline(quantised, tp_size=2)
+    pipeline.admit(0, len(tokens))
+    found = pipeline.run([Span(0, tokens)])[1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_text_half_of_a_checkpoint_may_be_quantised(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, HALVES["gemma3"])
+    edit_config(tmp_path, quantization_config=SCHEMES["fp8-blocks"].config)
+    found = read_config(tmp_path).weight_format
+    assert found is not None
+    assert found.forms[0].block == (24, 20)
+
+
+def last_logits(directory: Path) -> torch.Tensor:
+    pipeline = Pipeline(directory)
+    pipeline.admit(0, 3)
+    return pipeline.run([Span(0, [4, 5, 6])])[1]
+
+
+def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
+    by_channel = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    by_tensor = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    config = compressed("float-quantized", by_channel)
+    config["config_groups"] = {
+        "a": {"targets": ["re:.*mlp[.].*"], "weights": by_channel},
+        "b": {"targets": ["model.layers.0.self_attn.q_proj"], "weights": by_channel},
+        "c": {"targets": ["Linear"], "weights": by_tensor},
+    }
+    plain, quantised = write(tmp_path, SCHEMES["float8-channels"])
+    edit_config(quantised, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.k_proj\.weight_scale has"):
+        load(quantised)
+    config["config_groups"]["b"]["targets"] = ["self_attn"]
+    edit_config(quantised, quantization_config=config)
+    assert last_logits(quantised).equal(last_logits(plain))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "named"),
+    [
+        ("gptq-4-groups", {"qweight": None}, r"lacks model\.layers\.0\.self_attn\.q_proj\.weight"),
+        ("gptq-4-groups", {"qzeros": None}, r"q_proj\.qzeros is missing"),
+        ("gptq-4-asymmetric-ordered", {"g_idx": None}, r"q_proj\.g_idx is missing"),
+        ("gptq-4-groups", {"scales": torch.ones(3, 47)}, r"scales has shape \[3, 47\], not \[3, 4"),
+        ("awq", {"qweight": torch.ones(48, 6)}, r"qweight has element type F32"),
+        ("packed-groups", {"weight_shape": torch.tensor([48, 47])}, r"weight_shape is \[48, 47\]"),
+        ("int8-channels", {"weight_scale": None}, r"q_proj\.weight_scale is missing"),
+        ("int8-channels", {"weight": torch.ones(48, 48)}, r"F32 beside its weight_scale"),
+        ("fp8-blocks", {"weight_scale_inv": torch.ones(2, 2)}, r"weight_scale_inv has shape"),
+    ],
+)
+def test_files_that_are_not_as_promised_are_refused(
+    tmp_path: Path, scheme: str, changes: dict[str, torch.Tensor | None], named: str
+) -> None:
+    _, quantised = write(tmp_path, SCHEMES[scheme])
+    change(quantised, changes)
+    with pytest.raises(CheckpointError, match=named):
+        load(quantised)
+
+
+def change(directory: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Changes tensors of the first projection."""
+    path = directory / "model.safetensors"
+    prefix = "model.layers.0.self_attn.q_proj."
+    tensors = load_file(path) | {f"{prefix}{name}": value for name, value in changes.items()}
+    save_file({name: value for name, value in tensors.items() if value is not None}, path)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_an_input_of_a_group_that_is_not_there_is_refused(tmp_path: Path, index: int) -> None:
+    _, quantised = write(tmp_path, SCHEMES["gptq-4-groups"])
+    change(quantised, {"g_idx": torch.full((48,), index, dtype=torch.int32)})
+    with pytest.raises(CheckpointError, match="names scales that are not there"):
+        load(quantised)
+
+
+def test_what_is_quantised_must_not_be_listed_as_plain(tmp_path: Path) -> None:
+    _, quantised = write(tmp_path, SCHEMES["fp8-tensor"])
+    config = {**SCHEMES["fp8-tensor"].config, "ignored_layers": ["self_attn.q_proj"]}
+    edit_config(quantised, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"q_proj is not"):
+        load(quantised)
+
+
+WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes'"),
+        ({"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
+        ({"quant_method": ["gptq"]}, "quant_method"),
+        ({"bits": 4}, "quant_method None"),
+        ({"quant_method": "gptq", "bits": 3}, "bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 8}}}, "dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "regular expression"),
+        ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+        ({"quant_method": "fp8", "modules_to_convert": ["embed"]}, "modules_to_convert"),
+        (compressed("nvfp4-pack-quantized", WEIGHTS), "format"),
+        (compressed("pack-quantized", {**WEIGHTS, "num_bits": 3}), "num_bits"),
+        (compressed("int-quantized", {**WEIGHTS, "type": "float"}), "int-quantized"),
+        (compressed("int-quantized", {**WEIGHTS, "strategy": "attn_head"}), "strategy"),
+        (compressed("int-quantized", WEIGHTS, quantization_status="frozen"), "quantization_status"),
+        (compressed("int-quantized", WEIGHTS, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed("int-quantized", WEIGHTS, transform_config={"a": 1}), "transform_config"),
+        (compressed("int-quantized", WEIGHTS, sparsity_config={"format": "24"}), "sparsity_config"),
+        (compressed("int-quantized", WEIGHTS, config_groups={"W8A8": ["Linear"]}), "W8A8"),
+    ],
+)
+def test_a_scheme_that_is_not_known_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], named: str
+) -> None:
+    directory = edit_config(write_checkpoint(tmp_path), quantization_config=config)
+    with pytest.raises(UnsupportedModel, match=named):
+        read_config(directory)
