@@ -123,7 +123,7 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     has_template = facts["has_chat_template"]
     no_end = "" if facts.get("eos_token_ids", True) else ", and no token that ends an output"
     return [
-        ("tokenizer", f"tokenizer.json{no_end}"),
+        ("tokenizer", f"{facts['tokenizer']}{no_end}"),
         ("chat template", "there" if has_template else "none: it completes texts, and cannot chat"),
         *([("tool calls", facts["tools"])] if has_template else []),
         ("reasoning", "<think>" if facts["thinks"] else "none"),

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels import ops_for
 from kernels.packed_linear import LinearWeight, can_compute
 from services.common.cannot_start import CannotStart
+from services.common.gguf.header import tokenizer_file
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
@@ -151,6 +152,7 @@ def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     template = ChatTemplate.from_model(path)
     written = MessageFormat(tokenizer, template.source if template is not None else "")
     return {
+        "tokenizer": tokenizer_file(path).name,
         "has_chat_template": template is not None,
         "tools": written.tools,
         "thinks": written.thinks,

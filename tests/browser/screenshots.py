@@ -3,6 +3,7 @@
 python -m tests.browser.screenshots docs/images
 """
 
+import re
 import shutil
 import sys
 import threading
@@ -63,7 +64,7 @@ def pipeline(browser: Browser, stack: Stack, directory: Path, scheme: str) -> No
 
 def compare(browser: Browser, stack: Stack, directory: Path) -> None:
     """Recorded runs of three schedules, one above the other."""
-    page = open_page(browser, f"{stack.http}/#compare", "light", height=1180)
+    page = open_page(browser, f"{stack.http}/#compare", "light", height=1560)
     page.locator("#compare canvas").nth(2).wait_for()
     page.wait_for_timeout(500)
     take(page, "page-compare", directory)
@@ -76,9 +77,11 @@ def playground(browser: Browser, stack: Stack, directory: Path) -> None:
     page.get_by_label("Ask as").select_option("completion")
     page.locator("textarea").first.fill("If the file does not exist,")
     page.get_by_label("max_tokens").fill("60")
+    page.get_by_label(re.compile("^temperature")).fill("0.7")
+    page.get_by_label(re.compile("^seed")).fill("3")
     page.get_by_role("button", name="Send").click()
     page.get_by_text("generated").wait_for()
-    page.locator(".token").nth(5).hover()
+    page.locator(".token").nth(2).hover()
     page.wait_for_timeout(500)
     take(page, "page-playground", directory)
     page.context.close()
