@@ -144,11 +144,9 @@ test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get i
 
 test-browser: setup page-tools  ## Look at the page in a real browser (Debian: apt-get install chromium)
 	@command -v chromium >/dev/null || [ -n "$$ORCINUS_CHROMIUM" ] || { echo 'chromium is missing: apt-get install chromium'; exit 1; }
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 screenshots: setup  ## Take the pictures of the page that the docs show, into docs/images
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
 	@[ -e build/llama-125m ] || $(BIN)/python -m benchmarks.make_model build/llama-125m
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
