@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import services
+from tests.fake_http import serving_http
 
 ROOT = Path(services.__path__[0]).parent
 
@@ -59,23 +60,8 @@ class FakeHub:
     @contextmanager
     def serving(self) -> Iterator["FakeHub"]:
         """Serves until the end of the block."""
-        hub = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.hub = hub
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            try:
-                yield self
-            finally:
-                self.released.set()
-                server.shutdown()
-                thread.join()
+        with serving_http(_Handler, released=self.released, hub=self) as self.url:
+            yield self
 
 
 def checkpoint(weights: bytes = b"w" * 100, **others: bytes) -> dict[str, bytes]:

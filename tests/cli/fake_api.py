@@ -5,8 +5,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.fake_http import serving_http
 
 HOLD = "hold"
 """In the place of an event: nothing comes any more until the caller hangs up, or the test ends."""
@@ -26,23 +28,8 @@ class FakeApi:
     @contextmanager
     def serving(self) -> Iterator["FakeApi"]:
         """Serves until the end of the block."""
-        api = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.api = api
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            try:
-                yield self
-            finally:
-                self.released.set()
-                server.shutdown()
-                thread.join()
+        with serving_http(_Handler, released=self.released, api=self) as self.url:
+            yield self
 
 
 def delta(text: str, **others: str) -> dict[str, Any]:

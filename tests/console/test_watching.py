@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.console.events import STORY, mark, write_recording
+from tests.fake_http import serving_http
 
 TIMEOUT_S = 60.0
 KEY = "sk-secret"
@@ -39,23 +40,8 @@ class Stage:
 
     @contextmanager
     def playing(self) -> Iterator["Stage"]:
-        stage = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.stage = stage
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            try:
-                yield self
-            finally:
-                self.released.set()
-                server.shutdown()
-                thread.join()
+        with serving_http(_Handler, released=self.released, stage=self) as self.url:
+            yield self
 
 
 class _Handler(BaseHTTPRequestHandler):
