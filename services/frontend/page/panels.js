@@ -5,6 +5,9 @@ import { TURN_WORDS, count, duration, plural, quantile } from "./words.js";
 /** @import {Run, Request, Second} from "./run.js" */
 
 const MINUTE_S = 60;
+/** Points of a line of the last five minutes, and the seconds of each. */
+const N_POINTS = 60;
+const POINT_S = 5;
 const MAX_ROWS = 60;
 const MAX_ITERATIONS = 40;
 
@@ -16,7 +19,7 @@ const MAX_ITERATIONS = 40;
  */
 export function panels(run, now) {
   return html`
-    <section class="card wide"><h2>The last minute</h2>${figures(run, now)}</section>
+    <section class="card wide"><h2>The last minute <small class="quiet">and lines of the last five</small></h2>${figures(run, now)}</section>
     <section class="card"><h2>K/V memory</h2>${memory(run)}</section>
     <section class="card double"><h2>Pool, in its order</h2>${pool(run)}</section>
     ${run.pool?.accounts.length ? html`<section class="card"><h2>Accounts</h2>${accounts(run)}</section>` : ""}
@@ -62,16 +65,39 @@ function figure(name, value, more, line) {
 }
 
 /**
+ * Returns a line of the last minutes, with a point for every few seconds.
+ *
  * @param {Run} run
  * @param {number} end
  * @param {(second: Second) => number} of
  */
 function sparkline(run, end, of) {
-  const bySecond = new Map(run.seconds.map((s) => [s.second, of(s)]));
-  const values = Array.from({ length: MINUTE_S }, (_, i) => bySecond.get(end - MINUTE_S + i) ?? 0);
+  /** @type {Second[][]} */
+  const parts = Array.from({ length: N_POINTS }, () => []);
+  for (const second of run.seconds) {
+    const part = N_POINTS - 1 - Math.floor((end - 1 - second.second) / POINT_S);
+    parts[part]?.push(second);
+  }
+  const values = parts.map((part) => (part.length ? of(joined(part)) : 0));
   const most = Math.max(...values, 1e-9);
   const path = values.map((v, i) => `${i ? "L" : "M"}${i} ${(24 - (22 * v) / most).toFixed(1)}`).join("");
-  return html`<svg viewBox="0 0 ${MINUTE_S - 1} 26" preserveAspectRatio="none" aria-hidden="true">${svg`<path d=${path}></path>`}</svg>`;
+  return html`<svg viewBox="0 0 ${N_POINTS - 1} 26" preserveAspectRatio="none" aria-hidden="true">${svg`<path d=${path}></path>`}</svg>`;
+}
+
+/**
+ * Returns several seconds as if they were one.
+ *
+ * @param {Second[]} seconds at least one
+ * @returns {Second}
+ */
+function joined(seconds) {
+  const sum = (/** @type {(s: Second) => number} */ of) => seconds.reduce((total, s) => total + of(s), 0);
+  return {
+    second: seconds[0].second,
+    nTokens: sum((s) => s.nTokens), nIterations: sum((s) => s.nIterations), nSpans: sum((s) => s.nSpans),
+    firsts: seconds.flatMap((s) => s.firsts), gaps: seconds.flatMap((s) => s.gaps),
+    nAllocated: Math.max(...seconds.map((s) => s.nAllocated)),
+  };
 }
 
 /** @param {Run} run */
