@@ -110,7 +110,7 @@ test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
 
 test-triton: setup  ## Run the tests that interpret or compile the kernels for GPUs, without one
-	$(BIN)/python -m pytest -m 'triton and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) $(ARGS)
 
 test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
