@@ -105,7 +105,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a load saw, or would see. Times are in seconds."""
+    """The figures of a run, measured or predicted; times are in seconds."""
 
     tokens_per_s: float
     """Tokens of outputs, from the first arrival to the last token."""

@@ -34,7 +34,7 @@ class Piece:
 
 
 class Conversation:
-    """What was said, and the next answer to it."""
+    """A conversation with a model: its messages so far, and the next answer as it streams."""
 
     def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
         self._target = target

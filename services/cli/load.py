@@ -45,7 +45,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: requests of one length, of prompts that have nothing in common."""
+    """A load on a server: requests of one length, whose prompts have nothing in common."""
 
     url: str
     model: str

@@ -57,7 +57,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What stands in front of a file's tensors."""
+    """The header of a GGUF file: its metadata, and where each tensor lies."""
 
     path: Path
     metadata: Mapping[str, Any]

@@ -216,7 +216,7 @@ class Connection(Protocol):
 
 
 class Views(Protocol):
-    """Those who watch the scheduler."""
+    """The feed of those who watch the scheduler: how many there are."""
 
     @property
     def n_viewers(self) -> int: ...

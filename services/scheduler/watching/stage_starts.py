@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """What a stage did for an iteration, in nanoseconds."""
+    """The times of one stage in one iteration, in nanoseconds."""
 
     compute_ns: int
     send_ns: int

@@ -195,7 +195,7 @@ class _Group(_Config):
 
 
 class _CompressedTensors(_Config):
-    """What LLM Compressor writes."""
+    """The configuration of a compressed-tensors checkpoint, as LLM Compressor writes it."""
 
     ignored = frozenset(("global_compression_ratio", "version"))
 

@@ -23,7 +23,7 @@ class CheckpointError(CannotStart):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of a tensor: its shape, the name of its element type, and a row's bytes."""
+    """The header of a tensor in a file: its shape, its element type's name, and a row's bytes."""
 
     shape: tuple[int, ...]
     element: str

@@ -27,7 +27,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class InputsFirst(QuantisedMatrix):
-    """What GPTQ and AWQ have alike: scales [n_groups, n_out], and the inputs first."""
+    """A matrix of GPTQ or AWQ, which both store by inputs first, with scales [n_groups, n_out]."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong_numbers()
