@@ -5,6 +5,7 @@ Answers come as they are written; Ctrl-C ends one, and what came of it stays in 
 
 import argparse
 import readline
+import signal
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _talk(conversation: Conversation, target: Target) -> None:
+    # Ctrl-C ends an answer, also where a script that was started in the background began this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     readline.set_history_length(MAX_HISTORY)
     if sys.stdin.isatty():
         _write(f"{target.model}\n{HELP}\n\n")

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -127,18 +125,20 @@ def test_options_that_mean_nothing_are_refused(arguments: list[str]) -> None:
     assert done.returncode == 2
 
 
-def read_until(
-    terminal: int, text: str, deadline: float, *, again: Callable[[], None] = lambda: None
-) -> str:
-    """What a terminal shows, up to a text; does something each second until it comes."""
+def read_until(terminal: int, text: str, deadline: float) -> str:
+    """What a terminal shows, up to a text."""
     shown = ""
     while text not in shown:
-        assert time.monotonic() < deadline, shown
-        if select.select([terminal], [], [], 1.0)[0]:
+        left = deadline - time.monotonic()
+        assert left > 0, shown
+        if select.select([terminal], [], [], left)[0]:
             shown += os.read(terminal, 4096).decode(errors="replace")
-        else:
-            again()
     return shown
+
+
+def ignore_interrupts() -> None:
+    """Does as a shell does for what it starts in the background, which inherits it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
@@ -152,20 +152,23 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
+            preexec_fn=ignore_interrupts,
         )
         os.close(theirs)
-        read_until(ours, "> ", deadline)
-        os.write(ours, b"one\r")
-        read_until(ours, "begin", deadline)
-        assert api.is_holding.wait(TIMEOUT_S)
-        # One that comes just before the wait for more is noticed after it: people press again.
-        interrupt = partial(chatting.send_signal, signal.SIGINT)
-        interrupt()
-        read_until(ours, "> ", deadline, again=interrupt)
-        os.write(ours, b"two\r")
-        read_until(ours, "again", deadline)
-        os.write(ours, b"/quit\r")
-        assert chatting.wait(TIMEOUT_S) == 0
+        try:
+            read_until(ours, "> ", deadline)
+            os.write(ours, b"one\r")
+            read_until(ours, "begin", deadline)
+            assert api.is_holding.wait(TIMEOUT_S)
+            chatting.send_signal(signal.SIGINT)
+            read_until(ours, "> ", deadline)
+            os.write(ours, b"two\r")
+            read_until(ours, "again", deadline)
+            os.write(ours, b"/quit\r")
+            assert chatting.wait(TIMEOUT_S) == 0
+        finally:
+            chatting.kill()
+            chatting.wait()
     os.close(ours)
     messages = [[message["content"] for message in body["messages"]] for body in api.bodies]
     assert messages == [["one"], ["one", "begin", "two"]]
