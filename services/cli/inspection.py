@@ -84,7 +84,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "checkpoint_dtype": config.checkpoint_dtype,
         "quantization": options.quantization,
-        "kv_bytes_per_token": _kv_bytes(config, config.n_layers, dtype, 1),
+        "kv_bytes_per_token": _kv_bytes(config, range(config.n_layers), dtype, 1),
         "max_model_len": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "windows": sorted({window for window in config.layer_windows if window is not None}),
@@ -102,10 +102,12 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         for stage in range(n_stages)
         for rank in range(options.tp)
     ]
-    n_layers = max(len(layer_range(config.n_layers, i, n_stages)) for i in range(n_stages))
+    stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     return {
         "rank_bytes": [_bytes_of(share, dtype, options.quantization) for share in shares],
-        "kv_bytes_per_token_of_rank": _kv_bytes(config, n_layers, dtype, options.tp),
+        "kv_bytes_per_token_of_rank": max(
+            _kv_bytes(config, layers, dtype, options.tp) for layers in stages
+        ),
     }
 
 
@@ -143,8 +145,8 @@ def _bytes_of(share: _Counted, dtype: torch.dtype, quantization: str) -> int:
     return (n_elements - n_quantized) * dtype.itemsize + n_quantized * _INT8_BYTES
 
 
-def _kv_bytes(config: ModelConfig, n_layers: int, dtype: torch.dtype, tp: int) -> int:
-    return kv_block_bytes(config, n_layers, block_size=1, dtype=dtype, tp_size=tp)
+def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
+    return kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
 
 
 def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -6,20 +6,21 @@ stages: a block id means the same page of slots in every layer of every stage.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from services.worker.models.config import ModelConfig
-from services.worker.models.tensor_parallel import HeadShare
 
 
 def kv_block_bytes(
-    config: ModelConfig, n_layers: int, *, block_size: int, dtype: torch.dtype, tp_size: int
+    config: ModelConfig, layers: range, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Returns the bytes of one block on one rank: keys and values of its slots in `n_layers`
-    layers."""
-    n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
-    return 2 * n_layers * block_size * n_kv_heads * config.head_dim * dtype.itemsize
+    """Returns the bytes of one block on one rank: keys and values of its slots in `layers`."""
+    sizes = (config.layer_kv[i].of_rank(tp_size) for i in layers)
+    n_elements = sum(each.n_heads * (each.key_dim + each.value_dim) for each in sizes)
+    return block_size * n_elements * dtype.itemsize
 
 
 class KVCache:
@@ -28,7 +29,7 @@ class KVCache:
     def __init__(
         self,
         config: ModelConfig,
-        n_layers: int,
+        layers: range,
         *,
         n_blocks: int,
         block_size: int,
@@ -38,14 +39,13 @@ class KVCache:
     ) -> None:
         """Allocates all blocks at once, and zeroes them: attention reads slots beyond a sequence's
         end with weight zero, and zero times whatever was left in memory may be NaN."""
-        n_kv_heads = len(HeadShare.of(config, 0, tp_size).kv)  # as many on every rank
-        shape = (n_blocks, block_size, n_kv_heads, config.head_dim)
         self.n_blocks = n_blocks
         self.block_size = block_size
+        sizes = [config.layer_kv[i].of_rank(tp_size) for i in layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             (
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros((n_blocks, block_size, n_heads, key_dim), dtype=dtype, device=device),
+                torch.zeros((n_blocks, block_size, n_heads, value_dim), dtype=dtype, device=device),
             )
-            for _ in range(n_layers)
+            for n_heads, key_dim, value_dim in map(dataclasses.astuple, sizes)
         )

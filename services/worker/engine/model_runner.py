@@ -72,7 +72,7 @@ class ModelRunner:
         self._ranks = ranks
         self._kv_cache = KVCache(
             model.config,
-            len(model.layers),
+            model.layers,
             n_blocks=n_kv_blocks + 1,  # the last one is for padding
             block_size=block_size,
             dtype=model.dtype,

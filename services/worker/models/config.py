@@ -49,6 +49,21 @@ JsonObject = Mapping[str, Any]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+@dataclass(frozen=True, slots=True)
+class KVSizes:
+    """What a layer stores of each token: keys and values of `n_heads` heads, sizes in elements."""
+
+    n_heads: int  # 0: the layer stores nothing
+    key_dim: int
+    value_dim: int
+
+    def of_rank(self, tp_size: int) -> KVSizes:
+        """Returns what one of `tp_size` ranks stores, as many heads as every other one: its part of
+        them, or with fewer heads than ranks a copy of one."""
+        n_heads = max(self.n_heads // tp_size, 1) if self.n_heads else 0
+        return KVSizes(n_heads, self.key_dim, self.value_dim)
+
+
 class UnsupportedModel(CannotStart):
     """The checkpoint asks for something we do not compute; the message names it."""
 
@@ -83,6 +98,11 @@ class ModelConfig:
     def layer_windows(self) -> Sequence[int | None]:
         """How many keys a query of each layer sees, its own among them; None: all before it."""
         return (None,) * self.n_layers
+
+    @property
+    def layer_kv(self) -> Sequence[KVSizes]:
+        """What each layer stores of a token, on all ranks together."""
+        return (KVSizes(self.n_kv_heads, self.head_dim, self.head_dim),) * self.n_layers
 
     @classmethod
     def keys(cls) -> dict[str, str]:

@@ -217,7 +217,7 @@ class StageShard:
         settings, model = self._settings, self._model
         block_bytes = kv_block_bytes(
             model.config,
-            model.n_layers,
+            model.layers,
             block_size=settings.block_size,
             dtype=model.dtype,
             tp_size=settings.tp_size,

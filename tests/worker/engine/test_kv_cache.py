@@ -24,20 +24,22 @@ CONFIG = LlamaConfig(
 
 
 def make_cache(dtype: torch.dtype = torch.float32, **sizes: Any) -> KVCache:
-    return KVCache(CONFIG, 3, dtype=dtype, device=torch.device("cpu"), **sizes)
+    return KVCache(CONFIG, range(3), dtype=dtype, device=torch.device("cpu"), **sizes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_takes_as_many_bytes_as_promised(dtype: torch.dtype) -> None:
     cache = make_cache(dtype, n_blocks=7, block_size=4)
     allocated = sum(tensor.nbytes for layer in cache.layers for tensor in layer)
-    promised = kv_block_bytes(CONFIG, 3, block_size=4, dtype=dtype, tp_size=1)
+    promised = kv_block_bytes(CONFIG, range(3), block_size=4, dtype=dtype, tp_size=1)
     assert allocated == 7 * promised == 7 * 3 * 2 * 4 * 2 * 10 * dtype.itemsize
 
 
 def test_a_shard_stores_its_share_of_the_heads() -> None:
-    whole = kv_block_bytes(CONFIG, 3, block_size=4, dtype=torch.float32, tp_size=1)
-    assert whole == 2 * kv_block_bytes(CONFIG, 3, block_size=4, dtype=torch.float32, tp_size=2)
+    whole = kv_block_bytes(CONFIG, range(3), block_size=4, dtype=torch.float32, tp_size=1)
+    assert whole == 2 * kv_block_bytes(
+        CONFIG, range(3), block_size=4, dtype=torch.float32, tp_size=2
+    )
 
 
 def test_layers_are_separate_and_finite_before_anything_is_stored() -> None:

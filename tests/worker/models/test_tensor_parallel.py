@@ -302,14 +302,20 @@ class TestKVCache:
     def test_has_the_heads_of_one_rank(self, tp_size: int, n_kv_heads: int) -> None:
         config = config_with(num_attention_heads=8)
         cache = KVCache(
-            config, 3, n_blocks=7, block_size=4, dtype=torch.bfloat16, device=CPU, tp_size=tp_size
+            config,
+            range(3),
+            n_blocks=7,
+            block_size=4,
+            dtype=torch.bfloat16,
+            device=CPU,
+            tp_size=tp_size,
         )
         assert {tensor.shape for layer in cache.layers for tensor in layer} == {
             (7, 4, n_kv_heads, 10)
         }
         allocated = sum(tensor.nbytes for layer in cache.layers for tensor in layer)
         assert allocated == 7 * kv_block_bytes(
-            config, 3, block_size=4, dtype=torch.bfloat16, tp_size=tp_size
+            config, range(3), block_size=4, dtype=torch.bfloat16, tp_size=tp_size
         )
 
 
