@@ -19,7 +19,6 @@ rounding may tip a choice, and every token after it is another.
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -40,6 +39,7 @@ from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS
 from benchmarks.peers.peer_process import PeerFailed
 from benchmarks.records import RunRecord
 from benchmarks.workload import PlannedRequest
+from services.worker.models.checkpoint import open_checkpoint
 
 OFFLINE = "offline"
 N_COMPARED = 8
@@ -55,7 +55,7 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
     # Peers are stopped most of the time: nothing but us would ever end them.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     meta = {**machine.describe(), "model": options.model.name, "dtype": options.dtype}
-    vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
+    vocab_size = open_checkpoint(options.model)[0].vocab_size
     offline = workload.from_options(options, rate=None, vocab_size=vocab_size)
     results: list[RunRecord] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", type=Path, required=True, help="a checkpoint")
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint, or a GGUF file")
     parser.add_argument("--dtype", choices=sorted(OUR_DTYPES), default="bf16")
     parser.add_argument(
         "--peers", type=names_of_peers, default=[], help="of " + ", ".join(sorted(PEERS))

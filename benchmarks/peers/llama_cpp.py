@@ -1,8 +1,9 @@
 """llama.cpp, its library driven by a small loop of slots as `llama-server` has it.
 
 A step decodes one token of every slot that has its prompt, and fills the rest of the batch with
-prompts, in the order of their slots. A checkpoint is converted once, into `--converted`, by the
-names that llama.cpp gives to the tensors of a Llama; other architectures are refused.
+prompts, in the order of their slots. A GGUF file is loaded as it is. A checkpoint is converted
+once, into `--converted`, by the names that llama.cpp gives to the tensors of a Llama; other
+architectures are refused.
 """
 
 import argparse
@@ -75,20 +76,16 @@ class LlamaCppEngine:
     def __init__(self, options: argparse.Namespace) -> None:
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
         self.settings: dict[str, Any] = {
-            "file_type": FILE_TYPES[options.dtype].name,
+            "file": options.model.name if options.model.is_file() else options.dtype,
             "n_seq_max": options.max_batch_size,
             "n_batch": options.max_batch_tokens,
             "n_threads": options.threads,
             "n_ctx_seq": options.max_model_len,
         }
-        llama_cpp.llama_log_set(SAY_NOTHING, ctypes.c_void_p())
-        llama_cpp.llama_backend_init()
-        path = converted(options.model, options.converted, options.dtype)
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), llama_cpp.llama_model_default_params()
-        )
-        if not self._model:
-            raise RuntimeError(f"llama.cpp does not load {path}")
+        path = options.model
+        if not path.is_file():
+            path = converted(options.model, options.converted, options.dtype)
+        self._model = loaded(path)
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = options.max_model_len * options.max_batch_size
         parameters.n_batch = parameters.n_ubatch = options.max_batch_tokens
@@ -153,6 +150,18 @@ class LlamaCppEngine:
         llama_cpp.llama_memory_seq_rm(memory, slot.number, -1, -1)
         self._slots.remove(slot)
         self._free.append(slot.number)
+
+
+def loaded(path: Path) -> Any:
+    """Returns llama.cpp's model of a GGUF file; raises RuntimeError if it does not load it."""
+    llama_cpp.llama_log_set(SAY_NOTHING, ctypes.c_void_p())
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    if not model:
+        raise RuntimeError(f"llama.cpp does not load {path}")
+    return model
 
 
 def say_nothing(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
