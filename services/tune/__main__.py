@@ -14,12 +14,13 @@ from services.common.ending import give_up
 from services.common.telemetry import configure_logging
 from services.local.settings import LocalSettings
 from services.local.settings_check import trouble_with
+from services.tune.choice import Tuned
 from services.tune.model_shape import ModelShape
 from services.tune.reasons import reasons
 from services.tune.report import command, make_directory, table, write
 from services.tune.settings import TuneSettings
 from services.tune.system import SystemFailed, TuneLauncher
-from services.tune.tuner import Tuned, Tuner
+from services.tune.tuner import Tuner
 from services.tune.workload import Workload
 
 INTERRUPTED = 130

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from services.common.memory_limit import MIB
 from services.tune.calibration import iteration_s
+from services.tune.choice import Tried, Tuned
 from services.tune.search import Candidate, Prediction
-from services.tune.tuner import Tried, Tuned
 from simulator.costs import Work
 from simulator.outcome import Limits
 

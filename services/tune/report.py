@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from services.tune.choice import Tuned
 from services.tune.reasons import reasons
 from services.tune.search import Prediction
 from services.tune.settings import TuneSettings
-from services.tune.tuner import Tuned
 
 ENV_FILE, COMPONENT_FILE = "local.env", "kustomization.yaml"
 

@@ -2,9 +2,9 @@
 
 from services.tune.calibration import Calibration
 from services.tune.check import Check
+from services.tune.choice import Tried, Tuned
 from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor, search
-from services.tune.tuner import Tried, Tuned
 from services.tune.workload import Workload
 from simulator.costs import LinearCosts
 from simulator.outcome import Limits

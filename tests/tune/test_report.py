@@ -11,10 +11,10 @@ import yaml
 
 from services.local.settings import LocalSettings
 from services.tune.check import Check
+from services.tune.choice import Tuned
 from services.tune.reasons import reasons
 from services.tune.report import command, make_directory, table, write
 from services.tune.settings import TuneSettings
-from services.tune.tuner import Tuned
 from simulator.outcome import Limits
 from tests.k8s.manifests import K8S, Manifests, environment, render_directory
 from tests.tune.cases import candidate, tuned

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.tune.check import Check, speed
+from services.tune.choice import check_limits, choose, to_check
 from services.tune.search import (
     BATCH_SIZES,
     BATCH_TOKENS,
@@ -18,7 +19,6 @@ from services.tune.search import (
     search,
 )
 from services.tune.system import SystemFailed
-from services.tune.tuner import check_limits, choose, to_check
 from simulator.outcome import Limits, Outcome
 from tests.tune.cases import CUT, WHOLE, candidate, costs, tried, workload
 from tests.tune.test_calibration import record
