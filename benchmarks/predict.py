@@ -371,21 +371,16 @@ async def run(options: argparse.Namespace) -> None:
                     f"{worst(found[case], 'model', figure):.1%}, and within "
                     f"{worst(found[case], 'at_speed', figure):.1%} at the machine's speed"
                 )
-    if options.out is not None:
-        record = {
-            **machine.describe(),
-            "command": shlex.join(["python", "-m", "benchmarks.predict", *sys.argv[1:]]),
-            "seconds": round(time.monotonic() - began_s),
-            "cases": results,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"wrote {options.out}")
-    if options.figure is not None:
-        draw(
-            options.figure, found, title=f"{options.model.name}: measured, and as it was predicted"
-        )
-        print(f"wrote {options.figure}")
+    record = {
+        **machine.describe(),
+        "command": shlex.join(["python", "-m", "benchmarks.predict", *sys.argv[1:]]),
+        "seconds": round(time.monotonic() - began_s),
+        "cases": results,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    draw(options.figure, found, title=f"{options.model.name}: measured, and as it was predicted")
+    print(f"wrote {options.out} and {options.figure}")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -405,8 +400,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--run-s", type=float, default=50.0, help="in which requests come")
     parser.add_argument("--min-requests", type=int, default=24, help="at each rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file for the record, JSON")
-    parser.add_argument("--figure", type=Path, help="file for the plot")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="record, JSON")
+    parser.add_argument("--figure", type=Path, default=FIGURE, help="plot, PNG")
     return parser.parse_args(arguments)
 
 
