@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionSpans
-from kernels.layer import StageWeights
+from kernels.layer import Angles, StageWeights
 from kernels.logits import Logits
 from kernels.native.attention import span_addresses
 from kernels.native.call import NO_MEMORY, out_of_memory
 from kernels.native.checks import check, hidden_size_of, native_part
-from kernels.native.structs import BatchStruct, Seconds, StageStruct
+from kernels.native.structs import BatchStruct, Seconds, StageStruct, filled
 from kernels.ops import AttentionPlan, LayerKV
 
 
@@ -119,6 +119,8 @@ class NativeLayers:
         if n_tokens > self._memory.n_tokens:
             n_bytes = self._memory_bytes(ctypes.byref(self._struct), n_tokens)
             self._memory = _Memory(n_tokens, n_bytes)
+        if self._struct.angles.cos.length != len(self.stage.angles.cos):  # longer ones have come
+            self._struct.angles = filled(Angles, self.stage.angles)
         wanted = () if sampled is None else (_int64_address(sampled), *self._room.addresses)
         batch = BatchStruct(
             n_tokens,

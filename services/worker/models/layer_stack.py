@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.layer import Angles, GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
+from kernels.layer import GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
 from kernels.logits import Logits
 from kernels.ops import FusedStage, LayerKV
 from kernels.packed_linear import PlainWeight
@@ -116,7 +116,10 @@ class AllAtOnce:
         return self.fused.logits(inputs, batch.positions, batch.slots, batch.attention, kv, sampled)
 
     def _given(self, inputs: Tensor, batch: StageBatch) -> Tensor:
-        """Returns what the fused stage begins with: tokens, or hidden states."""
+        """Returns what the fused stage begins with: tokens, or hidden states. Angles reach as far
+        as the batch then."""
+        for rotary in self.by_layer.rotaries:
+            rotary.cover(batch.positions)
         if self.fused.stage.table is None:
             return self.by_layer.embedded(inputs, batch)
         return inputs
@@ -151,10 +154,12 @@ def described(by_layer: LayerByLayer) -> StageWeights | None:
         rotaries.add(layer.attention.rotary)
     if len(rotaries) > 1:
         return None
-    rotary = by_layer.rotaries[rotaries.pop()]
+    angles = by_layer.rotaries[rotaries.pop()].angles
+    if angles is None:
+        return None
     return StageWeights(
         _table(by_layer.embedding),
-        Angles(rotary.cos, rotary.signed_sin),
+        angles,
         layers,
         _head_weights(by_layer.head),
     )
