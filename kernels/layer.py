@@ -67,6 +67,7 @@ class LayerWeights:
     attention: AttentionWeights
     mlp_norm: Norm
     mlp: GatedMLPWeights
+    group: int = 0  # of the batch's K/V groups, the one that its storage belongs to
 
 
 @dataclass(frozen=True, slots=True)
