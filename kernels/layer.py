@@ -67,6 +67,7 @@ class LayerWeights:
     attention: AttentionWeights
     mlp_norm: Norm
     mlp: GatedMLPWeights
+    group: int = 0  # of the batch's K/V groups, the one that its storage belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,12 @@ class HeadWeights:
     weight: LinearWeight  # [vocab_size, hidden_size]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Angles:
-    """The angles of every position, as `kernels.rotary` takes those of a token's."""
+    """The angles of the positions from 0 on, as `kernels.rotary` takes those of a token's.
+
+    Longer tables take the place of these before a batch has a position beyond them.
+    """
 
     cos: Tensor  # [n_positions, 1, head_dim], as the next
     sin: Tensor

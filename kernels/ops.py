@@ -165,8 +165,8 @@ class FusedStage(Protocol):
         self,
         inputs: Tensor,
         positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
+        slots: Sequence[Tensor],
+        plans: Sequence[AttentionPlan],
         kv: Sequence[LayerKV],
     ) -> Tensor:
         """Returns the hidden states after the last layer, [n_tokens, hidden_size].
@@ -175,16 +175,18 @@ class FusedStage(Protocol):
             inputs: tokens [n_tokens] if the stage has a table; else hidden states
                 [n_tokens, hidden_size], which are used up.
             positions: [n_tokens], of tokens in their sequences.
-            slots: [n_tokens], where their keys and values are stored.
-            plan: the batch's, of the same operations.
+            slots: [n_tokens] for each K/V group, where its layers store keys and values.
+            plans: the batch's for each K/V group, of the same operations; they differ in nothing
+                but block tables.
             kv: the storage of each layer; if the first tensor is that of the call before, so must
                 the others be.
 
         Integers are int64.
 
         Raises:
-            TypeError: the plan is another's.
-            ValueError: a tensor has another type or shape.
+            TypeError: a plan is another's.
+            ValueError: a tensor has another type or shape, or a layer is of a group that the batch
+                does not have.
             IndexError: a token or position is not in the tables; nothing has been computed.
         """
 
@@ -192,8 +194,8 @@ class FusedStage(Protocol):
         self,
         inputs: Tensor,
         positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
+        slots: Sequence[Tensor],
+        plans: Sequence[AttentionPlan],
         kv: Sequence[LayerKV],
         sampled: Tensor,
     ) -> Logits:
@@ -203,7 +205,7 @@ class FusedStage(Protocol):
         of a call. The next call overwrites the result.
 
         Raises:
-            TypeError: the plan is another's.
+            TypeError: a plan is another's.
             ValueError: a tensor has another type or shape, or the stage has no head.
             IndexError: a token or position is not in the tables, or a place not in the batch;
                 nothing has been computed.

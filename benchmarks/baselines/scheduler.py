@@ -46,7 +46,7 @@ def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) ->
         )
     return RequestLevelScheduler(
         pool,
-        build_kv_manager(settings, pipeline),
+        build_kv_manager(settings, pipeline, policy),
         policy=policy,
         pipeline_depth=depth,
         token_hand_off=has_one_stage,

@@ -18,6 +18,7 @@ class CellularPolicy:
     """The first request in the pool's order, and those at the same position."""
 
     name = "cellular"
+    max_span_tokens = None
 
     def __init__(self, *, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size

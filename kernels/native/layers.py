@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionSpans
-from kernels.layer import StageWeights
+from kernels.layer import Angles, StageWeights
 from kernels.logits import Logits
-from kernels.native.attention import span_addresses
 from kernels.native.call import NO_MEMORY, out_of_memory
 from kernels.native.checks import check, hidden_size_of, native_part
-from kernels.native.structs import BatchStruct, Seconds, StageStruct
+from kernels.native.structs import BatchStruct, Seconds, StageStruct, filled
 from kernels.ops import AttentionPlan, LayerKV
 
 
@@ -46,6 +45,7 @@ class NativeLayers:
         self._dtype = dtype
         self._hidden_size = hidden_size_of(stage)
         self._n_layers = len(stage.layers)
+        self._n_groups = 1 + max(layer.group for layer in stage.layers)
         self._struct = StageStruct.of(stage, dtype)
         self._run = library.orcinus_layers
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -63,8 +63,8 @@ class NativeLayers:
         self,
         inputs: Tensor,
         positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
+        slots: Sequence[Tensor],
+        plans: Sequence[AttentionPlan],
         kv: Sequence[LayerKV],
     ) -> Tensor:
         """Implements `kernels.ops.FusedStage`."""
@@ -72,15 +72,15 @@ class NativeLayers:
             hidden = inputs.contiguous()
         else:
             hidden = torch.empty((len(inputs), self._hidden_size), dtype=self._dtype)
-        self._compute(inputs, hidden, positions, slots, plan, kv)
+        self._compute(inputs, hidden, positions, slots, plans, kv)
         return hidden
 
     def logits(
         self,
         inputs: Tensor,
         positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
+        slots: Sequence[Tensor],
+        plans: Sequence[AttentionPlan],
         kv: Sequence[LayerKV],
         sampled: Tensor,
     ) -> Logits:
@@ -91,7 +91,7 @@ class NativeLayers:
         if self._room.n != n_sampled:
             self._room = _LogitsRoom(n_sampled, self._vocab_size, self._dtype)
         hidden = None if self.stage.table is not None else inputs.contiguous()
-        self._compute(inputs, hidden, positions, slots, plan, kv, sampled)
+        self._compute(inputs, hidden, positions, slots, plans, kv, sampled)
         return self._room.logits
 
     def _compute(
@@ -99,34 +99,41 @@ class NativeLayers:
         inputs: Tensor,
         hidden: Tensor | None,  # None: only logits are wanted
         positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
+        slots: Sequence[Tensor],
+        plans: Sequence[AttentionPlan],
         kv: Sequence[LayerKV],
         sampled: Tensor | None = None,  # None: only hidden states are wanted
     ) -> None:
         """Checks a batch and runs it; hidden states are written to `hidden`, logits to the room."""
-        spans = AttentionSpans.of(plan)
+        spans = [AttentionSpans.of(plan) for plan in plans]
         given = kv[0] if hidden is None else (hidden, *kv[0])
         if any(x.dtype != self._dtype for x in given):
             raise ValueError(f"{[x.dtype for x in given]} where layers are {self._dtype}")
         if len(kv) != self._n_layers:
             raise ValueError(f"keys and values of {len(kv)} layers for {self._n_layers}")
         n_tokens = inputs.shape[0]
-        if not n_tokens == positions.shape[0] == slots.shape[0]:
-            raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {len(slots)} slots")
+        if any(x.shape[0] != n_tokens for x in (positions, *slots)):
+            n_slots = [len(each) for each in slots]
+            raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {n_slots} slots")
+        if not self._n_groups <= len(slots) == len(spans):
+            raise ValueError(f"{len(slots)} K/V groups for layers of {self._n_groups}")
         if hidden is not None and hidden.shape[1] != self._hidden_size:
             raise ValueError(f"hidden states {tuple(hidden.shape)} for {self._hidden_size}")
         if n_tokens > self._memory.n_tokens:
             n_bytes = self._memory_bytes(ctypes.byref(self._struct), n_tokens)
             self._memory = _Memory(n_tokens, n_bytes)
+        if self._struct.angles.cos.length != len(self.stage.angles.cos):  # longer ones have come
+            self._struct.angles = filled(Angles, self.stage.angles)
         wanted = () if sampled is None else (_int64_address(sampled), *self._room.addresses)
         batch = BatchStruct(
             n_tokens,
             None if self.stage.table is None else _int64_address(inputs),
             _int64_address(positions),
-            _int64_address(slots),
-            *span_addresses(spans),
-            *spans.block_tables.shape,
+            _addresses([_int64_address(each) for each in slots]),
+            spans[0].start_positions.data_ptr(),
+            spans[0].n_tokens.data_ptr(),
+            _addresses([each.block_tables.data_ptr() for each in spans]),
+            *spans[0].block_tables.shape,
             self._kv.of(kv),
             kv[0][0].shape[1],
             None if hidden is None else hidden.data_ptr(),
@@ -180,6 +187,11 @@ class _KVAddresses:
             self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
             self._keys = weakref.ref(kv[0][0])
         return ctypes.addressof(self._addresses)
+
+
+def _addresses(addresses: list[int]) -> Any:
+    """Returns an array of these addresses, which lives as long as what it is passed in."""
+    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def _int64_address(x: Tensor) -> int:

@@ -26,6 +26,7 @@ from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.kv_groups import KVGroups
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
@@ -271,13 +272,15 @@ def build_scheduler(
     """
     has_one_stage = pipeline.n_stages == 1
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
+    policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
+    drafter = build_drafter(settings, pipeline)
     return make(
         pool,
-        build_kv_manager(settings, pipeline),
-        policy=build_policy(settings, n_shares=1 if has_one_stage else depth),
+        build_kv_manager(settings, pipeline, policy, drafter),
+        policy=policy,
         pipeline_depth=depth,
         token_hand_off=has_one_stage,
-        drafter=build_drafter(settings, pipeline),
+        drafter=drafter,
     )
 
 
@@ -291,8 +294,10 @@ def default_depth(n_stages: int) -> int:
     return max(2, n_stages)
 
 
-def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManager:
-    """Returns the accounts of a pipeline's K/V memory.
+def build_kv_manager(
+    settings: SchedulerSettings, pipeline: Pipeline, policy: Policy, drafter: Drafter | None = None
+) -> KVManager:
+    """Returns the accounts of a pipeline's K/V memory, for spans of a policy and a drafter.
 
     Raises:
         Unavailable: there is none for a single block.
@@ -300,12 +305,17 @@ def build_kv_manager(settings: SchedulerSettings, pipeline: Pipeline) -> KVManag
     block_size = pipeline.first.block_size
     n_blocks = pipeline.n_kv_blocks
     if settings.n_slots is not None:
-        n_blocks = min(n_blocks, settings.n_slots // block_size)
+        n_blocks = min(n_blocks, settings.n_slots // block_size * len(pipeline.kv_windows))
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
     return KVManager(
         n_blocks=n_blocks,
         block_size=block_size,
+        groups=KVGroups(
+            pipeline.kv_windows,
+            policy.max_span_tokens,
+            max_drafts=0 if drafter is None else drafter.max_drafts,
+        ),
         has_prefix_cache=settings.prefix_cache,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
     )
@@ -349,7 +359,7 @@ def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.Pipeline
         model=first.model,
         vocab_size=first.vocab_size,
         max_model_len=min(
-            first.max_model_len, scheduler.kv_manager.n_slots, scheduler.pool.max_tokens
+            first.max_model_len, scheduler.kv_manager.max_sequence_len, scheduler.pool.max_tokens
         ),
         eos_token_ids=first.eos_token_ids,
         can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,

@@ -1,5 +1,7 @@
 """All stages of a model in one process, driven plan by plan, with a naive block allocator.
 
+Blocks behind a window are given to the next request that needs one.
+
 Blocks are handed out in a shuffled order, so that no test passes because blocks happen to lie one
 after the other. Ranks that share a stage are threads.
 """
@@ -127,19 +129,23 @@ class Stage:
         block_size: int,
     ) -> None:
         self._group = RankGroup(tp_size)
+        models = self._group.run(
+            lambda rank: load(
+                directory,
+                stage_index=stage_index,
+                n_stages=n_stages,
+                tp_rank=rank.rank,
+                tp_size=tp_size,
+                dtype=dtype,
+                load_format=load_format,
+                quantization=quantization,
+            )
+        )
+        self.windows = models[0].kv_groups.windows
         self._runners = self._group.run(
             lambda rank: ModelRunner(
-                load(
-                    directory,
-                    stage_index=stage_index,
-                    n_stages=n_stages,
-                    tp_rank=rank.rank,
-                    tp_size=tp_size,
-                    dtype=dtype,
-                    load_format=load_format,
-                    quantization=quantization,
-                ),
-                n_kv_blocks=n_kv_blocks,
+                models[rank.rank],
+                n_kv_blocks=n_kv_blocks * len(self.windows),
                 block_size=block_size,
                 tensor_parallel=rank,
             )
@@ -170,7 +176,8 @@ class Stored:
     """A request as the driver remembers it."""
 
     n_stored: int = 0
-    blocks: list[int] = field(default_factory=list)
+    n_columns: int = 0
+    blocks: list[dict[int, int]] = field(default_factory=list)  # of each group, by column
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,8 @@ class Pipeline:
             for i in range(n_stages)
         ]
         self._block_size = block_size
-        self._free_blocks = list(range(n_kv_blocks))
+        self._windows = self._stages[0].windows
+        self._free_blocks = list(range(n_kv_blocks * len(self._windows)))
         random.Random(n_kv_blocks).shuffle(self._free_blocks)
         self._sequences: dict[int, Stored] = {}
         self._admissions: list[Admission] = []
@@ -222,12 +230,13 @@ class Pipeline:
 
     def admit(self, row: int, n_prompt_tokens: int, sampling: SamplingParams = GREEDY) -> None:
         """Announces a request with the next iteration."""
-        self._sequences[row] = Stored()
+        self._sequences[row] = Stored(blocks=[{} for _ in self._windows])
         self._admissions.append(Admission(row, n_prompt_tokens, sampling))
 
     def release(self, row: int) -> None:
         """Gives a request's row and blocks up with the next iteration."""
-        self._free_blocks += self._sequences.pop(row).blocks
+        for blocks in self._sequences.pop(row).blocks:
+            self._free_blocks += blocks.values()
         self._released_rows.append(row)
 
     def forget(self, row: int, n_tokens: int) -> None:
@@ -245,6 +254,8 @@ class Pipeline:
 
     def _plan(self, spans: Sequence[Span]) -> IterationPlan:
         start_positions = [self._sequences[span.row].n_stored for span in spans]
+        for span in spans:
+            self._give_back(self._sequences[span.row])
         new_blocks = [self._allocate(span) for span in spans]
         self._iteration += 1
         plan = IterationPlan(
@@ -255,7 +266,7 @@ class Pipeline:
             start_positions=start_positions,
             n_tokens=[len(span.token_ids) for span in spans],
             sample=[span.sample for span in spans],
-            n_new_blocks=[len(blocks) for blocks in new_blocks],
+            n_new_blocks=[len(blocks) // len(self._windows) for blocks in new_blocks],
             token_on_rank=[False] * len(spans),
             token_ids=[token for span in spans for token in span.token_ids],
             new_block_ids=[block for blocks in new_blocks for block in blocks],
@@ -267,7 +278,18 @@ class Pipeline:
     def _allocate(self, span: Span) -> list[int]:
         sequence = self._sequences[span.row]
         sequence.n_stored += len(span.token_ids)
-        n_missing = -(-sequence.n_stored // self._block_size) - len(sequence.blocks)
-        new = [self._free_blocks.pop() for _ in range(n_missing)]
-        sequence.blocks += new
+        first, end = sequence.n_columns, -(-sequence.n_stored // self._block_size)
+        sequence.n_columns = max(first, end)
+        new = []
+        for blocks in sequence.blocks:
+            mine = {column: self._free_blocks.pop() for column in range(first, end)}
+            blocks |= mine
+            new += mine.values()
         return new
+
+    def _give_back(self, sequence: Stored) -> None:
+        """Gives back the blocks that lie behind the windows of what comes next."""
+        for window, blocks in zip(self._windows, sequence.blocks, strict=True):
+            n_unseen = 0 if window is None else max(0, sequence.n_stored - window + 1)
+            for column in [each for each in blocks if each < n_unseen // self._block_size]:
+                self._free_blocks.append(blocks.pop(column))

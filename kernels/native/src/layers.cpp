@@ -102,6 +102,7 @@ struct Layer {
   Attention attention;
   Norm mlp_norm;
   GatedMLP mlp;
+  int64_t group;  // the K/V group of the batch that its keys and values belong to
 
   int64_t hidden_size() const { return attention.qkv.weight.n_in; }
 };
@@ -112,7 +113,7 @@ struct Head {
   Weight weight;
 };
 
-// Angles of every position, [n_positions, 1, head_dim] each.
+// Angles of the positions from 0 on, [n_positions, 1, head_dim] each.
 struct Angles {
   Array cos;
   Array sin;
@@ -132,12 +133,12 @@ struct Stage {
 // A flat batch, and where its results go; declared once more in `structs.py`.
 struct Batch {
   int64_t n_tokens;
-  const int64_t* ids;  // [n_tokens], as the next two; null where there is no table
+  const int64_t* ids;  // [n_tokens], as the next; null where there is no table
   const int64_t* positions;
-  const int64_t* slots;
+  const int64_t* const* slots;  // [n_tokens] of each K/V group
   const int64_t* starts;  // [n_spans], as the next
   const int64_t* counts;
-  const int64_t* blocks;  // [n_spans, n_columns]
+  const int64_t* const* blocks;  // [n_spans, n_columns] of each K/V group
   int64_t n_spans;
   int64_t n_columns;
   void* const* kv;  // keys and values of each layer, [n_blocks, block_size, n_kv_heads, head_dim]
@@ -201,13 +202,13 @@ void run(const Layer& layer, int64_t element, const Batch& batch, void* keys, vo
   watch.add_to(seconds.other);
   attention.qkv.multiply(element, room.normalised, nullptr, room.qkv, n);
   watch.add_to(seconds.linear);
-  orcinus_rotary_write_kv(element, room.qkv, room.cos, room.sin, keys, values, batch.slots, n,
-                          attention.n_heads, attention.n_kv_heads, attention.head_dim,
+  orcinus_rotary_write_kv(element, room.qkv, room.cos, room.sin, keys, values,
+                          batch.slots[layer.group], n, attention.n_heads, attention.n_kv_heads, attention.head_dim,
                           norms.q.element, norms.q.data, norms.k.data, norms.eps);
   watch.add_to(seconds.other);
   check(orcinus_attention(element, room.qkv, attention.qkv.weight.n_out, keys, values,
-                          room.attended, batch.starts, batch.counts, batch.blocks, batch.n_spans,
-                          batch.n_columns, attention.n_kv_heads,
+                          room.attended, batch.starts, batch.counts, batch.blocks[layer.group],
+                          batch.n_spans, batch.n_columns, attention.n_kv_heads,
                           attention.n_heads / attention.n_kv_heads, attention.head_dim,
                           batch.block_size, attention.form.window, attention.scale(),
                           attention.form.soft_cap,

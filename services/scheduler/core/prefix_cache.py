@@ -14,6 +14,10 @@ A block that is entered has users or none. Without users it keeps its content un
 needed; then the one whose last user left longest ago goes first. Of one request's blocks the last
 ones go first, since a block is of use only with all before it.
 
+A model may keep blocks in several groups (`kv_groups.py`), and a key tells them apart. A beginning
+of a sequence can be shared if it is there in every group: all of it in a group that sees
+everything, and in one with a window as much of its end as the next token sees.
+
 Knows nothing of reservations: the K/V manager decides when a block is taken, left and evicted.
 """
 
@@ -21,7 +25,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from services.scheduler.core.kv_groups import ONE_GROUP, KVGroups, first_seen
 
 _SECRET = secrets.token_bytes(32)
 _OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
@@ -54,11 +60,27 @@ class BlockKeys:
     keys: list[bytes] = field(default_factory=list)
 
 
+class Found(NamedTuple):
+    """The blocks of a beginning that is in the cache."""
+
+    n_columns: int
+    block_ids: list[int]
+    """Those of the groups that see everything, column by column."""
+    window_block_ids: Sequence[Sequence[int]] = ()
+    """Those of each group with a window: its last columns."""
+
+
 class PrefixCache:
     """The contents of blocks: those that requests share, and those that nobody uses any more."""
 
-    def __init__(self, *, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(
+        self, *, block_size: int, groups: KVGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
+    ) -> None:
         self._block_size = block_size
+        self._groups = groups
+        # What the keys of each group end with: the first has none.
+        marks = [b"", *(bytes((place,)) for place in range(1, len(groups.windows)))]
+        self._whole_marks, self._window_marks = marks[: groups.n_whole], marks[groups.n_whole :]
         self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -78,17 +100,53 @@ class PrefixCache:
         """The number of blocks that are here and that no request uses."""
         return len(self._unused)
 
-    def find(self, request: Sharer) -> list[int]:
+    def find(self, request: Sharer) -> Found:
         """Returns the blocks of the longest beginning of the request's tokens that is here, but for
         its last token, which is always computed."""
+        n_columns = (request.n_tokens - 1) // self._block_size
         blocks: list[int] = []
-        for index in range((request.n_tokens - 1) // self._block_size):
-            key = self._keys(request, index + 1)[index]
-            block_id = self._block_of.get(key)
-            if block_id is None:
-                break
-            blocks.append(block_id)
-        return blocks
+        if self._whole_marks:
+            for index in range(n_columns):
+                key = self._keys(request, index + 1)[index]
+                column = [self._block_of.get(key + mark) for mark in self._whole_marks]
+                if None in column:
+                    n_columns = index
+                    break
+                blocks += [block_id for block_id in column if block_id is not None]
+        if not self._window_marks:
+            return Found(n_columns, blocks)
+        keys = self._keys(request, n_columns)
+        n_columns = self._n_seen(keys, n_columns)
+        return Found(
+            n_columns,
+            blocks[: n_columns * len(self._whole_marks)],
+            [
+                [self._block_of[key + mark] for key in keys[first:n_columns]]
+                for mark, first in self._first_seen(n_columns)
+            ],
+        )
+
+    def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
+        """Returns how many of the first `n_columns` columns can be shared by the groups with a
+        window: of these, all that the token after them sees must be here."""
+        marks, index = self._first_seen(n_columns), n_columns
+        while index > min(first for _, first in marks):
+            index -= 1
+            if any(
+                index >= first and keys[index] + mark not in self._block_of for mark, first in marks
+            ):
+                n_columns = index
+                marks = self._first_seen(n_columns)
+        return n_columns
+
+    def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
+        """Returns the mark of each group with a window, and the first column that is seen there
+        from the token after `n_columns` columns."""
+        position = n_columns * self._block_size
+        return [
+            (mark, first_seen(position, window) // self._block_size)
+            for mark, window in zip(self._window_marks, self._groups.finite, strict=True)
+        ]
 
     def n_in_use(self, block_ids: Sequence[int]) -> int:
         """Returns how many of these blocks, which are all here, have users."""
@@ -109,17 +167,19 @@ class PrefixCache:
                 self.n_shared_blocks += self._n_users[block_id] == 2
 
     def enter(
-        self, request: Sharer, block_ids: Sequence[int], *, first: int, end: int
+        self, request: Sharer, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
-        """Enters blocks `first` to `end` of a request that uses them and has all their tokens. If
-        another block has the same content, the request's own one stays its own.
+        """Enters blocks of a request in one of the groups, that of the column `first` and those
+        after it; the request uses them and has all their tokens. If another block has the same
+        content, the request's own one stays its own.
 
         Returns blocks that were evicted, where there are as many as there may be.
         """
         evicted: list[int] = []
-        keys = self._keys(request, end)
-        for index in range(first, end):
-            key, block_id = keys[index], block_ids[index]
+        keys = self._keys(request, first + len(block_ids))
+        mark = bytes((group,)) if group else b""
+        for index, block_id in enumerate(block_ids, first):
+            key = keys[index] + mark
             if key in self._block_of:
                 continue
             if len(self._key_of) >= self._max_blocks:

@@ -1,7 +1,18 @@
 """The memory that one admitted request holds on the ranks."""
 
 import sys
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class WindowBlocks:
+    """The blocks of a request in a group with a window: those of its last columns."""
+
+    window: int
+    first_column: int = 0
+    block_ids: deque[int] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
@@ -10,12 +21,19 @@ class Reservation:
 
     row: int
     n_reserved_blocks: int
+    n_reserved_columns: int
     block_ids: list[int] = field(default_factory=list)
+    """Blocks of the groups that see everything, column by column."""
+    window_blocks: Sequence[WindowBlocks] = ()
+    """Those of each group with a window."""
+    n_at_once: int = 1
+    """Tokens of a span at most for which it is reserved, where there are windows."""
     n_block_slots: int = 0
-    """Slots of its blocks, so that each decode need not multiply."""
-    n_cached_blocks: int = 0
-    """Blocks at its beginning that were in the prefix cache when it was made."""
-    n_entered_blocks: int = 0
-    """Blocks whose content the prefix cache has been told of, those from there included."""
+    """Slots of its columns, so that each decode need not multiply."""
+    n_cached_columns: int = 0
+    """Columns at its beginning that were in the prefix cache when it was made."""
+    n_entered_columns: int = 0
+    """Columns whose content the prefix cache has been told of, those from there included."""
     next_entry_at: int = sys.maxsize
-    """Stored tokens with which there is another block to enter; none is where nothing is cached."""
+    """Stored tokens with which there is another column to enter; none is where nothing is cached.
+    """

@@ -200,7 +200,7 @@ class Scheduler:
         if self._lending is not None:
             self._lending.make_room()
         if self.kv_manager.n_evicted_blocks:  # before, nothing is lost by waiting
-            self.pool.order.prefer(self.kv_manager.n_cached_blocks)
+            self.pool.order.prefer(self.kv_manager.n_cached_columns)
         if self._giving_way is not None:
             self._giving_way.make_way()
         selections = self.policy.select(self.pool, self.kv_manager)
@@ -285,11 +285,16 @@ class Scheduler:
         request.n_drafts = n_drafts = len(draft)
         new_block_ids: list[int] = []
         if end + n_drafts > reservation.n_block_slots:
-            new_block_ids = self.kv_manager.allocate(reservation, end + n_drafts)
+            new_block_ids = self.kv_manager.allocate(
+                reservation,
+                end + n_drafts,
+                start=start,
+                n_unscheduled=request.n_prefill_tokens - start,
+            )
         if is_admission:
             request.reservation = reservation
             request.n_cached_tokens = start
-            new_block_ids = list(reservation.block_ids)
+            new_block_ids = self.kv_manager.blocks_of(reservation)
         if end >= reservation.next_entry_at:
             self.kv_manager.enter(request, reservation)
         # A token that has not come back is the last of the sequence, so it is a span by itself.

@@ -272,7 +272,7 @@ def plan_of(
 ) -> worker_pb2.RunIterationsRequest:
     """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
     span of an iteration that is recorded."""
-    spans = batch.spans
+    spans, n_groups = batch.spans, len(pipeline.kv_windows)
     rows = [_row(span.request) for span in spans]
     plan = worker_pb2.RunIterationsRequest(
         pipeline_id=pipeline.pipeline_id,
@@ -284,7 +284,7 @@ def plan_of(
         start_position=[span.start_position for span in spans],
         n_tokens=[span.n_tokens for span in spans],
         sample=[span.is_sampled for span in spans],
-        n_new_blocks=[len(span.new_block_ids) for span in spans],
+        n_new_blocks=[len(span.new_block_ids) // n_groups for span in spans],
         token_on_rank=[not span.token_ids for span in spans],
         token_ids=list(chain.from_iterable([span.token_ids for span in spans])),
         new_block_ids=list(chain.from_iterable([span.new_block_ids for span in spans])),

@@ -34,6 +34,9 @@ else holds is assigned to a free one."""
 MAX_KV_BLOCKS = 2**24
 """K/V blocks of a stage at most; the accounts of them take 4 bytes each, and 36 in use."""
 
+MAX_KV_GROUPS = 16
+"""K/V groups of a model at most."""
+
 CLAIM_S = 10.0
 """Seconds for which a stage is not assigned to another worker while its own, which has answered
 before, does not: it may be busy, or start again."""
@@ -68,6 +71,11 @@ class Pipeline:
     def n_kv_blocks(self) -> int:
         """Number of K/V blocks that every stage has room for."""
         return min(member.description.n_kv_blocks for member in self.members)
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """The windows of the model's K/V groups; None for one that sees everything."""
+        return tuple(window or None for window in self.first.kv_windows) or (None,)
 
 
 async def gather(
@@ -293,6 +301,7 @@ def check_agreement(members: Sequence[Member]) -> None:
             "fingerprint": first.fingerprint,
             "tp_size": first.tp_size,
             "block_size": first.block_size,
+            "kv_windows": first.kv_windows,
         }
         for field, value in expected.items():
             if getattr(stage, field) != value:
@@ -304,6 +313,12 @@ def check_agreement(members: Sequence[Member]) -> None:
             raise Unavailable(
                 f"{member.address} cannot be stage {index}: it has {stage.n_kv_blocks} K/V blocks "
                 f"of {stage.block_size} slots, and from 1 to {MAX_KV_BLOCKS} can be accounted for"
+            )
+        windows = list(stage.kv_windows)
+        if len(windows) > MAX_KV_GROUPS or 0 in windows[windows.count(0) :]:
+            raise Unavailable(
+                f"{member.address} cannot be stage {index}: the windows of its K/V groups are "
+                f"{windows}"
             )
         next_layer += stage.n_layers
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
 from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.kv_groups import KVGroups
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
@@ -41,6 +42,8 @@ class CoreFacts(BaseModel):
     token_hand_off: bool
     n_blocks: int = Field(le=2**24)
     block_size: int
+    windows: tuple[int | None, ...] = (None,)
+    """Those of the model's K/V groups."""
     has_prefix_cache: bool
     is_optimistic: bool
     drafts: DraftFacts | None
@@ -72,6 +75,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         token_hand_off=scheduler.token_hand_off,
         n_blocks=kv_manager.n_blocks,
         block_size=kv_manager.block_size,
+        windows=tuple(kv_manager.groups.windows),
         has_prefix_cache=kv_manager.prefix_cache is not None,
         is_optimistic=kv_manager.expected_use is not None,
         drafts=drafts,
@@ -88,7 +92,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
     Raises:
         ValueError: there is no such core.
     """
-    drafts = facts.drafts
+    drafts, policy = facts.drafts, _policy_of(facts)
     drafter = None
     if drafts is not None:
         drafter = Drafter(max_drafts=drafts.max_drafts, max_batch_tokens=drafts.max_batch_tokens)
@@ -97,10 +101,15 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
         KVManager(
             n_blocks=facts.n_blocks,
             block_size=facts.block_size,
+            groups=KVGroups(
+                facts.windows,
+                policy.max_span_tokens,
+                max_drafts=0 if drafter is None else drafter.max_drafts,
+            ),
             has_prefix_cache=facts.has_prefix_cache,
             expected_use=ExpectedUse() if facts.is_optimistic else None,
         ),
-        policy=_policy_of(facts),
+        policy=policy,
         pipeline_depth=facts.pipeline_depth,
         token_hand_off=facts.token_hand_off,
         drafter=drafter,

@@ -23,6 +23,7 @@ from services.worker.engine.logprobs import WantedLogprobs
 from services.worker.engine.plan import Ints, Spans
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
+from services.worker.models.stage import GroupPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class InputBatch:
 
     token_ids: Tensor  # [n_tokens] int64
     positions: Tensor  # [n_tokens] int64
-    slots: Tensor  # [n_tokens] int64, where each token's K and V are stored
-    attention: AttentionPlan
+    kv: Sequence[GroupPlan]  # of each K/V group
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
     sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
     sampling: SamplingColumns  # how each is sampled
@@ -42,6 +42,16 @@ class InputBatch:
     n_spans: int  # without spans of padding
     n_sampled: int
     shape: DecodeShape | None = None  # the shape that decodes are padded to for a graph
+
+    @property
+    def slots(self) -> Tensor:
+        """Where the first group stores each token's K and V, [n_tokens] int64."""
+        return self.kv[0].slots
+
+    @property
+    def attention(self) -> AttentionPlan:
+        """The plan of the first group."""
+        return self.kv[0].attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,11 @@ class TokenLayout:
 
     starts: Ints  # [n_spans], position of each span's first token
     widths: Ints  # [n_spans], tokens of each span, with padding if there is any
-    block_tables: Ints  # [n_spans, n_columns]
+    block_tables: Ints  # [n_groups, n_spans, n_columns]
     first_tokens: Ints  # [n_spans], place in the batch of each span's first token
     span_of_token: Ints  # [n_tokens]
     positions: Ints  # [n_tokens], in the token's sequence
-    slots: Ints  # [n_tokens], where K and V are stored
+    slots: Ints  # [n_groups, n_tokens], where K and V are stored
 
 
 class BatchBuilder:
@@ -79,11 +89,12 @@ class BatchBuilder:
         key_cache: Tensor,
         n_heads: int,
         uploads: Uploads,
-        windows: Sequence[int | None] = (None,),
+        windows: Sequence[Sequence[int | None]] = ((None,),),
         vocab_size: int | None = None,
     ) -> None:
         """`key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim];
-        `n_heads` are this rank's, and `windows` those of the stage's layers. `vocab_size` is the
+        `n_heads` are this rank's, and `windows` those of the stage's layers in each K/V group of
+        the table. `vocab_size` is the
         width of the logits that are sampled, None on stages that sample nothing.
 
         Batches with padding store the keys and values of padding in the last block of the cache,
@@ -119,8 +130,8 @@ class BatchBuilder:
         n = len(spans.rows)
         starts = np.zeros(shape.n_spans, np.int64)
         starts[:n] = spans.start_positions
-        tables = np.full((shape.n_spans, shape.n_columns), self._scratch)
-        tables[:n] = self._table.padded_block_tables(
+        tables = np.full((len(self._windows), shape.n_spans, shape.n_columns), self._scratch)
+        tables[:, :n] = self._table.padded_block_tables(
             spans.rows, shape.n_columns, scratch=self._scratch
         )
         return self._batch(spans, self._layout(starts, np.ones_like(starts), tables), shape=shape)
@@ -128,7 +139,7 @@ class BatchBuilder:
     def _layout(self, starts: Ints, widths: Ints, block_tables: Ints) -> TokenLayout:
         """Returns the layout of spans at the positions `starts` that are `widths` tokens long."""
         first_tokens, span_of_token, positions = _places(starts, widths)
-        blocks = block_tables[span_of_token, positions // self._block_size]
+        blocks = block_tables[:, span_of_token, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         return TokenLayout(
             starts, widths, block_tables, first_tokens, span_of_token, positions, slots
@@ -148,17 +159,24 @@ class BatchBuilder:
         batch = InputBatch(
             token_ids=token_ids,
             positions=add(layout.positions),
-            slots=add(layout.slots),
-            attention=self._ops.plan_attention(
-                layout.starts,
-                layout.widths,
-                block_tables=layout.block_tables,
-                key_cache=self._key_cache,
-                n_heads=self._n_heads,
-                windows=self._windows,
-                uploads=self._uploads,
-                has_fixed_shape=shape is not None,
-            ),
+            kv=[
+                GroupPlan(
+                    add(np.ascontiguousarray(slots)),
+                    self._ops.plan_attention(
+                        layout.starts,
+                        layout.widths,
+                        block_tables=tables,
+                        key_cache=self._key_cache,
+                        n_heads=self._n_heads,
+                        windows=windows,
+                        uploads=self._uploads,
+                        has_fixed_shape=shape is not None,
+                    ),
+                )
+                for slots, tables, windows in zip(
+                    layout.slots, layout.block_tables, self._windows, strict=True
+                )
+            ],
             sampled_tokens=add((first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back),
             sampled_rows=numbers(sampled.rows, self._uploads),
             sampling=self._sampling(sampled.rows, sampled.positions),

@@ -1,25 +1,33 @@
 """Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-It only stores. The scheduler's K/V manager decides which block belongs to which request, for all
-stages: a block id means the same page of slots in every layer of every stage.
+It only stores. The scheduler's K/V manager decides which block belongs to which request and to
+which group of layers, for all stages: a block id means the same page of slots everywhere. Layers of
+different groups share storage, since a block belongs to one group at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 
 import torch
 from torch import Tensor
 
-from services.worker.models.config import ModelConfig
+from services.worker.models.config import KVSizes, ModelConfig
+from services.worker.models.kv_groups import KVGroups
+
+_NOWHERE = -1
+"""The place of layers that store nothing."""
 
 
 def kv_block_bytes(
     config: ModelConfig, layers: range, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Returns the bytes of one block on one rank: keys and values of its slots in `layers`."""
-    sizes = (config.layer_kv[i].of_rank(tp_size) for i in layers)
-    n_elements = sum(each.n_heads * (each.key_dim + each.value_dim) for each in sizes)
+    """Returns the bytes of one block on one rank: keys and values of its slots, in all `layers` of
+    one group."""
+    n_elements = sum(
+        each.n_heads * (each.key_dim + each.value_dim)
+        for each in _places(config, layers, KVGroups.of(config), tp_size).values()
+    )
     return block_size * n_elements * dtype.itemsize
 
 
@@ -36,16 +44,43 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         tp_size: int = 1,
+        groups: KVGroups | None = None,
     ) -> None:
-        """Allocates all blocks at once, and zeroes them: attention reads slots beyond a sequence's
-        end with weight zero, and zero times whatever was left in memory may be NaN."""
+        """`groups` are those of the configuration if none are given. Allocates all blocks at once,
+        and zeroes them: attention reads slots beyond a sequence's end with weight zero, and zero
+        times whatever was left in memory may be NaN."""
         self.n_blocks = n_blocks
         self.block_size = block_size
-        sizes = [config.layer_kv[i].of_rank(tp_size) for i in layers]
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (
-                torch.zeros((n_blocks, block_size, n_heads, key_dim), dtype=dtype, device=device),
-                torch.zeros((n_blocks, block_size, n_heads, value_dim), dtype=dtype, device=device),
+        groups = groups or KVGroups.of(config)
+        storage: dict[int, tuple[Tensor, Tensor]] = {}
+        for place, sizes in _places(config, layers, groups, tp_size).items():
+            shape = (n_blocks, block_size, sizes.n_heads)
+            storage[place] = (
+                torch.zeros((*shape, sizes.key_dim), dtype=dtype, device=device),
+                torch.zeros((*shape, sizes.value_dim), dtype=dtype, device=device),
             )
-            for n_heads, key_dim, value_dim in map(dataclasses.astuple, sizes)
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+            storage[place] for place in _place_of_each(config, layers, groups)
         )
+
+
+def _places(
+    config: ModelConfig, layers: range, groups: KVGroups, tp_size: int
+) -> dict[int, KVSizes]:
+    """Returns what a block has at each place: what layers of every group there store on a rank."""
+    places = zip(_place_of_each(config, layers, groups), layers, strict=True)
+    return {place: config.layer_kv[i].of_rank(tp_size) for place, i in places}
+
+
+def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
+    """Returns the place of each of `layers` in the blocks of its group."""
+    of_layers = groups.of_layers
+    n_before: Counter[int] = Counter()
+    places = []
+    for i in layers:
+        if config.layer_kv[i].n_heads:
+            places.append(n_before[of_layers[i]])
+            n_before[of_layers[i]] += 1
+        else:
+            places.append(_NOWHERE)
+    return places

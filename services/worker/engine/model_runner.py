@@ -78,10 +78,12 @@ class ModelRunner:
             dtype=model.dtype,
             device=model.device,
             tp_size=model.tp_size,
+            groups=model.kv_groups,
         )
         self._table = RequestTable(
             n_kv_blocks=n_kv_blocks,
             block_size=block_size,
+            n_groups=len(model.kv_groups.windows),
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
             device=model.device,
@@ -98,7 +100,7 @@ class ModelRunner:
             key_cache=key_cache,
             n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
             uploads=uploads,
-            windows=model.windows,
+            windows=model.kv_groups.windows_on(model.layers, model.config),
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
@@ -244,7 +246,9 @@ class ModelRunner:
         return graphs.run(batch, hidden)
 
     def _stage_batch(self, batch: InputBatch) -> StageBatch:
-        return StageBatch(batch.positions, batch.slots, batch.attention, self._ranks)
+        return StageBatch(
+            batch.positions, batch.slots, batch.attention, self._ranks, groups=batch.kv
+        )
 
     def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """Returns the input of the model: tokens, or what the previous stage returned."""

@@ -39,10 +39,11 @@ class IterationPlan:
     """The work of one iteration: `RunIterationsRequest` without its address.
 
     Columns `rows` to `token_on_rank` have one entry per span; `token_ids` and `new_block_ids` hold
-    those of all spans, one after the other. A span with `token_on_rank` is one token, the one that
-    was sampled last for the row, and has no entry in `token_ids`. `next_token_ids` has the token
-    after each span that ends within a prompt whose log-probabilities are wanted. `n_drafts` is
-    empty, or says for each span how many tokens at its end are drafts.
+    those of all spans, one after the other, and of a span's blocks those of one K/V group after
+    the other. A span with `token_on_rank` is one token, the one that was sampled last for the row,
+    and has no entry in `token_ids`. `next_token_ids` has the token after each span that ends within
+    a prompt whose log-probabilities are wanted. `n_drafts` is empty, or says for each span how many
+    tokens at its end are drafts.
     """
 
     iteration: int
@@ -70,7 +71,7 @@ class Spans:
     sample: NDArray[np.bool_]
     token_on_rank: NDArray[np.bool_]
     token_ids: Ints  # [n_tokens] less those that are on the rank
-    new_block_ids: Ints  # [n_new_blocks]
+    new_block_ids: Ints  # [n_new_blocks * n_groups]
     next_token_ids: Ints  # [n_cut], of prompts that are cut and whose log-probabilities are wanted
     n_drafts: Ints | None = None  # [n_spans], or None where no span has any
 
@@ -81,8 +82,9 @@ class Spans:
         return cls(none, none, none, never, never, none, none, none)
 
     @classmethod
-    def of(cls, plan: IterationPlan) -> Spans:
-        """Returns the columns of `plan`; raises PlanError if they do not fit together."""
+    def of(cls, plan: IterationPlan, *, n_groups: int = 1) -> Spans:
+        """Returns the columns of `plan`, with blocks of each of `n_groups` K/V groups; raises
+        PlanError if they do not fit together."""
         n_spans = len(plan.rows)
         if not n_spans:
             raise PlanError("an iteration without spans")
@@ -94,7 +96,7 @@ class Spans:
         n_sent = sum(plan.n_tokens) - sum(plan.token_on_rank)
         for total, parts, n_promised in (
             ("token_ids", "n_tokens", n_sent),
-            ("new_block_ids", "n_new_blocks", sum(plan.n_new_blocks)),
+            ("new_block_ids", "n_new_blocks", sum(plan.n_new_blocks) * n_groups),
         ):
             if (n := len(getattr(plan, total))) != n_promised:
                 raise PlanError(f"{total} has {n} entries where {parts} adds up to {n_promised}")

@@ -1,8 +1,9 @@
 """A rank's memory of the requests in flight, one row each.
 
-A row has the request's blocks, how much of it is stored, how it is sampled, its last sampled token,
-and on the device how often each token has occurred. Plans change rows, in the order of iterations;
-a plan that breaks the protocol is refused here. Knows no model and no layout of a batch.
+A row has the request's blocks in each K/V group, how much of it is stored, how it is sampled, its
+last sampled token, and on the device how often each token has occurred. Plans change rows, in the
+order of iterations; a plan that breaks the protocol is refused here. Knows no model and no layout
+of a batch.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class RequestTable:
         vocab_size: int,
         max_model_len: int,
         device: torch.device = _CPU,
+        n_groups: int = 1,
         keeps_tokens: bool = True,
         counts_tokens: bool = True,
         grammars: Grammars | None = None,
@@ -76,7 +78,8 @@ class RequestTable:
         self._held: dict[int, _Held] = {}  # by row
         self._not_greedy: set[int] = set()  # of these, those that need more than an argmax
         self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
-        self._block_ids = np.zeros((0, 16), dtype=np.int64)  # [n_rows, most blocks of any]
+        # [n_groups, n_rows, most blocks of any]
+        self._block_ids = np.zeros((n_groups, 0, 16), dtype=np.int64)
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
         self._stop_token_ids: dict[int, Ints] = {}  # of rows that have min_tokens
         self._rules: dict[int, TokenRules] = {}  # of rows that have any
@@ -97,7 +100,7 @@ class RequestTable:
             self._release(row)
         for admission in plan.admissions:
             self._admit(admission)
-        spans = Spans.of(plan)
+        spans = Spans.of(plan, n_groups=len(self._block_ids))
         self._refuse_outside(plan)
         self._move_on(plan, spans.new_block_ids)
         if spans.n_drafts is not None:
@@ -129,18 +132,20 @@ class RequestTable:
         return self._n_prompt_tokens[rows]
 
     def block_tables(self, rows: Ints) -> Ints:
-        """Returns the blocks of `rows` in order, [n_spans, most blocks of these], padded."""
-        return self._block_ids[:, : max(self._n_blocks(rows))][rows]
+        """Returns the blocks of `rows` in order, [n_groups, n_spans, most blocks of these],
+        padded."""
+        return self._block_ids[:, rows, : max(self._n_blocks(rows))]
 
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
-        """Returns the first `n_columns` blocks of `rows`, [n_spans, n_columns].
+        """Returns the first `n_columns` blocks of `rows`, [n_groups, n_spans, n_columns].
 
         Where a row has fewer, the rest is `scratch`.
         """
-        blocks = self._block_ids[rows, :n_columns]
-        is_there = np.arange(blocks.shape[1]) < np.array(self._n_blocks(rows))[:, None]
-        tables = np.full((len(rows), n_columns), scratch)
-        tables[:, : blocks.shape[1]] = np.where(is_there, blocks, scratch)
+        blocks = self._block_ids[:, rows, :n_columns]
+        n_groups, n_spans, n_there = blocks.shape
+        is_there = np.arange(n_there) < np.array(self._n_blocks(rows))[:, None]
+        tables = np.full((n_groups, n_spans, n_columns), scratch)
+        tables[:, :, :n_there] = np.where(is_there, blocks, scratch)
         return tables
 
     def _n_blocks(self, rows: Ints) -> list[int]:
@@ -264,8 +269,9 @@ class RequestTable:
             if is_left_out and not (self._keeps_tokens and held.has_last_token):
                 raise PlanError(f"row {row} leaves out a token that is not on the rank")
             if n_new:
-                self._append_blocks(row, held, new_block_ids[n_taken : n_taken + n_new])
-                n_taken += n_new
+                n_all = n_new * len(self._block_ids)
+                self._append_blocks(row, held, new_block_ids[n_taken : n_taken + n_all])
+                n_taken += n_all
             if end > held.n_blocks * self._block_size:
                 raise PlanError(f"row {row} has too few blocks for its span")
             held.n_tokens, held.n_drafts, held.has_last_token = end, 0, is_sampled
@@ -291,11 +297,12 @@ class RequestTable:
                 self.constraints.take_sent(row, start, plan.token_ids[end - n_tokens : end])
 
     def _append_blocks(self, row: int, held: _Held, block_ids: Ints) -> None:
-        n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids)
+        n_groups = len(self._block_ids)
+        n_before, n_after = held.n_blocks, held.n_blocks + len(block_ids) // n_groups
         if n_after > self._max_blocks:
             raise PlanError(f"row {row} has {n_after} blocks; the longest sequence needs fewer")
         self._grow_width(n_after)
-        self._block_ids[row, n_before:n_after] = block_ids
+        self._block_ids[:, row, n_before:n_after] = block_ids.reshape(n_groups, -1)
         held.n_blocks = n_after
 
     def _grow_rows(self, n_rows: int) -> None:
@@ -303,15 +310,15 @@ class RequestTable:
         n_more = max(n_rows, 2 * n_before) - n_before
         self._n_prompt_tokens = np.pad(self._n_prompt_tokens, (0, n_more))
         self.last_tokens.grow(n_before + n_more)
-        self._block_ids = np.pad(self._block_ids, ((0, n_more), (0, 0)))
+        self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more), (0, 0)))
         self._count_rows = np.pad(self._count_rows, (0, n_more))
         self._sampling = np.concatenate([self._sampling, np.zeros(n_more, SAMPLING_COLUMNS)])
 
     def _grow_width(self, n_columns: int) -> None:
-        width = self._block_ids.shape[1]
+        width = self._block_ids.shape[2]
         if n_columns > width:
             n_more = max(n_columns, 2 * width) - width
-            self._block_ids = np.pad(self._block_ids, ((0, 0), (0, n_more)))
+            self._block_ids = np.pad(self._block_ids, ((0, 0), (0, 0), (0, n_more)))
 
 
 def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:

@@ -67,7 +67,10 @@ class TrialIteration:
             max_graph_batch_size=len(lengths),
             max_batch_tokens=sum(lengths),
         )
-        batch = runner.prepare(trial_plan(lengths, self._block_size, self._sampling))
+        n_groups = len(model.kv_groups.windows)
+        batch = runner.prepare(
+            trial_plan(lengths, self._block_size, self._sampling, n_groups=n_groups)
+        )
         hidden = None if model.is_first else runner.empty_hidden(lengths).zero_()
         if model.is_last:
             runner.sample(batch, runner.logits(batch, hidden))
@@ -102,8 +105,11 @@ def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
     return lengths + [1] * n_single
 
 
-def trial_plan(lengths: Sequence[int], block_size: int, sampling: SamplingParams) -> IterationPlan:
-    """Returns the plan of a prompt of each of these lengths, all stored in block 0."""
+def trial_plan(
+    lengths: Sequence[int], block_size: int, sampling: SamplingParams, *, n_groups: int = 1
+) -> IterationPlan:
+    """Returns the plan of a prompt of each of these lengths, all stored in block 0 by all K/V
+    groups."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,
@@ -116,5 +122,5 @@ def trial_plan(lengths: Sequence[int], block_size: int, sampling: SamplingParams
         n_new_blocks=n_blocks,
         token_on_rank=[False] * len(lengths),
         token_ids=[0] * sum(lengths),
-        new_block_ids=[0] * sum(n_blocks),
+        new_block_ids=[0] * (sum(n_blocks) * n_groups),
     )

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.layer import Angles, GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
+from kernels import AttentionPlan
+from kernels.layer import GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
 from kernels.logits import Logits
 from kernels.ops import FusedStage, LayerKV
 from kernels.packed_linear import PlainWeight
@@ -62,13 +63,16 @@ class LayerByLayer:
     rotaries: Sequence[RotaryEmbedding]
     layers: Sequence[Layer]
     head: Head | None  # the last stage has one
+    groups: Sequence[int] = ()  # the K/V group of each layer; empty: all are in the first
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `LayerStack`."""
         hidden = self.embedded(inputs, batch)
         batch = replace(batch, angles=[rotary(batch.positions) for rotary in self.rotaries])
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            hidden = layer(hidden, batch, layer_kv)
+        batches = batch.of_groups()
+        groups = self.groups or (0,) * len(self.layers)
+        for layer, group, layer_kv in zip(self.layers, groups, kv, strict=True):
+            hidden = layer(hidden, batches[group], layer_kv)
         return hidden
 
     def logits(
@@ -103,7 +107,7 @@ class AllAtOnce:
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `LayerStack`; raises TypeError for a plan of other operations."""
         inputs = self._given(inputs, batch)
-        return self.fused(inputs, batch.positions, batch.slots, batch.attention, kv)
+        return self.fused(inputs, batch.positions, *_of_groups(batch), kv)
 
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
@@ -113,13 +117,22 @@ class AllAtOnce:
         if self.fused.stage.head is None:
             return self.by_layer.headed(self(inputs, batch, kv), batch, sampled)
         inputs = self._given(inputs, batch)
-        return self.fused.logits(inputs, batch.positions, batch.slots, batch.attention, kv, sampled)
+        return self.fused.logits(inputs, batch.positions, *_of_groups(batch), kv, sampled)
 
     def _given(self, inputs: Tensor, batch: StageBatch) -> Tensor:
-        """Returns what the fused stage begins with: tokens, or hidden states."""
+        """Returns what the fused stage begins with: tokens, or hidden states. Angles reach as far
+        as the batch then."""
+        for rotary in self.by_layer.rotaries:
+            rotary.cover(batch.positions)
         if self.fused.stage.table is None:
             return self.by_layer.embedded(inputs, batch)
         return inputs
+
+
+def _of_groups(batch: StageBatch) -> tuple[Sequence[Tensor], Sequence[AttentionPlan]]:
+    """Returns the slots and the attention of each K/V group of a batch."""
+    batches = batch.of_groups()
+    return [each.slots for each in batches], [each.attention for each in batches]
 
 
 def stack(by_layer: LayerByLayer, place: StagePlace, dtype: torch.dtype) -> LayerStack:
@@ -141,27 +154,31 @@ def described(by_layer: LayerByLayer) -> StageWeights | None:
     """
     layers: list[LayerWeights] = []
     rotaries: set[int] = set()
-    for layer in by_layer.layers:
+    groups = by_layer.groups or (0,) * len(by_layer.layers)
+    for layer, group in zip(by_layer.layers, groups, strict=True):
         if not isinstance(layer, PreNormLayer) or layer.attention.rotary is None:
             return None
-        weights = _layer_weights(layer)
+        weights = _layer_weights(layer, group)
         if weights is None:
             return None
         layers.append(weights)
         rotaries.add(layer.attention.rotary)
     if len(rotaries) > 1:
         return None
-    rotary = by_layer.rotaries[rotaries.pop()]
+    angles = by_layer.rotaries[rotaries.pop()].angles
+    if angles is None:
+        return None
     return StageWeights(
         _table(by_layer.embedding),
-        Angles(rotary.cos, rotary.signed_sin),
+        angles,
         layers,
         _head_weights(by_layer.head),
     )
 
 
-def _layer_weights(layer: PreNormLayer) -> LayerWeights | None:
-    """Returns the description of a layer; None if it has other norms or another MLP than Llama."""
+def _layer_weights(layer: PreNormLayer, group: int) -> LayerWeights | None:
+    """Returns the description of a layer of a K/V group; None if it has other norms or another MLP
+    than Llama."""
     before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
     if type(layer.attention) is not Attention:  # others compute more than their description says
         return None
@@ -169,7 +186,7 @@ def _layer_weights(layer: PreNormLayer) -> LayerWeights | None:
         return None
     if not isinstance(mlp, GatedMLPWeights):
         return None
-    return LayerWeights(before, layer.attention, between, mlp)
+    return LayerWeights(before, layer.attention, between, mlp, group)
 
 
 def _table(embedding: Embedding | None) -> Tensor | None:

@@ -27,38 +27,71 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.layer import Angles
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
+
+FIRST_POSITIONS = 4096
+"""The positions that the tables have before any sequence is longer."""
 
 
 class RotaryEmbedding:
-    """The angles of all positions, in the form that `kernels.rotary` takes.
+    """The angles of positions, in the form that `kernels.rotary` takes.
 
     Elements of a head that do not turn have the angle 0; `head_order` says where they are.
+
+    On a CPU tables keep them, as far as sequences have come: they double when one goes beyond. On
+    other devices the angles of each batch are computed, the same for all layers: there the host
+    does not know positions without waiting for them, and recorded graphs would go on reading tables
+    that are no more.
     """
 
-    cos: Tensor  # [n_positions, 1, head_dim], as the next
-    signed_sin: Tensor
+    angles: Angles | None
+    """The tables; None where there are none."""
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Computes the angles in float32 and only then rounds them to `dtype`: at position 4,000 a
-        bfloat16 angle would be off by whole turns."""
-        n_positions = config.max_position_embeddings
-        frequencies = inverse_frequencies(config.rope, config.rotary_dim, n_positions)
-        positions = torch.arange(n_positions, dtype=torch.float32)
-        angles = positions[:, None, None] * frequencies  # [n_positions, 1, rotary_dim / 2]
-        scale = attention_scale(config.rope)
-        cos, sin = angles.cos().mul_(scale), angles.sin_().mul_(scale)
-        n_still = (config.head_dim - config.rotary_dim) // 2
-        if n_still:
-            cos = torch.cat((cos, cos.new_ones(n_positions, 1, n_still)), -1)
-            sin = torch.cat((sin, sin.new_zeros(n_positions, 1, n_still)), -1)
-        cos, sin = cos.to(device, dtype), sin.to(device, dtype)
-        self.cos = torch.cat((cos, cos), -1)
-        self.signed_sin = torch.cat((-sin, sin), -1)
+        self._n_positions = config.max_position_embeddings
+        self._dtype = dtype
+        n_pairs, n_still = config.head_dim // 2, (config.head_dim - config.rotary_dim) // 2
+        turning = inverse_frequencies(config.rope, config.rotary_dim, self._n_positions)
+        frequencies = torch.cat((turning, turning.new_zeros(n_still)))
+        scales = torch.ones(n_pairs)
+        scales[: n_pairs - n_still] = attention_scale(config.rope)
+        self._frequencies = torch.cat((frequencies, frequencies)).to(device)  # [head_dim], as next
+        self._cos_scales = torch.cat((scales, scales)).to(device)
+        self._sin_scales = torch.cat((-scales, scales)).to(device)
+        self.angles = None
+        if device.type == "cpu":
+            first = torch.arange(min(FIRST_POSITIONS, self._n_positions))
+            self.angles = Angles(*self._computed(first))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
-        return self.cos.index_select(0, positions), self.signed_sin.index_select(0, positions)
+        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens].
+
+        Raises IndexError on a CPU for those that the model does not have.
+        """
+        if self.angles is None:
+            return self._computed(positions)
+        self.cover(positions)
+        return self.angles.cos.index_select(0, positions), self.angles.sin.index_select(
+            0, positions
+        )
+
+    def cover(self, positions: Tensor) -> None:
+        """Lets the tables, if there are any, reach to all of `positions` that the model has."""
+        if self.angles is None:
+            return
+        longest = min(int(positions.max()) + 1, self._n_positions)
+        while (n := len(self.angles.cos)) < longest:
+            cos, sin = self._computed(torch.arange(n, min(2 * n, self._n_positions)))
+            self.angles.cos = torch.cat((self.angles.cos, cos))
+            self.angles.sin = torch.cat((self.angles.sin, sin))
+
+    def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the angles in float32 and only then rounds them: at position 4,000 a bfloat16
+        angle would be off by whole turns."""
+        angles = positions.to(torch.float32)[:, None, None] * self._frequencies
+        cos, sin = angles.cos().mul_(self._cos_scales), angles.sin_().mul_(self._sin_scales)
+        return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def head_order(config: RotaryConfig) -> Sequence[int] | None:

@@ -22,9 +22,6 @@ from services.worker.models.config import (
     require,
 )
 
-# Tables of the angles of all positions: 10 million of them, and heads of 128, take a third.
-_MAX_ANGLES = 2**32
-
 # What each type needs, and what it may have besides.
 _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -117,12 +114,6 @@ class RotaryConfig(ModelConfig):
     def check(self) -> None:
         super().check()
         self.check_rope(self.rope)
-        n_angles = self.max_position_embeddings * self.head_dim
-        if n_angles > _MAX_ANGLES:
-            raise ValueError(
-                f"max_position_embeddings ({self.max_position_embeddings}) and head_dim "
-                f"({self.head_dim}) make {n_angles} angles; at most {_MAX_ANGLES} are kept"
-            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from kernels import AttentionPlan, Ops
 from kernels.logits import Logits
 from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.kv_groups import KVGroups
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
@@ -57,6 +58,14 @@ class StagePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """Where the layers of one K/V group store a batch, and how they attend."""
+
+    slots: Tensor  # [n_tokens] int64
+    attention: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
 class StageBatch:
     """A flat batch without its tokens or hidden states: where tokens are, and how they attend."""
 
@@ -65,6 +74,16 @@ class StageBatch:
     attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # that share the stage
     angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
+    # Of each K/V group; layers are given `slots` and `attention` of their own. Empty: there is one.
+    groups: Sequence[GroupPlan] = ()
+
+    def of_groups(self) -> list[StageBatch]:
+        """Returns the batch as the layers of each K/V group have it."""
+        if len(self.groups) < 2:
+            return [self]
+        return [
+            replace(self, slots=group.slots, attention=group.attention) for group in self.groups
+        ]
 
 
 class StageModel(ABC):
@@ -84,8 +103,7 @@ class StageModel(ABC):
         self.tp_size = place.tp_size
         self.dtype = dtype  # of hidden states and K/V
         self.device = device
-        # The different windows of these layers, each of which attention is planned for.
-        self.windows = tuple({config.layer_windows[i]: None for i in place.layers})
+        self.kv_groups = KVGroups.of(config)
 
     @property
     def first_layer(self) -> int:

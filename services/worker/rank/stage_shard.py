@@ -133,6 +133,7 @@ class StageShard:
             records_decodes=self._new_graphs is not None,
             block_size=settings.block_size,
             n_kv_blocks=self._n_kv_blocks(),
+            kv_windows=_windows_on_wire(model),
             rendezvous_address=rendezvous_address,
         )
 
@@ -230,6 +231,12 @@ class StageShard:
                 f"of {settings.block_size} slots, {block_bytes} bytes"
             )
         return n_kv_blocks
+
+
+def _windows_on_wire(model: StageModel) -> list[int]:
+    """Returns the windows of the K/V groups as they are described; none for one that sees all."""
+    windows = model.kv_groups.windows
+    return [] if windows == (None,) else [window or 0 for window in windows]
 
 
 def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:

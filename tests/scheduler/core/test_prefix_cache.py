@@ -222,7 +222,7 @@ def test_keys_of_another_block_size_are_not_used() -> None:
         manager.release(reservation)
         found = manager.reserve(request)
         assert found is not None
-        assert found.n_cached_blocks == 15 // block_size
+        assert found.n_cached_columns == 15 // block_size
         request.put_down()
 
 
@@ -325,7 +325,7 @@ def test_blocks_are_those_of_an_obvious_model(data: st.DataObject, n_blocks: int
             reservation = manager.reserve(request)
             if reservation is not None:
                 found = model.admit(request)
-                assert reservation.n_cached_blocks == len(found)
+                assert reservation.n_cached_columns == len(found)
                 admitted[request] = (reservation, [*found])
         elif admitted:
             request = data.draw(st.sampled_from(list(admitted)))

@@ -137,7 +137,7 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
         ({"vocab_size": 2**31}, "vocab_size"),
         ({"vocab_size": -1}, "vocab_size"),
         ({"hidden_size": 10**30, "head_dim": 8}, "hidden_size"),
-        ({"max_position_embeddings": 2**31 - 1, "head_dim": 1 << 20}, "angles"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"eos_token_id": -1}, "eos_token_id"),

@@ -26,7 +26,7 @@ from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
 from kernels.upload import uploads_for
-from services.worker.models import decoder
+from services.worker.models import decoder, rope
 from services.worker.models.decoder_layers import (
     Attention,
     Embedding,
@@ -222,7 +222,11 @@ class TestWhatNoFamilyHas:
         return TokenEmbedding(VocabParallelEmbedding(table, range(70), 70, ops))
 
     def by_layer(
-        self, *, embedding: Embedding | None = None, head: Head | None = None
+        self,
+        *,
+        embedding: Embedding | None = None,
+        head: Head | None = None,
+        n_positions: int = 9,
     ) -> LayerByLayer:
         config = RotaryConfig(
             vocab_size=70,
@@ -231,7 +235,7 @@ class TestWhatNoFamilyHas:
             n_heads=self.N_HEADS,
             n_kv_heads=self.N_KV_HEADS,
             head_dim=self.HEAD_DIM,
-            max_position_embeddings=9,
+            max_position_embeddings=n_positions,
             intermediate_size=64,
             rms_norm_eps=1e-5,
             rope=RopeConfig(rope_theta=100.0),
@@ -362,12 +366,26 @@ class TestWhatNoFamilyHas:
 
     def test_positions_that_angles_lack_are_refused(self) -> None:
         skip_without_native("float32")
-        by_layer = self.by_layer()
-        rotary = by_layer.rotaries[0]
-        rotary.cos, rotary.signed_sin = rotary.cos[:4].clone(), rotary.signed_sin[:4].clone()
+        by_layer = self.by_layer(n_positions=4)
+        with pytest.raises(IndexError, match="index out of range"):
+            self.run(by_layer, self.hidden())
         at_once = stack(by_layer, self.place(), torch.float32)
         with pytest.raises(IndexError, match="1 tokens or positions"):
             self.run(at_once, self.hidden())
+
+    def test_angles_grow_with_the_positions_of_batches(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        skip_without_native("float32")
+        expected = self.run(stack(self.by_layer(), self.place(), torch.float32), self.hidden())
+        monkeypatch.setattr(rope, "FIRST_POSITIONS", 2)
+        at_once = stack(self.by_layer(), self.place(), torch.float32)
+        assert isinstance(at_once, AllAtOnce)
+        angles = at_once.by_layer.rotaries[0].angles
+        assert angles is not None
+        assert len(angles.cos) == 2
+        assert torch.equal(self.run(at_once, self.hidden()), expected)
+        assert len(angles.cos) == len(angles.sin) == 8
 
     def test_storage_is_not_kept_and_another_one_is_used(self) -> None:
         skip_without_native("float32")

@@ -17,6 +17,7 @@ from kernels.reference import rotary
 from services.worker.models.config import UnsupportedModel
 from services.worker.models.config_file import parse_config, read_config
 from services.worker.models.rope import (
+    FIRST_POSITIONS,
     RotaryEmbedding,
     attention_scale,
     head_order,
@@ -117,6 +118,71 @@ def test_heads_in_order_turn_as_their_stored_pairs(n_turned: int, neighbours: bo
     for turn in (rotary, TORCH.rotary):
         found = turn(stored[..., order], cos, sin)
         torch.testing.assert_close(found, expected[..., order], rtol=1e-5, atol=1e-5)
+
+
+def long_config(n_positions: int) -> RotaryConfig:
+    """Heads of 12, of which 8 elements turn."""
+    return RotaryConfig(
+        vocab_size=9,
+        hidden_size=12,
+        n_layers=1,
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=12,
+        max_position_embeddings=n_positions,
+        intermediate_size=1,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(
+            rope_type="yarn",
+            rope_theta=20.0,
+            partial_rotary_factor=8 / 12,
+            factor=8.0,
+            original_max_position_embeddings=64,
+        ),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_angles_are_equal_to_the_bit_however_tables_have_grown(dtype: torch.dtype) -> None:
+    n = 3 * FIRST_POSITIONS + 5
+    config = long_config(n)
+    config.check()
+    rotary = RotaryEmbedding(config, dtype=dtype, device=CPU)
+    assert rotary.angles is not None
+    # The slow version: all positions at once, and each angle by itself.
+    frequencies = inverse_frequencies(config.rope, 8, n)
+    angles = torch.arange(n, dtype=torch.float32)[:, None, None] * frequencies
+    scale = attention_scale(config.rope)
+    still = torch.ones(n, 1, 2)
+    half_cos = torch.cat(((angles.cos() * scale), still), -1).to(dtype)
+    half_sin = torch.cat(((angles.sin() * scale), 0 * still), -1).to(dtype)
+    cos, sin = torch.cat((half_cos, half_cos), -1), torch.cat((-half_sin, half_sin), -1)
+    lengths = []
+    for longest in (5, FIRST_POSITIONS - 1, FIRST_POSITIONS, 7, n - 1):
+        positions = torch.tensor([3, longest, 0])
+        found = rotary(positions)
+        assert torch.equal(found[0], cos[positions])
+        assert torch.equal(found[1], sin[positions])
+        lengths.append(len(rotary.angles.cos))
+    assert lengths == [FIRST_POSITIONS] * 2 + [2 * FIRST_POSITIONS] * 2 + [n]
+    with pytest.raises(IndexError):
+        rotary(torch.tensor([n]))
+
+
+def test_angles_take_no_memory_for_positions_that_no_sequence_has() -> None:
+    config = long_config(2**31 - 1)
+    config.check()
+    rotary = RotaryEmbedding(config, dtype=torch.float32, device=CPU)
+    rotary(torch.tensor([5]))
+    assert rotary.angles is not None
+    assert len(rotary.angles.cos) == FIRST_POSITIONS
+
+
+def test_other_devices_compute_the_angles_of_each_batch() -> None:
+    rotary = RotaryEmbedding(long_config(100), dtype=torch.float32, device=torch.device("meta"))
+    assert rotary.angles is None
+    cos, sin = rotary(torch.arange(7, device="meta"))
+    assert cos.shape == sin.shape == (7, 1, 12)
 
 
 class TestWhatDependsOnTheLength:

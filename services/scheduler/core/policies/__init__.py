@@ -30,6 +30,11 @@ class Policy(Protocol):
     max_batch_size: int
     """Requests in a batch at most."""
 
+    @property
+    def max_span_tokens(self) -> int | None:
+        """Tokens of a request in a batch at most; None where a prompt is one span."""
+        ...
+
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns the requests of the next batch in order; empty if none can run."""
         ...

@@ -40,6 +40,11 @@ class ChunkedPolicy:
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
 
+    @property
+    def max_span_tokens(self) -> int:
+        """Tokens of a request in a batch at most."""
+        return self.max_batch_tokens
+
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns as many requests as fit, in the order of the pool, each with as many tokens as
         fit."""

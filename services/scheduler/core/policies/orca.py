@@ -19,6 +19,7 @@ class OrcaPolicy:
     """Iteration-level first come, first served."""
 
     name = "orca"
+    max_span_tokens = None
 
     def __init__(self, *, max_batch_size: int) -> None:
         if max_batch_size < 1:

@@ -1,0 +1,75 @@
+"""The K/V groups of a model: layers whose keys and values are kept for the same tokens.
+
+A layer with a window never reads what lies behind it, so its blocks can be used again while those
+of other layers live on. A block belongs to one group, and has a place for each of its layers on a
+stage. Groups are about as large as the smallest kind of layers, so that a block of each takes as
+many bytes: all of them come out of one memory, and no part of it is set aside for a group.
+
+    gpt-oss 20B   12 layers with a window, 12 without     2 groups of 12
+    Gemma 3 27B   52 layers with a window, 10 without     1 group of 10, and 6 of 8 or 9
+
+Each kind's layers go to its groups in turn, so that every stage has about as many of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.worker.models.config import ModelConfig
+
+_MAX_GROUPS = 8
+"""Groups of about the size of the smallest kind are no more than these: each has block tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """The groups of a model, and the one of each layer."""
+
+    windows: tuple[int | None, ...]
+    """Tokens that queries of a group see, as its blocks are kept; None, for all, comes first."""
+    of_layers: tuple[int, ...]
+    """The group of each layer of the model."""
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> KVGroups:
+        """Returns the groups of a model. There is one if all layers that store anything have the
+        same window, or if what they store differs, so that blocks of groups would differ."""
+        sizes = {kv for kv in config.layer_kv if kv.n_heads}
+        kinds = Counter(
+            window for window, kv in zip(_kept(config), config.layer_kv, strict=True) if kv.n_heads
+        )
+        if len(kinds) < 2 or len(sizes) > 1:
+            window = next(iter(kinds)) if len(kinds) == 1 else None
+            return cls((window,), (0,) * config.n_layers)
+        n_layers = max(min(kinds.values()), -(-kinds.total() // _MAX_GROUPS))  # of a group
+        first: dict[int | None, int] = {}
+        windows: list[int | None] = []
+        for window in sorted(kinds, key=lambda window: window or 0):
+            first[window] = len(windows)
+            windows += [window] * -(-kinds[window] // n_layers)
+        n_before: Counter[int | None] = Counter()
+        groups = []
+        for window, kv in zip(_kept(config), config.layer_kv, strict=True):
+            groups.append(first[window] + n_before[window] % windows.count(window))
+            n_before[window] += kv.n_heads > 0
+        return cls(tuple(windows), tuple(groups))
+
+    def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:
+        """Returns the different windows of a stage's layers in each group; that of the group itself
+        where the stage has none of its layers."""
+        on_stage: list[dict[int | None, None]] = [{} for _ in self.windows]
+        for i in layers:
+            on_stage[self.of_layers[i]][config.layer_windows[i]] = None
+        return [
+            tuple(found) or (window,) for found, window in zip(on_stage, self.windows, strict=True)
+        ]
+
+
+def _kept(config: ModelConfig) -> list[int | None]:
+    """Returns the window of each layer; None if it is no shorter than the longest sequence."""
+    longest = config.max_position_embeddings
+    return [
+        None if window is None or window >= longest else window for window in config.layer_windows
+    ]
