@@ -36,7 +36,7 @@ def call(
         starts,
         n_tokens,
         block_tables=np.zeros((len(spans), n_columns), np.int64),
-        key_cache=cache,
+        key_caches=[cache],
         n_heads=n_heads,
         windows=(form.window,),
         uploads=Uploads(),

@@ -87,7 +87,7 @@ class PagedBatch:
             np.array(self.starts),
             np.array(self.n_tokens),
             block_tables=padded,
-            key_cache=self.key_cache.to(self.on.device),
+            key_caches=[self.key_cache.to(self.on.device)],
             n_heads=self.q.shape[1],
             windows=self.windows,
             uploads=uploads,

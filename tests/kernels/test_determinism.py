@@ -88,7 +88,7 @@ class Sequences:
             np.array([start for _, start, _ in spans]),
             np.array([n for _, _, n in spans]),
             block_tables=tables,
-            key_cache=self.keys,
+            key_caches=[self.keys],
             n_heads=q.shape[1],
             windows=(form.window,),
             uploads=uploads,

@@ -7,6 +7,7 @@ stages: a block id means the same page of slots in every layer of every stage.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,11 +42,23 @@ class KVCache:
         end with weight zero, and zero times whatever was left in memory may be NaN."""
         self.n_blocks = n_blocks
         self.block_size = block_size
-        sizes = [config.layer_kv[i].of_rank(tp_size) for i in layers]
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (
-                torch.zeros((n_blocks, block_size, n_heads, key_dim), dtype=dtype, device=device),
-                torch.zeros((n_blocks, block_size, n_heads, value_dim), dtype=dtype, device=device),
+        own = {}
+        for i in layers:
+            n_heads, *dims = dataclasses.astuple(config.layer_kv[i].of_rank(tp_size))
+            keys, values = (
+                torch.zeros((n_blocks, block_size, n_heads, dim), dtype=dtype, device=device)
+                for dim in dims
             )
-            for n_heads, key_dim, value_dim in map(dataclasses.astuple, sizes)
+            own[i] = keys, values
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+            own[config.kv_sources[i]] for i in layers
         )
+        """Keys and values that each layer attends to: its own, or an earlier layer's."""
+
+    def key_caches(self) -> Sequence[Tensor]:
+        """Returns the keys of the first layer of each kind of heads, one at least if any stores."""
+        of_kind: dict[torch.Size, Tensor] = {}
+        for keys, _ in self.layers:
+            if keys.numel():
+                of_kind.setdefault(keys.shape, keys)
+        return list(of_kind.values())

@@ -14,6 +14,8 @@ from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
+from services.worker.models.families.gemma3n import Gemma3nStage
+from services.worker.models.families.gemma4 import Gemma4Stage, Gemma4UnifiedStage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
 from services.worker.models.families.gpt2 import GPT2Stage
@@ -63,6 +65,9 @@ _FAMILIES: tuple[Family, ...] = (
     CohereStage,
     Gemma2Stage,
     Gemma3Stage,
+    Gemma3nStage,
+    Gemma4Stage,
+    Gemma4UnifiedStage,
     Glm4Stage,
     GlmStage,
     GPT2Stage,

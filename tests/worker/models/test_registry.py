@@ -19,7 +19,9 @@ from transformers import (
     Cohere2Config,
     CohereConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
@@ -357,6 +359,53 @@ SHAPES |= {
         swiglu_alpha=0.9,
         swiglu_limit=1.5,
         tie_word_embeddings=True,
+    ),
+}
+
+# The last two of eight layers attend to keys and values of the two before, on the same stage.
+GEMMA3N: dict[str, Any] = {
+    **SMALL,
+    "num_hidden_layers": 8,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "sliding_window": 7,
+    "layer_types": [*WINDOWS, *["sliding_attention", "full_attention"] * 2],
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.7, *[0.0] * 4],
+}
+GEMMA4: dict[str, Any] = {**GEMMA3N, "global_head_dim": 14}
+del GEMMA4["laurel_rank"], GEMMA4["activation_sparsity_pattern"]
+SHAPES |= {
+    "gemma3n": Gemma3nTextConfig(**GEMMA3N),
+    "gemma3n-variant": Gemma3nTextConfig(
+        **{**GEMMA3N, "num_kv_shared_layers": 0, "num_key_value_heads": 6},
+        altup_num_inputs=3,
+        altup_active_idx=1,
+        altup_correct_scale=False,
+        attention_bias=True,
+        final_logit_softcapping=9.0,
+    ),
+    "gemma4": Gemma4TextConfig(**GEMMA4, use_double_wide_mlp=True, final_logit_softcapping=9.0),
+    "gemma4-experts": Gemma4TextConfig(
+        **{**GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        num_global_key_value_heads=6,
+        attention_k_eq_v=True,
+        attention_bias=True,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=22,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
     ),
 }
 
