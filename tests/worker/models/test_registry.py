@@ -375,7 +375,7 @@ GEMMA3N: dict[str, Any] = {
     "laurel_rank": 6,
     "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.7, *[0.0] * 4],
 }
-GEMMA4: dict[str, Any] = {**GEMMA3N, "global_head_dim": 14}
+GEMMA4: dict[str, Any] = {**GEMMA3N, "head_dim": 4, "global_head_dim": 8}
 del GEMMA4["laurel_rank"], GEMMA4["activation_sparsity_pattern"]
 SHAPES |= {
     "gemma3n": Gemma3nTextConfig(**GEMMA3N),
@@ -546,6 +546,20 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"vision_config": {"hidden_size": 8}}, "vision_config"),
+        ("gemma3n", {"altup_active_idx": 4}, "altup_active_idx"),
+        ("gemma3n", {"intermediate_size": [72]}, "intermediate_size has 1"),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 8}, "activation_sparsity_pattern"),
+        ("gemma3n", {"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
+        ("gemma3n", {"num_kv_shared_layers": 8}, "num_kv_shared_layers"),
+        ("gemma4", {"num_kv_shared_layers": 7}, "num_kv_shared_layers"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4", {"vocab_size_per_layer_input": 198}, "vocab_size_per_layer_input"),
+        ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": None, "global_head_dim": 9}, "head_dim"),
+        ("gemma4", {"num_experts": 4, "enable_moe_block": True}, "without num_experts"),
+        ("gemma4-experts", {"top_k_experts": 6}, "top_k_experts"),
         ("gpt_oss", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
         ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
