@@ -22,7 +22,8 @@ _IMAGE_KEYS = frozenset((
     "image_seq_length", "image_token_id", "image_token_index", "mm_tokens_per_image",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "video_token_id",
     "vision_config", "vision_end_token_id", "vision_feature_layer",
-    "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id",
+    "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id",
+    "vision_token_id",
 ))  # fmt: skip
 
 # About sounds, of checkpoints that take these as well.

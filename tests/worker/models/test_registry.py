@@ -49,7 +49,7 @@ from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
-from tests.worker.pipeline import Pipeline, Span
+from tests.worker.pipeline import Pipeline, Span, load
 
 # Two heads of K and V at least, so that two ranks can share them.
 LLAMA_LIKE = {**SMALL, "num_hidden_layers": 4}
@@ -450,6 +450,13 @@ class TestAgainstTransformers:
             ratios.append(error(ours, exact) / error(oracle.logits(tokens)[20:], exact))
         assert min(ratios) > 0
         assert statistics.median(ratios) < 1.25
+
+
+def test_stages_that_part_layers_from_the_keys_they_attend_to_are_refused(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, SHAPES["gemma4"])
+    load(tmp_path, stage_index=1, n_stages=3)
+    with pytest.raises(UnsupportedModel, match=r"num_kv_shared_layers: layer 6 .* n_stages"):
+        load(tmp_path, stage_index=2, n_stages=3)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "qwen2-windows"])

@@ -456,7 +456,7 @@ class StreamsLayer:
 def _streams(hidden: Tensor, n_streams: int, per_layer: PerLayerGate) -> Tensor:
     """Returns the streams in rows of hidden states, [n_tokens, n_streams, hidden]."""
     size = per_layer.projection.shape[0]
-    return hidden[:, : n_streams * size].unflatten(1, (n_streams, size))
+    return hidden[:, : n_streams * size].view(-1, n_streams, size)
 
 
 def _mean_square(x: Tensor) -> Tensor:
@@ -495,7 +495,8 @@ class StreamsHead:
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
         n_streams = len(self.projections) + 1
-        first, *others = hidden[:, : n_streams * self.size].split(self.size, 1)
+        streams = hidden[:, : n_streams * self.size].view(-1, n_streams, self.size)
+        first, *others = streams.unbind(1)
         magnitude = _mean_square(first).sqrt()
         total = first.float()
         for stream, weight in zip(others, self.projections, strict=True):
