@@ -206,7 +206,7 @@ GEMMA3_4B = {
     "torch_dtype": "bfloat16",
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
 }
-GEMMA3N_E2B = {
+GEMMA3N_E2B: dict[str, Any] = {
     "architectures": ["Gemma3nForConditionalGeneration"],
     "audio_config": {"hidden_size": 1536},
     "audio_soft_tokens_per_image": 188,

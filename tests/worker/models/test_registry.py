@@ -305,8 +305,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
     "exaone4": Exaone4Config(**LLAMA_LIKE, sliding_window=7, sliding_window_pattern=3),
     "exaone4-no-window": Exaone4Config(
-        **{**LLAMA_LIKE, "num_key_value_heads": 6},
-        head_dim=10,
+        **{**LLAMA_LIKE, "num_key_value_heads": 6, "head_dim": 10},
         sliding_window=None,
         layer_types=["full_attention"] * 4,
         tie_word_embeddings=True,
@@ -426,8 +425,12 @@ SHAPES |= {
     ),
     "gemma4": Gemma4TextConfig(**GEMMA4, use_double_wide_mlp=True, final_logit_softcapping=9.0),
     "gemma4-experts": Gemma4TextConfig(
-        **{**GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
-        num_global_key_value_heads=6,
+        **{
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "num_global_key_value_heads": 6,
+        },
         attention_k_eq_v=True,
         attention_bias=True,
         enable_moe_block=True,
