@@ -112,7 +112,7 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
             starts,
             counts,
             block_tables=table,
-            key_cache=key_cache,
+            key_caches=[key_cache],
             n_heads=N_HEADS,
             uploads=uploads_for(key_cache.device),
         )
@@ -246,7 +246,7 @@ def whole_workload(storage: Storage, dtype: torch.dtype, versions: Sequence[Ops]
                 starts,
                 counts,
                 block_tables=table,
-                key_cache=key_cache,
+                key_caches=[key_cache],
                 n_heads=N_HEADS,
                 uploads=uploads_for(key_cache.device),
             )

@@ -49,13 +49,14 @@ def plan_attention(
     n_tokens: Ints,
     *,
     block_tables: Ints,
-    key_cache: Tensor,
+    key_caches: Sequence[Tensor],
     n_heads: int,
     windows: Sequence[int | None] = (None,),
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
-    """Implements `kernels.ops.PlanAttention`; layers of any window can attend with the result.
+    """Implements `kernels.ops.PlanAttention`; layers of any window and heads can attend
+    with the result.
 
     The columns are kept and not copied, so they must not be written to before the last layer has
     run. Shapes of what is computed depend on the batch, whatever `has_fixed_shape` says.

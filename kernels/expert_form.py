@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.linear_weight import Gate
+
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
@@ -24,7 +26,8 @@ class ExpertForm:
 
     gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], of gates first
     down_bias: Tensor | None = None  # [n_experts, hidden]
-    clamp: Clamp | None = None  # None: the gate is `silu(gate) * up`
+    clamp: Clamp | None = None  # in place of the gate below
+    gate: Gate = "silu"
 
 
 PLAIN_EXPERTS = ExpertForm()

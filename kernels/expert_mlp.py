@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
+from kernels.gelu_and_mul import gelu_and_mul
 from kernels.silu_and_mul import silu_and_mul
 
 
@@ -40,7 +41,9 @@ def expert_mlp(
 ) -> Tensor:
     """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
     [n_experts, hidden, size], and of what their form adds."""
-    gate = silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
+    gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
+    if form.clamp is not None:
+        gate = partial(clamp_and_mul, clamp=form.clamp)
 
     def mlp(expert: int, some: Tensor) -> Tensor:
         inner = gate(_product(some, gate_up, form.gate_up_bias, expert))  # [n, size]

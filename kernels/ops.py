@@ -50,7 +50,7 @@ class PlanAttention(Protocol):
         /,
         *,
         block_tables: Ints,
-        key_cache: Tensor,
+        key_caches: Sequence[Tensor],
         n_heads: int,
         windows: Sequence[int | None] = ...,
         uploads: Uploads,
@@ -63,8 +63,8 @@ class PlanAttention(Protocol):
             n_tokens: [n_spans], tokens of each span.
             block_tables: [n_spans, any width], the blocks of each span's sequence in order; the
                 rest are any valid ids.
-            key_cache: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim], of which only
-                the shape and the type matter.
+            key_caches: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim] for each kind
+                of K/V heads that layers have; only shapes and types matter.
             n_heads: the query heads of this rank.
             windows: the different windows of the layers (see `AttentionForm`); by default none.
             uploads: takes the plan's tensors; it is to be flushed before `attention` reads them.

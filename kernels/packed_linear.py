@@ -233,9 +233,11 @@ def pack_experts(
 
 def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
     """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
+    gate = ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
     if form.gate_up_bias is None and form.clamp is None:
-        return pack_gated(weight, "silu", ops.silu_and_mul)
-    gate = ops.silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
+        return pack_gated(weight, form.gate, gate)
+    if form.clamp is not None:
+        gate = partial(clamp_and_mul, clamp=form.clamp)
     bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
     return _GatedInTwo(pack(weight), gate, bias)
 

@@ -153,7 +153,8 @@ def expert_mlp(
             inner = gate_up[expert].float() @ x[token].float()
             if form.gate_up_bias is not None:
                 inner += form.gate_up_bias[expert].float()
-            gated = silu_and_mul(inner) if form.clamp is None else clamp_and_mul(inner, form.clamp)
+            gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
+            gated = gate(inner) if form.clamp is None else clamp_and_mul(inner, form.clamp)
             outer = down[expert].float() @ gated
             if form.down_bias is not None:
                 outer += form.down_bias[expert].float()

@@ -105,7 +105,7 @@ class Batch:
                 starts,
                 counts,
                 block_tables=inputs.block_tables,
-                key_cache=self.keys,
+                key_caches=[self.keys],
                 n_heads=self._shape.n_heads,
                 uploads=uploads,
                 has_fixed_shape=has_fixed_shape,

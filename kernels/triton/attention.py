@@ -37,9 +37,9 @@ from kernels.ops import AttentionPlan
 from kernels.triton.attention_plan import (
     N_COLUMNS,
     N_DIVIDED_COLUMNS,
-    AttentionItems,
     Column,
     DividedColumn,
+    items_for,
 )
 
 # The tables' columns, as kernels can know them.
@@ -366,8 +366,7 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
-    if not isinstance(plan, AttentionItems):
-        raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
+    items = items_for(plan, key_cache)
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()  # only tokens may lie apart
@@ -382,11 +381,11 @@ def attention(
         soft_cap = form.soft_cap * math.log2(math.e)
     out = torch.empty((n_tokens, n_heads, head_dim), dtype=q.dtype, device=q.device)
     # Of no rows where nothing is divided; their type is a part of what is compiled.
-    rows = (plan.n_part_rows, n_heads)
+    rows = (items.n_part_rows, n_heads)
     parts = torch.empty((*rows, head_dim), dtype=torch.float32, device=q.device)
     log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)
-    small, large = plan.small, plan.large
-    _attention_kernel[(len(plan.items) * n_kv_heads,)](
+    small, large = items.small, items.large
+    _attention_kernel[(len(items.items) * n_kv_heads,)](
         out,
         parts,
         log_sums,
@@ -394,10 +393,10 @@ def attention(
         log_sums if sinks is None else sinks,
         key_cache,
         value_cache,
-        plan.items,
-        plan.block_tables,
+        items.items,
+        items.block_tables,
         q.stride(0),
-        plan.block_tables.stride(0),
+        items.block_tables.stride(0),
         form.window or 0,
         scale,
         soft_cap,
@@ -417,13 +416,13 @@ def attention(
         LARGE_STAGES=0 if large is None else large.n_stages,
         num_warps=small.n_warps if large is None else large.n_warps,
     )
-    if plan.divided is not None:
-        _combine_kernel[(len(plan.divided) * n_heads,)](
+    if items.divided is not None:
+        _combine_kernel[(len(items.divided) * n_heads,)](
             out,
             parts,
             log_sums,
             log_sums if sinks is None else sinks,
-            plan.divided,
+            items.divided,
             HAS_SINKS=sinks is not None,
             N_HEADS=n_heads,
             HEAD_DIM=head_dim,

@@ -6,7 +6,8 @@ where a tile would still be at work when the rest of the device has nothing left
 at most a fair share of the keys of all tiles, several shares per multiprocessor, but no part is
 shorter than what it costs to combine it. Long items come first.
 
-One table serves all layers: a layer with a sliding window skips the keys before it.
+One table serves all layers with heads of one kind: a layer with a sliding window skips the keys
+before it. Layers of several kinds have a table for each.
 
 A captured graph needs shapes that do not depend on what is in a batch. Where an item has at most
 the n-th part of all keys, there are at most n items more than spans, however the lengths are
@@ -16,7 +17,7 @@ distributed; so the table has that much room, and items that are not needed have
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -105,6 +106,13 @@ class AttentionItems(AttentionPlan):
 
 
 @dataclass(frozen=True, slots=True)
+class ItemsOfKinds(AttentionPlan):
+    """The items of one batch for layers of several kinds of heads, each of which is cut its way."""
+
+    of_kind: Mapping[tuple[int, int], AttentionItems]  # by K/V heads and their size
+
+
+@dataclass(frozen=True, slots=True)
 class _Tables:
     """The tables of a plan, on the host."""
 
@@ -119,30 +127,44 @@ def plan_items(
     n_tokens: Ints,
     *,
     block_tables: Ints,
-    key_cache: Tensor,
+    key_caches: Sequence[Tensor],
     n_heads: int,
     windows: Sequence[int | None] = (None,),
     uploads: Uploads,
     has_fixed_shape: bool = False,
-) -> AttentionItems:
+) -> AttentionPlan:
     """Implements `kernels.ops.PlanAttention`; any window up to the widest can be used.
 
     With `has_fixed_shape` every span is one token; all shapes, and with them the launches, then
     depend on nothing but the number of spans and the width of `block_tables`.
     """
-    n_kv_heads, head_dim = key_cache.shape[2:]
-    device = device_of(key_cache.device)
-    cut = cut_for(n_heads // n_kv_heads, n_kv_heads, head_dim, key_cache.dtype, device)
-    return cut_batch(
-        start_positions,
-        n_tokens,
-        block_tables=block_tables,
-        block_size=key_cache.shape[1],
-        windows=windows,
-        cut=cut,
-        uploads=uploads,
-        has_fixed_shape=has_fixed_shape,
-    )
+    of_kind = {}
+    for key_cache in key_caches:
+        _, block_size, n_kv_heads, head_dim = key_cache.shape
+        device = device_of(key_cache.device)
+        cut = cut_for(n_heads // n_kv_heads, n_kv_heads, head_dim, key_cache.dtype, device)
+        of_kind[n_kv_heads, head_dim] = cut_batch(
+            start_positions,
+            n_tokens,
+            block_tables=block_tables,
+            block_size=block_size,
+            windows=windows,
+            cut=cut,
+            uploads=uploads,
+            has_fixed_shape=has_fixed_shape,
+        )
+    return next(iter(of_kind.values())) if len(of_kind) == 1 else ItemsOfKinds(of_kind)
+
+
+def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
+    """Returns the items of a layer with these keys; raises TypeError for a plan of other
+    operations."""
+    if isinstance(plan, ItemsOfKinds):
+        n_kv_heads, head_dim = key_cache.shape[2:]
+        return plan.of_kind[n_kv_heads, head_dim]
+    if not isinstance(plan, AttentionItems):
+        raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
+    return plan
 
 
 def cut_for(

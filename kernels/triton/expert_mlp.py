@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
-from kernels.triton.gates import clamped, silu
+from kernels.triton.gates import clamped, gelu, silu
 
 _CHUNK = 256  # choices that a program sorts
 _SOME = 32  # of these that are compared with all at a time
@@ -153,9 +153,11 @@ def _sort(
 
 
 @triton.jit
-def _gated(gate, up, slope, limit, IS_CLAMPED: tl.constexpr):
+def _gated(gate, up, slope, limit, IS_CLAMPED: tl.constexpr, IS_GELU: tl.constexpr):
     if IS_CLAMPED:
         return clamped(gate, up, slope, limit)
+    elif IS_GELU:
+        return gelu(gate) * up
     else:
         return silu(gate) * up
 
@@ -178,6 +180,7 @@ def _multiply(
     IS_GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     CHOICES: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -230,7 +233,7 @@ def _multiply(
     if IS_GATED:
         if HAS_BIAS:
             gated_sums += tl.load(biases + N_OUT).to(tl.float32)[None, :]
-        sums = _gated(sums, gated_sums, slope, limit, IS_CLAMPED)
+        sums = _gated(sums, gated_sums, slope, limit, IS_CLAMPED, IS_GELU)
     is_there = (place < end)[:, None] & (output < N_OUT)[None, :]
     tl.store(out + choice[:, None] * N_OUT + output[None, :], sums, is_there)
 
@@ -291,6 +294,7 @@ def expert_mlp(
             IS_GATED=weight is gate_up,
             HAS_BIAS=bias is not None,
             IS_CLAMPED=weight is gate_up and clamp is not None,
+            IS_GELU=weight is gate_up and form.gate == "gelu_tanh",
             CHOICES=product.choices,
             OUTPUTS=product.outputs,
             INPUTS=product.inputs,

@@ -87,6 +87,11 @@ def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device)
         if kind is Kind.DECODES:
             return Tiles(rows=16, keys=16 if n_dims > 128 else 32, n_warps=8, n_stages=2)
         return Tiles(rows=32, keys=16, n_warps=8, n_stages=2)
+    if n_dims > 256:
+        if kind is Kind.DECODES:
+            return Tiles(rows=16, keys=16, n_warps=4, n_stages=2)
+        is_small = device.capability < 90
+        return Tiles(rows=32 if is_small else 64, keys=16, n_warps=8, n_stages=2)
     if kind is Kind.DECODES:
         return Tiles(rows=16, keys=32 if n_dims > 128 else 64, n_warps=4, n_stages=3)
     if device.capability < 90:

@@ -36,7 +36,7 @@ def call(
         starts,
         n_tokens,
         block_tables=np.zeros((len(spans), n_columns), np.int64),
-        key_cache=cache,
+        key_caches=[cache],
         n_heads=n_heads,
         windows=(form.window,),
         uploads=Uploads(),
@@ -77,4 +77,8 @@ CASES = {
     "attention: mixed, heads of 256, a soft cap and a window": case(
         MIXED, head_dim=256, **FORMS["a soft cap and a window"]
     ),
+    **{
+        f"attention: {kind}, heads of 512": case(spans, head_dim=512)
+        for kind, spans in KINDS.items()
+    },
 }

@@ -40,7 +40,15 @@ def call_clamped(
     call(n_tokens, hidden, size, n_experts, n_chosen, dtype, form)
 
 
+def call_gelu(
+    n_tokens: int, hidden: int, size: int, n_experts: int, n_chosen: int, dtype: torch.dtype
+) -> None:
+    """With the gate of Gemma 4."""
+    call(n_tokens, hidden, size, n_experts, n_chosen, dtype, ExpertForm(gate="gelu_tanh"))
+
+
 CASES: Cases = {
+    "Gemma 4, 300 tokens": partial(call_gelu, 300, 2816, 704, 128, 8, torch.bfloat16),
     **{
         f"gpt-oss, {n_tokens} tokens": partial(
             call_clamped, n_tokens, 2880, 2880, 32, 4, torch.bfloat16

@@ -77,7 +77,8 @@ class PagedBatch:
                 cache[table] = sequence.view(len(table), *cache.shape[1:])
             first += n
 
-    def plan(self) -> AttentionPlan:
+    def plan(self, key_caches: Sequence[Tensor] = ()) -> AttentionPlan:
+        """The plan of layers with these keys, by default its own."""
         width = max(map(len, self.tables))
         padded = np.zeros((len(self.tables), width), dtype=np.int64)
         for row, table in zip(padded, self.tables, strict=True):
@@ -87,7 +88,7 @@ class PagedBatch:
             np.array(self.starts),
             np.array(self.n_tokens),
             block_tables=padded,
-            key_cache=self.key_cache.to(self.on.device),
+            key_caches=[each.to(self.on.device) for each in key_caches or [self.key_cache]],
             n_heads=self.q.shape[1],
             windows=self.windows,
             uploads=uploads,
@@ -95,11 +96,11 @@ class PagedBatch:
         uploads.flush()
         return plan
 
-    def attention(self) -> Tensor:
+    def attention(self, plan: AttentionPlan | None = None) -> Tensor:
         tensors = (self.q, self.key_cache, self.value_cache)
         q, key_cache, value_cache = (moved(tensor, self.on.device) for tensor in tensors)
         sinks = None if self.sinks is None else self.sinks.to(self.on.device)
-        plan = self.plan()
+        plan = plan or self.plan()
         return self.on.ops.attention(q, key_cache, value_cache, plan, self.form, sinks).cpu()
 
     def reference(self) -> Tensor:
@@ -234,6 +235,21 @@ def test_sinks_of_any_size_leave_numbers(spans: list[tuple[int, int]], on: Imple
     assert ours[:, 2::3].abs().max() < 1e-30
 
 
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("form", [FORMS["all"], AttentionForm()], ids=["all", "plain"])
+def test_one_plan_serves_layers_with_heads_of_several_kinds(
+    form: AttentionForm, on: Implementation
+) -> None:
+    layers = [
+        PagedBatch(MIXES["everything"], n_kv_heads=n_kv_heads, head_dim=head_dim, on=on, form=form)
+        for n_kv_heads, head_dim in ((2, 8), (6, 20), (1, 8))
+    ]
+    plan = layers[0].plan(key_caches=[layer.key_cache for layer in layers])
+    for layer in layers:
+        assert torch.equal(layer.attention(plan), layer.attention())
+        assert_as_reference(layer)
+
+
 @pytest.mark.parametrize("on", COMPILED)
 @given(
     spans=st.lists(
@@ -319,6 +335,7 @@ ON_BLOCKS = [
         (8, 2, 96),
         (14, 2, 128),
         (4, 1, 256),
+        (4, 1, 512),
     ],
 )
 def test_forms_of_heads_and_blocks(

@@ -88,7 +88,7 @@ class Sequences:
             np.array([start for _, start, _ in spans]),
             np.array([n for _, _, n in spans]),
             block_tables=tables,
-            key_cache=self.keys,
+            key_caches=[self.keys],
             n_heads=q.shape[1],
             windows=(form.window,),
             uploads=uploads,
@@ -98,7 +98,10 @@ class Sequences:
         return torch.split(attended, [n for _, _, n in spans])
 
 
-def check_attention(ops: Ops, seed: int) -> None:
+HEAD_DIMS = (8, 16, 33, 64, 64, 80, 96, 128)
+
+
+def check_attention(ops: Ops, seed: int, *, head_dims: Sequence[int] = HEAD_DIMS) -> None:
     chance = random.Random(seed)
     form = AttentionForm(
         window=chance.choice([None, None, 7, 64, 100, 300]), soft_cap=chance.choice([None, 2.0])
@@ -108,7 +111,7 @@ def check_attention(ops: Ops, seed: int) -> None:
         lengths,
         n_kv_heads=chance.choice([1, 2, 4]),
         group_size=chance.choice([1, 2, 3, 4, 7]),
-        head_dim=chance.choice([8, 16, 33, 64, 64, 80, 96, 128]),
+        head_dim=chance.choice(head_dims),
         block_size=chance.choice([1, 4, 16]),
         dtype=chance.choice(DTYPES),
     )
@@ -129,6 +132,11 @@ def check_attention(ops: Ops, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_attention_of_any_span_is_that_of_the_whole_sequence(build: Ops, seed: int) -> None:
     check_attention(build, seed)
+
+
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_attention_of_large_heads(build: Ops, head_dim: int) -> None:
+    check_attention(build, head_dim, head_dims=[head_dim])
 
 
 @pytest.mark.thorough

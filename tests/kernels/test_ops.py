@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels import HeadNorms, Ops, ops_for, reference
 from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import Clamp, ExpertForm
+from kernels.linear_weight import Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -164,7 +165,11 @@ def test_expert_mlp_of_many_tokens(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("has_clamp", [False, True], ids=["silu", "clamped"])
+@pytest.mark.parametrize(
+    ("gate", "clamp"),
+    [("silu", None), ("gelu_tanh", None), ("silu", Clamp(slope=1.702, limit=1.5))],
+    ids=["silu", "gelu", "clamped"],
+)
 @pytest.mark.parametrize("biases", ["both", "inside", "outside"])
 @pytest.mark.parametrize(("n_tokens", "hidden", "size"), [(1, 12, 7), (19, 20, 64), (90, 36, 33)])
 def test_expert_mlp_of_other_forms(
@@ -173,7 +178,8 @@ def test_expert_mlp_of_other_forms(
     hidden: int,
     size: int,
     biases: str,
-    has_clamp: bool,
+    gate: Gate,
+    clamp: Clamp | None,
     dtype: torch.dtype,
 ) -> None:
     x = torch.randn(n_tokens, hidden, dtype=dtype)
@@ -182,7 +188,8 @@ def test_expert_mlp_of_other_forms(
     form = ExpertForm(
         None if biases == "outside" else torch.randn(5, 2 * size, dtype=dtype) / 4,
         None if biases == "inside" else torch.randn(5, hidden, dtype=dtype) / 4,
-        Clamp(slope=1.702, limit=1.5) if has_clamp else None,
+        clamp,
+        gate,
     )
     weights, experts = torch.rand(n_tokens, 5).topk(2)
     ours = ops.expert_mlp(x, gate_up, down, experts, weights, form)

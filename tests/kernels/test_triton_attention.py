@@ -28,6 +28,7 @@ from kernels.triton.attention_plan import (
     Cut,
     DividedColumn,
     cut_batch,
+    items_for,
     plan_items,
 )
 from kernels.triton.tuning import Device, Kind, Tiles, entry, save, tiles_for
@@ -369,10 +370,11 @@ def test_the_plan_of_a_model_has_a_part_for_every_multiprocessor() -> None:
         np.array([8191]),
         np.array([1]),
         block_tables=np.zeros((1, 512), np.int64),
-        key_cache=key_cache,
+        key_caches=[key_cache],
         n_heads=32,
         uploads=uploads_for(DEVICE),
     )
+    plan = items_for(plan, key_cache)
     assert plan.large is None
     assert plan.items.shape[0] == 32  # of 256 keys, for each of 8 heads
 

@@ -86,29 +86,29 @@ class BatchBuilder:
         table: RequestTable,
         *,
         ops: Ops,
-        key_cache: Tensor,
+        key_caches: Sequence[Tensor],
         n_heads: int,
         uploads: Uploads,
         windows: Sequence[Sequence[int | None]] = ((None,),),
         vocab_size: int | None = None,
     ) -> None:
-        """`key_cache` is the keys of any layer, [n_blocks, block_size, n_kv_heads, head_dim];
-        `n_heads` are this rank's, and `windows` those of the stage's layers in each K/V group of
-        the table. `vocab_size` is the
-        width of the logits that are sampled, None on stages that sample nothing.
+        """`key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of a layer of each
+        kind; `n_heads` are this rank's, and `windows` those of the stage's layers in each K/V group
+        of the table. `vocab_size` is the width of the logits that are sampled, None on stages that
+        sample nothing.
 
         Batches with padding store the keys and values of padding in the last block of the cache,
         which no request may have.
         """
         self._table = table
         self._ops = ops
-        self._key_cache = key_cache
+        self._key_caches = key_caches
         self._n_heads = n_heads
         self._uploads = uploads
         self._windows = windows
         self._vocab_size = vocab_size
-        self._scratch = len(key_cache) - 1
-        self._block_size = key_cache.shape[1]
+        n_blocks, self._block_size = key_caches[0].shape[:2]
+        self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
         """Returns the batch of `spans`, which the table has applied; every span has its own
@@ -166,7 +166,7 @@ class BatchBuilder:
                         layout.starts,
                         layout.widths,
                         block_tables=tables,
-                        key_cache=self._key_cache,
+                        key_caches=self._key_caches,
                         n_heads=self._n_heads,
                         windows=windows,
                         uploads=self._uploads,

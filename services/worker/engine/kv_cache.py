@@ -8,6 +8,7 @@ different groups share storage, since a block belongs to one group at a time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -62,6 +63,15 @@ class KVCache:
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
         )
+        """Keys and values that each layer attends to: its own, or an earlier layer's."""
+
+    def key_caches(self) -> Sequence[Tensor]:
+        """Returns the keys of the first layer of each kind of heads, one at least if any stores."""
+        of_kind: dict[torch.Size, Tensor] = {}
+        for keys, _ in self.layers:
+            if keys.numel():
+                of_kind.setdefault(keys.shape, keys)
+        return list(of_kind.values())
 
 
 def _places(
@@ -69,18 +79,23 @@ def _places(
 ) -> dict[int, KVSizes]:
     """Returns what a block has at each place: what layers of every group there store on a rank."""
     places = zip(_place_of_each(config, layers, groups), layers, strict=True)
-    return {place: config.layer_kv[i].of_rank(tp_size) for place, i in places}
+    return {
+        place: config.layer_kv[i].of_rank(tp_size)
+        for place, i in places
+        if config.layer_kv[i].n_heads or place == _NOWHERE
+    }
 
 
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
-    """Returns the place of each of `layers` in the blocks of its group."""
+    """Returns the place of each of `layers` in the blocks of its group; that of the layer whose
+    keys and values it attends to, if it stores none."""
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
-    places = []
+    places: dict[int, int] = {}
     for i in layers:
         if config.layer_kv[i].n_heads:
-            places.append(n_before[of_layers[i]])
+            places[i] = n_before[of_layers[i]]
             n_before[of_layers[i]] += 1
         else:
-            places.append(_NOWHERE)
-    return places
+            places[i] = places.get(config.kv_sources[i], _NOWHERE)
+    return list(places.values())

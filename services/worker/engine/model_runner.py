@@ -93,11 +93,10 @@ class ModelRunner:
         )
         self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
         self._uploads = uploads = uploads or uploads_for(model.device)
-        key_cache, _ = self._kv_cache.layers[0]
         self._builder = batch_builder(
             self._table,
             ops=model.ops,
-            key_cache=key_cache,
+            key_caches=self._kv_cache.key_caches(),
             n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
             uploads=uploads,
             windows=model.kv_groups.windows_on(model.layers, model.config),

@@ -41,6 +41,7 @@ MAX_SIZE = 2**31 - 1
 PositiveInt = Annotated[int, _Limits(gt=0, le=MAX_SIZE)]
 Count = Annotated[int, _Limits(gt=0, le=1024)]
 """A number of layers or experts, each of which is an object: far above those of any model."""
+NonNegativeInt = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, _Limits(ge=0, allow_inf_nan=False)]
@@ -103,6 +104,12 @@ class ModelConfig:
     def layer_kv(self) -> Sequence[KVSizes]:
         """What each layer stores of a token, on all ranks together."""
         return (KVSizes(self.n_kv_heads, self.head_dim, self.head_dim),) * self.n_layers
+
+    @property
+    def kv_sources(self) -> Sequence[int]:
+        """The layer whose stored keys and values each layer attends to: itself, or an earlier one,
+        and then it stores none of its own."""
+        return range(self.n_layers)
 
     @classmethod
     def keys(cls) -> dict[str, str]:

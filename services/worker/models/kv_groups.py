@@ -51,8 +51,12 @@ class KVGroups:
             windows += [window] * -(-kinds[window] // n_layers)
         n_before: Counter[int | None] = Counter()
         groups = []
-        for window, kv in zip(_kept(config), config.layer_kv, strict=True):
-            groups.append(first[window] + n_before[window] % windows.count(window))
+        for i, (window, kv) in enumerate(zip(_kept(config), config.layer_kv, strict=True)):
+            source = config.kv_sources[i]
+            if source < i:
+                groups.append(groups[source])
+            else:
+                groups.append(first[window] + n_before[window] % windows.count(window))
             n_before[window] += kv.n_heads > 0
         return cls(tuple(windows), tuple(groups))
 

@@ -12,8 +12,12 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
+from services.worker.models.families.ernie4_5 import Ernie4_5Stage
+from services.worker.models.families.exaone4 import Exaone4Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
+from services.worker.models.families.gemma3n import Gemma3nStage
+from services.worker.models.families.gemma4 import Gemma4Stage, Gemma4UnifiedStage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
 from services.worker.models.families.gpt2 import GPT2Stage
@@ -26,12 +30,14 @@ from services.worker.models.families.mistral import MistralStage
 from services.worker.models.families.mixtral import MixtralStage
 from services.worker.models.families.olmo2 import Olmo2Stage
 from services.worker.models.families.olmo3 import Olmo3Stage
+from services.worker.models.families.olmoe import OlmoeStage
 from services.worker.models.families.opt import OPTStage
 from services.worker.models.families.phi3 import Phi3Stage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen2_moe import Qwen2MoeStage
 from services.worker.models.families.qwen3 import Qwen3Stage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.families.seed_oss import SeedOssStage
 from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
 from services.worker.models.random_tensors import RandomTensors
@@ -61,8 +67,13 @@ class Family(Protocol):
 _FAMILIES: tuple[Family, ...] = (
     Cohere2Stage,
     CohereStage,
+    Ernie4_5Stage,
+    Exaone4Stage,
     Gemma2Stage,
     Gemma3Stage,
+    Gemma3nStage,
+    Gemma4Stage,
+    Gemma4UnifiedStage,
     Glm4Stage,
     GlmStage,
     GPT2Stage,
@@ -75,12 +86,14 @@ _FAMILIES: tuple[Family, ...] = (
     MixtralStage,
     Olmo2Stage,
     Olmo3Stage,
+    OlmoeStage,
     OPTStage,
     Phi3Stage,
     Qwen2MoeStage,
     Qwen2Stage,
     Qwen3MoeStage,
     Qwen3Stage,
+    SeedOssStage,
     SmolLM3Stage,
     Starcoder2Stage,
 )

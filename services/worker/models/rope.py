@@ -5,6 +5,7 @@ The forms are Hugging Face's `rope_type`s:
 - "linear" divides all frequencies by the factor (Chen et al., 2023).
 - "dynamic" raises the base with the length of the sequence, once it is beyond
   `max_position_embeddings`. Longer sequences are not served, and up to there it changes nothing.
+- "proportional" (Gemma 4) turns only the first `partial_rotary_factor` of the waves.
 - "llama3" (the Llama 3.1 release) divides only the waves that do not fit `low_freq_factor` times
   into the original context, leaves those that fit `high_freq_factor` times, and goes over smoothly
   in between.
@@ -124,6 +125,10 @@ def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> 
         periods *= torch.tensor(rope.frequency_factors)
     if rope.rope_type == "linear":
         return 1.0 / periods / _given(rope.factor)
+    if rope.rope_type == "proportional":
+        n_waves = int(rope.partial_rotary_factor * n_turned // 2)
+        is_still = torch.arange(len(periods)) >= n_waves
+        return (1.0 / periods).masked_fill(is_still, 0.0) / (rope.factor or 1.0)
     if rope.rope_type == "llama3":
         return _llama3_frequencies(rope, 1.0 / periods)
     if rope.rope_type == "yarn":

@@ -27,6 +27,7 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
+    "proportional": ((), ("factor",)),
     "llama3": (
         (
             "factor",
@@ -51,7 +52,9 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class RopeConfig:
     """How positions become angles. Only the fields of the type are set."""
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    rope_type: Literal[
+        "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"
+    ] = "default"
     rope_theta: PositiveFloat  # base of the wavelengths
     partial_rotary_factor: PositiveFloat = 1.0  # the share of a head that turns, at its beginning
     factor: PositiveFloat | None = None  # by how much the context was stretched
@@ -108,7 +111,12 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """How many elements of a head turn, the first ones."""
+        """How many elements of a head turn, the first ones.
+
+        All where the factor is a share of waves: those that do not turn have no frequency.
+        """
+        if self.rope.rope_type == "proportional":
+            return self.head_dim
         return int(self.head_dim * self.rope.partial_rotary_factor)
 
     def check(self) -> None:
@@ -116,10 +124,11 @@ class RotaryConfig(ModelConfig):
         self.check_rope(self.rope)
         if self.head_dim % 2:
             raise ValueError(f"head_dim ({self.head_dim}) is odd; rotary embedding turns pairs")
-        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+        share = self.rope.partial_rotary_factor
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim or share > 1:
             raise ValueError(
-                f"partial_rotary_factor ({self.rope.partial_rotary_factor}) turns "
-                f"{self.rotary_dim} of {self.head_dim} elements, which are no pairs of them"
+                f"partial_rotary_factor ({share}) turns {self.rotary_dim} of {self.head_dim} "
+                "elements, which are no pairs of them"
             )
 
     def check_rope(self, rope: RopeConfig) -> None:
@@ -171,7 +180,8 @@ def read_rope(
             f"config.json: rope_type {rope_type!r} is not one of {[*_ROPE_KEYS]}"
         )
     partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
-    if default_partial is None and partial not in (None, 1, 1.0):
+    is_whole = default_partial is None and rope_type != "proportional"
+    if is_whole and partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
     theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
     needed, optional = _ROPE_KEYS[rope_type]

@@ -94,6 +94,13 @@ class StageModel(ABC):
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
     ) -> None:
+        """Raises UnsupportedModel if a layer attends to what another stage stores."""
+        for i in place.layers:
+            if config.kv_sources[i] not in place.layers:
+                raise UnsupportedModel(
+                    f"num_kv_shared_layers: layer {i} attends to keys and values of layer "
+                    f"{config.kv_sources[i]}, which is on an earlier stage; choose another n_stages"
+                )
         self.config = config
         self.layers = place.layers
         self.is_first = place.is_first

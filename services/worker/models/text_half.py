@@ -18,11 +18,18 @@ from services.worker.models.config import JsonObject, UnsupportedModel, require
 
 # About images, and where they come into a text.
 _IMAGE_KEYS = frozenset((
-    "boi_token_index", "eoi_token_index", "image_grid_pinpoints", "image_seq_length",
-    "image_token_id", "image_token_index", "mm_tokens_per_image", "multimodal_projector_bias",
-    "projector_hidden_act", "spatial_merge_size", "video_token_id", "vision_config",
-    "vision_end_token_id", "vision_feature_layer", "vision_feature_select_strategy",
-    "vision_start_token_id", "vision_token_id",
+    "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "image_grid_pinpoints",
+    "image_seq_length", "image_token_id", "image_token_index", "mm_tokens_per_image",
+    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "video_token_id",
+    "vision_config", "vision_end_token_id", "vision_feature_layer",
+    "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id",
+    "vision_token_id",
+))  # fmt: skip
+
+# About sounds, of checkpoints that take these as well.
+_SOUND_KEYS = frozenset((
+    "audio_config", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id",
+    "eoa_token_id", "eoa_token_index",
 ))  # fmt: skip
 
 # Said of the whole checkpoint, for both of its halves.
@@ -41,6 +48,7 @@ class TextModel:
     defaults: Mapping[str, Any]
     has_mrope: bool = False  # rotary positions have three dimensions
     requires: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of its keys
+    ignores: frozenset[str] = frozenset()  # keys that say nothing of text, beside those of images
 
 
 _LLAMA = TextModel(
@@ -75,6 +83,26 @@ _GEMMA3 = TextModel(
         "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
     },
 )  # fmt: skip
+_GEMMA3N = TextModel(
+    "Gemma3nForCausalLM",
+    {
+        "vocab_size": 262400, "hidden_size": 2048, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+    },
+    ignores=_SOUND_KEYS,
+)  # fmt: skip
+_GEMMA4_DEFAULTS = {
+    "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216,
+    "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_GEMMA4 = TextModel("Gemma4ForCausalLM", _GEMMA4_DEFAULTS, ignores=_SOUND_KEYS)
+_GEMMA4_UNIFIED = TextModel(
+    "Gemma4UnifiedForCausalLM",
+    {**_GEMMA4_DEFAULTS, "max_position_embeddings": 262144},
+    ignores=_SOUND_KEYS,
+)
 _QWEN2_VL = TextModel(
     "Qwen2ForCausalLM",
     {
@@ -99,6 +127,9 @@ _QWEN3_VL = TextModel(
 # The text models that each architecture may have, by `model_type`; the first is the default.
 WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
+    "Gemma3nForConditionalGeneration": {"gemma3n_text": _GEMMA3N},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": _GEMMA4},
+    "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": _GEMMA4_UNIFIED},
     "LlavaForConditionalGeneration": {"llama": _LLAMA, "mistral": _MISTRAL},
     "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
@@ -112,7 +143,7 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """A text model's configuration, and what a file says around it that is not about images."""
+    """A text model's configuration, and what a file says around it that concerns text."""
 
     config: JsonObject
     around: JsonObject
@@ -146,7 +177,7 @@ def text_half(config: JsonObject, architecture: str) -> TextHalf:
     around = {
         key: value
         for key, value in config.items()
-        if key not in _IMAGE_KEYS | _HANDLED_KEYS and text.get(key) != value
+        if key not in _IMAGE_KEYS | _HANDLED_KEYS | model.ignores and text.get(key) != value
     }
     return TextHalf(
         {**model.defaults, **kept, **shared, "architectures": [model.architecture]}, around

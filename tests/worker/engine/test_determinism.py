@@ -17,7 +17,9 @@ from torch import Tensor
 from transformers import (
     Cohere2Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     GPT2Config,
     GraniteConfig,
@@ -59,6 +61,17 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GPT: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": 2, "eos_token_id": 2}
+# The last layer attends to keys and values of the one before.
+GEMMA: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
+    "head_dim": 16,
+    "sliding_window": 50,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, head_dim=64),
     "llama with sizes that fit nothing": LlamaConfig(
@@ -76,6 +89,23 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
+    "gemma3n": Gemma3nTextConfig(
+        **GEMMA, laurel_rank=10, activation_sparsity_pattern=[0.8, 0.0, 0.6, 0.0]
+    ),
+    "gemma4": Gemma4TextConfig(**GEMMA, global_head_dim=32, use_double_wide_mlp=True),
+    "gemma4 with experts": Gemma4TextConfig(
+        **SIZES,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=50,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=40,
+    ),
     "phi3": Phi3Config(
         **SIZES,
         pad_token_id=None,

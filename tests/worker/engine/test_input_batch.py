@@ -78,7 +78,7 @@ def builder_of(
     return builder(
         table,
         ops=ops_for(torch.device("cpu")),
-        key_cache=KEY_CACHE,
+        key_caches=[KEY_CACHE],
         n_heads=1,
         uploads=uploads or Uploads(),
         vocab_size=100,

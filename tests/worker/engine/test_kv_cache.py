@@ -1,11 +1,14 @@
 """How much the storage takes and what is in it at first."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
+from services.worker.models.config import KVSizes
 from services.worker.models.families.llama import LlamaConfig
 from services.worker.models.rotary_config import RopeConfig
 
@@ -48,3 +51,36 @@ def test_layers_are_separate_and_finite_before_anything_is_stored() -> None:
     assert {tensor.shape for tensor in tensors} == {(2, 4, 2, 10)}
     assert len({tensor.data_ptr() for tensor in tensors}) == 6
     assert not any(tensor.any() for tensor in tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnequalConfig(LlamaConfig):
+    """Layers of two kinds; the last attends to what the second stores."""
+
+    @property
+    def layer_kv(self) -> Sequence[KVSizes]:
+        return (KVSizes(2, 10, 10), KVSizes(1, 20, 20), KVSizes(2, 10, 10), KVSizes(0, 0, 0))
+
+    @property
+    def kv_sources(self) -> Sequence[int]:
+        return (0, 1, 2, 1)
+
+
+def test_layers_of_several_kinds_store_what_each_needs_or_share_it() -> None:
+    config = UnequalConfig(**{**vars(CONFIG), "n_layers": 4})
+    layers = range(1, 4)
+    cache = KVCache(
+        config,
+        layers,
+        n_blocks=3,
+        block_size=4,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert [keys.shape for keys, _ in cache.layers] == [(3, 4, 1, 20), (3, 4, 2, 10), (3, 4, 1, 20)]
+    assert cache.layers[2][0] is cache.layers[0][0]
+    assert cache.layers[2][1] is cache.layers[0][1]
+    assert [keys is cache.layers[i][0] for i, keys in enumerate(cache.key_caches())] == [True, True]
+    allocated = sum(tensor.nbytes for layer in cache.layers[:2] for tensor in layer)
+    promised = kv_block_bytes(config, layers, block_size=4, dtype=torch.float32, tp_size=1)
+    assert allocated == 3 * promised

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from services.worker.models import ModelConfig, UnsupportedModel
+from services.worker.models.config import KVSizes
 from services.worker.models.config_file import read_config
 from services.worker.models.families.gemma3 import Gemma3Config
+from services.worker.models.families.gemma3n import Gemma3nConfig
+from services.worker.models.families.gemma4 import Experts, Gemma4Config
 from services.worker.models.families.gpt_oss import GptOssConfig
 from services.worker.models.families.ministral3 import Ministral3Config
 from services.worker.models.families.olmo3 import Olmo3Config
@@ -202,6 +205,106 @@ GEMMA3_4B = {
     },
     "torch_dtype": "bfloat16",
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+GEMMA3N_E2B: dict[str, Any] = {
+    "architectures": ["Gemma3nForConditionalGeneration"],
+    "audio_config": {"hidden_size": 1536},
+    "audio_soft_tokens_per_image": 188,
+    "audio_token_id": 262273,
+    "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "eoa_token_id": 262272,
+    "eoi_token_id": 262144,
+    "eos_token_id": [1, 106],
+    "image_token_id": 262145,
+    "model_type": "gemma3n",
+    "text_config": {
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+        "altup_active_idx": 0,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_lr_multiplier": 1.0,
+        "altup_num_inputs": 4,
+        "attention_bias": False,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": [8192] * 30,
+        "laurel_rank": 64,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+        "max_position_embeddings": 32768,
+        "model_type": "gemma3n_text",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 10,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 512,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 2048},
+    "vision_soft_tokens_per_image": 256,
+}
+GEMMA4_26B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": None,
+    "audio_token_id": 258881,
+    "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "dtype": "bfloat16",
+    "eoa_token_index": 258883,
+    "eoi_token_id": 258882,
+    "eos_token_id": [1, 106],
+    "image_token_id": 258880,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2816,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 2112,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "max_position_embeddings": 262144,
+        "model_type": "gemma4_text",
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 1024,
+        "top_k_experts": 8,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "video_token_id": 258884,
+    "vision_config": {"hidden_size": 1152},
+    "vision_soft_tokens_per_image": 280,
 }
 STARCODER2_3B: dict[str, Any] = {
     "architectures": ["Starcoder2ForCausalLM"],
@@ -519,6 +622,8 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (GEMMA2_9B, 256, [4096, None] * 21),
         (GEMMA3_1B, 256, [*([512] * 5 + [None]) * 4, 512, 512]),
         (GEMMA3_4B, 256, [*([1024] * 5 + [None]) * 5, *[1024] * 4]),
+        (GEMMA3N_E2B, 256, ([512] * 4 + [None]) * 6),
+        (GEMMA4_26B, 256, ([1024] * 5 + [None]) * 5),
         (STARCODER2_3B, 128, [4096] * 30),
         (QWEN15_MOE, 128, [None] * 24),
         (PHI3_MINI, 96, [2047] * 32),
@@ -548,6 +653,35 @@ def test_gemma3_turns_its_two_kinds_of_layers_differently(tmp_path: Path) -> Non
     config = read(tmp_path, GEMMA3_1B)
     assert isinstance(config, Gemma3Config)
     assert (config.rope.rope_theta, config.sliding_rope.rope_theta) == (1e6, 1e4)
+
+
+def test_the_last_layers_of_gemma3n_store_nothing(tmp_path: Path) -> None:
+    config = read(tmp_path, GEMMA3N_E2B)
+    assert isinstance(config, Gemma3nConfig)
+    assert list(config.kv_sources) == [*range(20), *[18, 18, 18, 18, 19] * 2]
+    assert [sizes.n_heads for sizes in config.layer_kv] == [2] * 20 + [0] * 10
+    said = {"activation_sparsity_pattern", "layer_types", "final_logit_softcapping"}
+    text = {key: value for key, value in GEMMA3N_E2B["text_config"].items() if key not in said}
+    assert read(tmp_path, GEMMA3N_E2B | {"text_config": text}) == config
+
+
+def test_full_layers_of_gemma4_have_heads_of_their_own(tmp_path: Path) -> None:
+    config = read(tmp_path, GEMMA4_26B)
+    assert isinstance(config, Gemma4Config)
+    sliding, full = config.layer_kv[4:6]
+    assert sliding == KVSizes(8, 256, 256)
+    assert full == KVSizes(2, 512, 512)
+    assert (config.full.rope.rope_type, config.sliding.rope.rope_type) == (
+        "proportional",
+        "default",
+    )
+    assert config.experts == Experts(128, 8, 704)
+    # Later files say it layer by layer.
+    own = {str(i): {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)}
+    said = {"global_head_dim", "num_global_key_value_heads", "layer_types", "rope_parameters"}
+    text = {key: value for key, value in GEMMA4_26B["text_config"].items() if key not in said}
+    text["per_layer_config"] = own
+    assert read(tmp_path, GEMMA4_26B | {"text_config": text}) == config
 
 
 def test_what_was_stretched_turns_as_it_was_trained(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ class TestWhatNoFamilyHas:
             np.array([0, 0]),
             np.array([5, 4]),
             block_tables=np.array([[2, 0], [1, 1]]),
-            key_cache=kv[0][0],
+            key_caches=[kv[0][0]],
             n_heads=self.N_HEADS,
             uploads=uploads_for(torch.device("cpu")),
         )

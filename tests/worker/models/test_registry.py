@@ -18,8 +18,12 @@ from torch import Tensor
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
@@ -31,6 +35,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -38,6 +43,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
     Starcoder2Config,
 )
@@ -47,7 +53,7 @@ from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
-from tests.worker.pipeline import Pipeline, Span
+from tests.worker.pipeline import Pipeline, Span, load
 
 # Two heads of K and V at least, so that two ranks can share them.
 LLAMA_LIKE = {**SMALL, "num_hidden_layers": 4}
@@ -272,6 +278,38 @@ SHAPES: dict[str, PreTrainedConfig] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         },
     ),
+    "olmoe": OlmoeConfig(**LLAMA_LIKE, num_experts=7, num_experts_per_tok=3, norm_topk_prob=True),
+    "olmoe-biases": OlmoeConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        num_experts=4,
+        num_experts_per_tok=2,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "seed_oss": SeedOssConfig(**LLAMA_LIKE, head_dim=10),
+    "seed_oss-biases": SeedOssConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=8,
+        attention_bias=False,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "ernie4_5": Ernie4_5Config(**LLAMA_LIKE, head_dim=10),
+    "ernie4_5-biases": Ernie4_5Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=8,
+        use_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    ),
+    "exaone4": Exaone4Config(**LLAMA_LIKE, sliding_window=7, sliding_window_pattern=3),
+    "exaone4-no-window": Exaone4Config(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6, "head_dim": 10},
+        sliding_window=None,
+        layer_types=["full_attention"] * 4,
+        tie_word_embeddings=True,
+    ),
     # Longer than their original contexts, which the test's sequences are or are not.
     "phi3": Phi3Config(
         **{**LLAMA_LIKE, "hidden_size": 64, "num_attention_heads": 4, "pad_token_id": None},
@@ -360,6 +398,57 @@ SHAPES |= {
     ),
 }
 
+# The last two of eight layers attend to keys and values of the two before, on the same stage.
+GEMMA3N: dict[str, Any] = {
+    **SMALL,
+    "num_hidden_layers": 8,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "sliding_window": 7,
+    "layer_types": [*WINDOWS, *["sliding_attention", "full_attention"] * 2],
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": SMALL["vocab_size"],
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.7, *[0.0] * 4],
+}
+GEMMA4: dict[str, Any] = {**GEMMA3N, "head_dim": 4, "global_head_dim": 8}
+del GEMMA4["laurel_rank"], GEMMA4["activation_sparsity_pattern"]
+SHAPES |= {
+    "gemma3n": Gemma3nTextConfig(**GEMMA3N),
+    "gemma3n-variant": Gemma3nTextConfig(
+        **{**GEMMA3N, "num_kv_shared_layers": 0, "num_key_value_heads": 6},
+        altup_num_inputs=3,
+        altup_active_idx=1,
+        altup_correct_scale=False,
+        attention_bias=True,
+        final_logit_softcapping=9.0,
+    ),
+    "gemma4": Gemma4TextConfig(**GEMMA4, use_double_wide_mlp=True, final_logit_softcapping=9.0),
+    "gemma4-experts": Gemma4TextConfig(
+        **{
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "num_global_key_value_heads": 6,
+        },
+        attention_k_eq_v=True,
+        attention_bias=True,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=22,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
+}
+
 CUTS = [  # stages, ranks that share each
     (1, 1),
     pytest.param(2, 1, marks=pytest.mark.thorough),
@@ -401,6 +490,13 @@ class TestAgainstTransformers:
             ratios.append(error(ours, exact) / error(oracle.logits(tokens)[20:], exact))
         assert min(ratios) > 0
         assert statistics.median(ratios) < 1.25
+
+
+def test_stages_that_part_layers_from_the_keys_they_attend_to_are_refused(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, SHAPES["gemma4"])
+    load(tmp_path, stage_index=1, n_stages=3)
+    with pytest.raises(UnsupportedModel, match=r"num_kv_shared_layers: layer 6 .* n_stages"):
+        load(tmp_path, stage_index=2, n_stages=3)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "qwen2-windows"])
@@ -489,6 +585,12 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("starcoder2", {"norm_type": "rms_norm"}, "norm_type"),
         ("starcoder2", {"mlp_type": "gated"}, "mlp_type"),
         ("qwen2_moe", {"num_experts_per_tok": 8}, "num_experts_per_tok"),
+        ("olmoe", {"num_experts_per_tok": 8}, "num_experts_per_tok"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("seed_oss", {"hidden_act": "gelu"}, "hidden_act"),
+        ("ernie4_5", {"moe_num_experts": 64}, "moe_num_experts"),
+        ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLLG"}, "LLLG"),
+        ("exaone4", {"attention_bias": True}, "attention_bias"),
         ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
         ("qwen2_moe", {"n_group": 4}, "n_group"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -497,6 +599,20 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"vision_config": {"hidden_size": 8}}, "vision_config"),
+        ("gemma3n", {"altup_active_idx": 4}, "altup_active_idx"),
+        ("gemma3n", {"intermediate_size": [72]}, "intermediate_size has 1"),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 8}, "activation_sparsity_pattern"),
+        ("gemma3n", {"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
+        ("gemma3n", {"num_kv_shared_layers": 8}, "num_kv_shared_layers"),
+        ("gemma4", {"num_kv_shared_layers": 7}, "num_kv_shared_layers"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4", {"vocab_size_per_layer_input": 198}, "vocab_size_per_layer_input"),
+        ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config"),
+        ("gemma4", {"per_layer_config": None, "global_head_dim": 9}, "head_dim"),
+        ("gemma4", {"num_experts": 4, "enable_moe_block": True}, "without num_experts"),
+        ("gemma4-experts", {"top_k_experts": 6}, "top_k_experts"),
         ("gpt_oss", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
         ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),

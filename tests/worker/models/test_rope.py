@@ -59,7 +59,7 @@ def random_settings(rope_type: str, rng: random.Random, n_waves: int) -> dict[st
     return settings | {key: value for key, value in optional.items() if rng.random() < 0.5}
 
 
-@pytest.mark.parametrize("rope_type", [*sorted(set(ROPE_INIT_FUNCTIONS) - {"proportional"})])
+@pytest.mark.parametrize("rope_type", sorted(ROPE_INIT_FUNCTIONS))
 @pytest.mark.parametrize("seed", range(12))
 def test_angles_are_the_oracles_for_random_settings(rope_type: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -68,6 +68,8 @@ def test_angles_are_the_oracles_for_random_settings(rope_type: str, seed: int) -
     n_turned = int(head_dim * partial)
     if n_turned % 2:
         partial, n_turned = 1.0, head_dim
+    if rope_type == "proportional":
+        n_turned = head_dim
     settings = random_settings(rope_type, rng, n_turned // 2)
     theirs = LlamaConfig(
         head_dim=head_dim,
@@ -240,7 +242,8 @@ class TestWhatDependsOnTheLength:
             "original_max_position_embeddings",
         ),
         ({"rope_type": "dynamic"}, "factor is missing"),
-        ({"rope_type": "proportional"}, "proportional"),
+        ({"rope_type": "axial"}, "axial"),
+        ({"rope_type": "proportional", "partial_rotary_factor": 1.1}, "partial_rotary_factor"),
         ("yarn", "wrong type"),
     ],
 )

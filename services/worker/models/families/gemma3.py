@@ -43,13 +43,13 @@ class Gemma3Config(GemmaConfig):
         keys = ("sliding_window_pattern", "_sliding_window_pattern")
         pattern = next((config[key] for key in keys if config.get(key)), 6)
         sliding = [(i + 1) % pattern != 0 for i in range(config.get("num_hidden_layers") or 0)]
-        full, local = _split_rope(config)
+        full, local = split_rope(config)
         return cls.read_gemma({**config, **full}, sliding=sliding) | {
             "sliding_rope": read_rope(local, default_theta=10_000.0)
         }
 
 
-def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the rotary settings of full and of sliding layers, each as a config of one kind."""
     both = config.get("rope_parameters")
     if both is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm
+from kernels import AttentionForm, Ops
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm
@@ -42,6 +42,25 @@ class WideNorms:
     n_copies: int  # ranks that have the same keys
     eps: float
 
+    @classmethod
+    def read(cls, source: TensorSource, prefix: str, config: RotaryConfig) -> Self:
+        """Reads this rank's shares of `q_norm` and `k_norm` under `prefix`."""
+        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
+        q, k = heads.q_elements(config), heads.kv_elements(config)
+        n_all_q, n_all_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        parts = (
+            Part(f"{prefix}.q_norm.weight", (n_all_q,), Shard(0, q)),
+            Part(f"{prefix}.k_norm.weight", (n_all_k,), Shard(0, k)),
+        )
+        return cls(
+            source.joined(parts),
+            n_q=len(q),
+            n_all_q=n_all_q,
+            n_all_k=n_all_k,
+            n_copies=source.tp_size * len(k) // n_all_k,
+            eps=config.rms_norm_eps,
+        )
+
     def __call__(self, qkv: Tensor, ranks: TensorParallel) -> None:
         """Normalises queries and keys of `qkv` [n_tokens, n_q + n_k + n_v], in place."""
         both = qkv[:, : len(self.weight)]
@@ -61,6 +80,34 @@ class WideNormAttention(Attention):
     """Attention whose queries and keys are normalised across heads before they turn."""
 
     norms: WideNorms
+
+    @classmethod
+    def read_wide(
+        cls,
+        source: TensorSource,
+        prefix: str,
+        config: RotaryConfig,
+        ops: Ops,
+        *,
+        form: AttentionForm,
+        has_bias: bool,
+        rotary: int = 0,
+    ) -> Self:
+        """Reads all projections under `prefix`, and the norms `q_norm` and `k_norm`."""
+        plain = Attention.read(
+            source,
+            prefix,
+            config,
+            ops,
+            form=form,
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            rotary=rotary,
+        )
+        return cls(
+            **{each.name: getattr(plain, each.name) for each in fields(plain)},
+            norms=WideNorms.read(source, prefix, config),
+        )
 
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
         self.norms(qkv, batch.ranks)
@@ -85,40 +132,16 @@ class Olmo2Stage(RotaryStage):
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        has_bias = self.config.attention_bias
-        plain = Attention.read(
+        return WideNormAttention.read_wide(
             source,
             prefix,
             self.config,
             self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
-            qkv_bias=has_bias,
-            output_bias=has_bias,
+            has_bias=self.config.attention_bias,
             rotary=self.rotary(index),
-        )
-        return WideNormAttention(
-            **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            norms=self._read_norms(source, prefix),
         )
 
     def rotary(self, index: int) -> int:
         """Returns which angles turn the heads of layer `index`; here there is one kind."""
         return 0
-
-    def _read_norms(self, source: TensorSource, prefix: str) -> WideNorms:
-        config = self.config
-        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
-        q, k = heads.q_elements(config), heads.kv_elements(config)
-        n_all_q, n_all_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        parts = (
-            Part(f"{prefix}.q_norm.weight", (n_all_q,), Shard(0, q)),
-            Part(f"{prefix}.k_norm.weight", (n_all_k,), Shard(0, k)),
-        )
-        return WideNorms(
-            source.joined(parts),
-            n_q=len(q),
-            n_all_q=n_all_q,
-            n_all_k=n_all_k,
-            n_copies=source.tp_size * len(k) // n_all_k,
-            eps=config.rms_norm_eps,
-        )

@@ -58,7 +58,7 @@ def run(data: bytes) -> None:
     builder = BatchBuilder(
         table,
         ops=TORCH,
-        key_cache=torch.zeros(N_BLOCKS + 1, BLOCK_SIZE, 1, 2),
+        key_caches=[torch.zeros(N_BLOCKS + 1, BLOCK_SIZE, 1, 2)],
         n_heads=1,
         uploads=Uploads(),
         vocab_size=VOCAB_SIZE,

@@ -1,0 +1,98 @@
+"""EXAONE 4: norms after and over heads; layers with windows know positions (LG AI Research, 2025).
+
+Models without windows know positions in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernels import AttentionForm
+from services.worker.models.config import JsonObject, PositiveInt, UnsupportedModel, read_windows
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import Attention, Layer, Norm
+from services.worker.models.layer_forms import PostNormLayer
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, RotaryConfig
+from services.worker.models.weights import TensorSource
+
+# What `Exaone4Config` means by a file that does not say it.
+_DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
+_DEFAULT_KV_HEADS = 32
+
+_TURNING, _STILL = 0, 1  # places in the angles of a batch
+_NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_factor=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exaone4Config(RotaryConfig):
+    """`Exaone4Config` of Hugging Face."""
+
+    architecture = "Exaone4ForCausalLM"
+    read_keys = RotaryConfig.read_keys | {
+        "sliding_window", "sliding_window_pattern", "layer_types",
+    }  # fmt: skip
+
+    windows: tuple[PositiveInt | None, ...]
+    has_windows: bool  # and layers without one know no positions
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        window = config.get("sliding_window", _DEFAULT_WINDOW)
+        pattern = config.get("sliding_window_pattern", _DEFAULT_PATTERN)
+        n_layers = config.get("num_hidden_layers") or 0
+        sliding = [False] * n_layers
+        if window is not None and config.get("layer_types") is None:
+            if not isinstance(pattern, int) or pattern < 1:
+                raise UnsupportedModel(
+                    f"config.json: sliding_window_pattern {pattern!r} without layer_types"
+                )
+            sliding = [(i + 1) % pattern != 0 for i in range(n_layers)]
+        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+            "windows": read_windows(config, window=window, default=sliding),
+            "has_windows": window is not None,
+        }
+
+
+class Exaone4Stage(RotaryStage):
+    """One stage of an EXAONE 4 model."""
+
+    config_type = Exaone4Config
+    config: Exaone4Config
+
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        turning = super().make_rotaries()
+        if not self.config.has_windows:
+            return turning
+        still = replace(self.config, rope=_NO_WAVE)
+        # _TURNING, _STILL
+        return (*turning, RotaryEmbedding(still, dtype=self.dtype, device=self.device))
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}_layernorm", self.config.hidden_size)
+
+        return PostNormLayer(
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            norm("post_attention"),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+            norm("post_feedforward"),
+        )
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        window = self.config.layer_windows[index]
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(window=window),
+            rotary=_STILL if self.config.has_windows and window is None else _TURNING,
+            head_norms=self.read_head_norms(source, prefix),
+        )

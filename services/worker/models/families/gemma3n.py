@@ -1,0 +1,568 @@
+"""Gemma 3n, text only: Gemma 3 of several residual streams, with inputs of layers' own (2025).
+
+A layer predicts all streams, computes one of them, and corrects all by what it has found (AltUp;
+Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The first MLPs gate
+by the few largest of their inputs. The last layers attend to keys and values of earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import AttentionForm, Ops
+from kernels.linear_weight import LinearWeight
+from kernels.ops import LayerKV
+from kernels.packed_linear import pack
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    KVSizes,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    read_windows,
+    require,
+)
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import (
+    MLP,
+    Attention,
+    Embedding,
+    GatedMLP,
+    Head,
+    Layer,
+    Norm,
+)
+from services.worker.models.families.gemma3 import split_rope
+from services.worker.models.layer_forms import CappedHead, ScaledEmbedding
+from services.worker.models.layers import (
+    ColumnParallelLinear,
+    RMSNorm,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from services.worker.models.normed_attention import (
+    KVNorms,
+    NormedAttention,
+    Projected,
+    sources_of,
+)
+from services.worker.models.per_layer_inputs import (
+    PerLayerGate,
+    PerLayerTable,
+    whole_weight,
+)
+from services.worker.models.rope import RotaryEmbedding
+from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_rope
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import TensorParallel
+from services.worker.models.weights import TensorSource
+
+_ACTIVATION = "gelu_pytorch_tanh"
+_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKVConfig(RotaryConfig):
+    """The fields that configurations of Gemma 3n and 4 share."""
+
+    read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
+    hidden_acts = (_ACTIVATION,)
+    default_rope_theta = 1_000_000.0
+
+    attention_bias: bool = False
+    final_logit_softcapping: PositiveFloat | None = None
+    windows: tuple[PositiveInt | None, ...]
+    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    n_shared_layers: NonNegativeInt = field(default=0, metadata={"alias": "num_kv_shared_layers"})
+    per_layer_size: NonNegativeInt = field(
+        default=256, metadata={"alias": "hidden_size_per_layer_input"}
+    )
+    per_layer_vocab_size: PositiveInt = field(
+        default=262_144, metadata={"alias": "vocab_size_per_layer_input"}
+    )
+    tie_word_embeddings: bool = True
+
+    @property
+    def layer_windows(self) -> Sequence[int | None]:
+        return self.windows
+
+    @property
+    def full(self) -> Self:
+        """The configuration of a model whose layers are all like those without a window."""
+        return self
+
+    @property
+    def sliding(self) -> Self:
+        """The configuration of a model whose layers are all like those with a window."""
+        return replace(self, rope=self.sliding_rope)
+
+    @property
+    def kv_sources(self) -> Sequence[int]:
+        return sources_of(self.windows, self.n_shared_layers)
+
+    @property
+    def layer_kv(self) -> Sequence[KVSizes]:
+        full, sliding = (
+            KVSizes(each.n_kv_heads, each.head_dim, each.head_dim)
+            for each in (self.full, self.sliding)
+        )
+        return tuple(
+            KVSizes(0, 0, 0) if source != i else full if self.windows[i] is None else sliding
+            for i, source in enumerate(self.kv_sources)
+        )
+
+    def check(self) -> None:
+        for kind in (self.full, self.sliding):
+            RotaryConfig.check(kind)
+        sources_of(self.windows, self.n_shared_layers)
+
+    @classmethod
+    def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
+        """Returns the derived fields but the windows; `rope` are rotary settings of both kinds of
+        layers, where files have the newer spelling."""
+        require(config, hidden_activation=(_ACTIVATION, None))
+        full, sliding = split_rope({**config, "rope_parameters": rope})
+        fields = super().read({"head_dim": 256, **config, **full}) | {
+            "sliding_rope": read_rope(sliding, default_theta=10_000.0)
+        }
+        cap = "final_logit_softcapping"
+        if cap in config and config[cap] is None:  # which is not the same as silence
+            fields[cap] = None
+        return fields
+
+
+class SharedKVStage(RotaryStage):
+    """One stage of a Gemma 3n or 4 model, in all that these do alike."""
+
+    config: SharedKVConfig
+
+    @property
+    def stream_size(self) -> int:
+        """The elements of a token's row of hidden states before its layers' own inputs."""
+        return self.config.hidden_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.stream_size + self.config.n_layers * self.config.per_layer_size
+
+    def make_rotaries(self) -> Sequence[RotaryEmbedding]:
+        return [  # _FULL, _SLIDING
+            RotaryEmbedding(kind, dtype=self.dtype, device=self.device)
+            for kind in (self.config.full, self.config.sliding)
+        ]
+
+    def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
+        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+
+    def plain_norm(self, size: int) -> Norm:
+        """Returns a norm without a scale of its own."""
+        return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps, self.ops)
+
+    def scaled(self, tokens: Embedding) -> Embedding:
+        """Returns the embedding of tokens times the root of its size."""
+        return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
+
+    def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
+        """Reads what makes the inputs of all layers."""
+        config, name = self.config, "model.per_layer_model_projection"
+        size = config.per_layer_size
+        width = config.n_layers * size
+        return PerLayerTable(
+            VocabParallelEmbedding.read(
+                source,
+                "model.embed_tokens_per_layer.weight",
+                vocab_size=config.per_layer_vocab_size,
+                hidden_size=width,
+                ops=self.ops,
+            ),
+            self._rounded(size**0.5),
+            whole_weight(source, name, width, config.hidden_size),
+            config.hidden_size**-0.5,
+            self.read_norm(source, "model.per_layer_projection_norm", size),
+            size,
+        )
+
+    def read_per_layer_gate(self, source: TensorSource, prefix: str, index: int) -> PerLayerGate:
+        """Reads what lets the own inputs of layer `index` through."""
+        hidden_size, size = self.config.hidden_size, self.config.per_layer_size
+        return PerLayerGate.read(
+            source,
+            prefix,
+            hidden_size=hidden_size,
+            size=size,
+            begin=self.stream_size + index * size,
+            norm=self.read_norm(source, f"{prefix}.post_per_layer_input_norm", hidden_size),
+            ops=self.ops,
+        )
+
+    def projected(self, index: int) -> Projected:
+        """Returns which projections the attention of layer `index` has."""
+        return "qkv" if self.config.kv_sources[index] == index else "q"
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        window, projected = self.config.layer_windows[index], self.projected(index)
+        config = self.config.full if window is None else self.config.sliding
+        size, kv_norms = config.head_dim, None
+        if projected != "q":
+            kv_norms = KVNorms(
+                self.read_norm(source, f"{prefix}.k_norm", size), self.plain_norm(size)
+            )
+        return NormedAttention.read_normed(
+            source,
+            prefix,
+            config,
+            self.ops,
+            projected=projected,
+            form=AttentionForm(window=window, scale=1.0),
+            rotary=_FULL if window is None else _SLIDING,
+            has_bias=config.attention_bias,
+            q_norm=self.read_norm(source, f"{prefix}.q_norm", size),
+            kv_norms=kv_norms,
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        size = self.mlp_size(index)
+        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
+
+    def mlp_size(self, index: int) -> int:
+        """Returns how wide the MLP of layer `index` is inside."""
+        return self.config.intermediate_size
+
+    def read_head(self, source: TensorSource) -> Head:
+        head, cap = super().read_head(source), self.config.final_logit_softcapping
+        return head if cap is None else CappedHead(head, cap)
+
+    def _rounded(self, factor: float) -> float:
+        """Returns a factor in the element type, as in training."""
+        return torch.tensor(factor, dtype=self.dtype).item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3nConfig(SharedKVConfig):
+    """`Gemma3nTextConfig` of Hugging Face."""
+
+    architecture = "Gemma3nForCausalLM"
+    read_keys = SharedKVConfig.read_keys | {
+        "rope_local_base_freq", "intermediate_size", "activation_sparsity_pattern",
+    }  # fmt: skip
+    # The first two matter to training only; the scores of these models are not scaled.
+    ignored_keys = frozenset(("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"))
+
+    final_logit_softcapping: PositiveFloat | None = 30.0
+    n_shared_layers: NonNegativeInt = field(default=15, metadata={"alias": "num_kv_shared_layers"})
+    n_streams: Count = field(default=4, metadata={"alias": "altup_num_inputs"})
+    active_stream: NonNegativeInt = field(default=0, metadata={"alias": "altup_active_idx"})
+    scales_corrected: bool = field(default=True, metadata={"alias": "altup_correct_scale"})
+    laurel_rank: PositiveInt = 64
+    intermediate_sizes: tuple[PositiveInt, ...]  # of each layer
+    sparsities: tuple[NonNegativeFloat, ...]  # the share of gates that each layer closes
+
+    def check(self) -> None:
+        super().check()
+        if self.active_stream >= self.n_streams:
+            raise ValueError(
+                f"altup_active_idx ({self.active_stream}) is not below altup_num_inputs "
+                f"({self.n_streams})"
+            )
+        if self.per_layer_size == 0:
+            raise ValueError("hidden_size_per_layer_input is 0")
+        for key, values in (
+            ("intermediate_size", self.intermediate_sizes),
+            ("activation_sparsity_pattern", self.sparsities),
+        ):
+            if len(values) != self.n_layers:
+                raise ValueError(f"{key} has {len(values)} entries for {self.n_layers} layers")
+        if max(self.sparsities) >= 1:
+            raise ValueError(f"activation_sparsity_pattern has {max(self.sparsities)}, no share")
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        n_layers = config.get("num_hidden_layers") or 0
+        sizes = config.get("intermediate_size", 16_384)
+        if isinstance(sizes, int):
+            sizes = [sizes] * n_layers
+        sparsities = config.get("activation_sparsity_pattern")
+        if sparsities is None:
+            sparsities = [0.95 if i < 10 < n_layers else 0.0 for i in range(n_layers)]
+        sliding = [(i + 1) % 5 != 0 for i in range(n_layers)]
+        window = config.get("sliding_window", 512)
+        given = {"num_key_value_heads": 2, **config}
+        return cls.read_shared(given, config.get("rope_parameters")) | {
+            "windows": read_windows(config, window=window, default=sliding),
+            "intermediate_size": max(sizes),
+            "intermediate_sizes": sizes,
+            "sparsities": sparsities,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMLP:
+    """This rank's share of an MLP whose gates are closed up to some deviations above their mean."""
+
+    gate_up: ColumnParallelLinear
+    down: RowParallelLinear
+    size: int  # gates of all ranks
+    n_deviations: float
+    ops: Ops
+
+    @classmethod
+    def read(
+        cls,
+        source: TensorSource,
+        prefix: str,
+        *,
+        hidden_size: int,
+        size: int,
+        sparsity: float,
+        ops: Ops,
+    ) -> Self:
+        """Reads `gate_proj`, `up_proj` and `down_proj`; `sparsity` is the share of gates that are
+        closed if they are normally distributed."""
+        names = [f"{prefix}.{name}_proj" for name in ("gate", "up")]
+        gate_up = ColumnParallelLinear.read(
+            source, names, n_in=hidden_size, n_out=(size, size), has_bias=False
+        )
+        down = RowParallelLinear.read(
+            source, f"{prefix}.down_proj", n_in=size, n_out=hidden_size, has_bias=False
+        )
+        return cls(gate_up, down, size, NormalDist().inv_cdf(sparsity), ops)
+
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        both = self.gate_up(x)
+        gates = both[:, : both.shape[1] // 2]
+        wide = gates.float()
+        gates.copy_(F.relu(wide - self._closed_up_to(wide, ranks)))
+        return self.down(self.ops.gelu_and_mul(both), ranks, residual)  # [n_tokens, hidden]
+
+    def _closed_up_to(self, gates: Tensor, ranks: TensorParallel) -> Tensor:
+        """Returns the limit of each token, [n_tokens, 1]."""
+        mean = self._mean(gates, ranks)
+        deviation = self._mean((gates - mean).square(), ranks).sqrt()
+        return mean + self.n_deviations * deviation
+
+    def _mean(self, x: Tensor, ranks: TensorParallel) -> Tensor:
+        total = x.sum(-1, keepdim=True)
+        ranks.all_reduce(total)
+        return total / self.size
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """Predicts the residual streams after a layer, and corrects them by the one that it computed.
+
+    Streams are [n_tokens, n_streams, hidden]. Sums over them are in float32, stream by stream.
+    """
+
+    norm: Norm
+    router: LinearWeight  # [n_streams, hidden]
+    predicting: LinearWeight  # [n_streams * n_streams, n_streams]
+    correcting: LinearWeight  # [n_streams, n_streams]
+    n_streams: int
+    active: int  # the stream that is computed
+    factor: float  # of what the router sees
+
+    @classmethod
+    def read(cls, source: TensorSource, prefix: str, config: Gemma3nConfig, norm: Norm) -> Self:
+        """Reads the matrices under `prefix`, which are never quantised."""
+
+        def weight(name: str, n_out: int, n_in: int) -> LinearWeight:
+            return pack(source.tensor(f"{prefix}.{name}.weight", n_out, n_in))
+
+        n = config.n_streams
+        return cls(
+            norm,
+            weight("modality_router", n, config.hidden_size),
+            weight("prediction_coefs", n * n, n),
+            weight("correction_coefs", n, n),
+            n,
+            config.active_stream,
+            config.hidden_size**-1.0,
+        )
+
+    def predict(self, streams: Tensor) -> Tensor:
+        """Returns the streams that are expected after the layer, of the same shape."""
+        coefs = self.predicting(self._modes(streams[:, self.active])).float()
+        coefs = coefs.view(-1, self.n_streams, self.n_streams)  # [n_tokens, to, from]
+        wide = streams.float()
+        predicted = wide.clone()
+        for i in range(self.n_streams):
+            predicted += coefs[:, :, i, None] * wide[:, i, None]
+        return predicted.to(streams.dtype)
+
+    def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
+        """Returns the predicted streams, corrected by the active one as it was `computed`,
+        [n_tokens, hidden]."""
+        coefs = self.correcting(self._modes(computed)) + 1
+        surprise = computed - predicted[:, self.active]
+        return predicted + coefs[:, :, None] * surprise[:, None]
+
+    def _modes(self, x: Tensor) -> Tensor:
+        """Returns [n_tokens, n_streams] numbers between -1 and 1."""
+        return torch.tanh(self.router(self.norm(x) * self.factor).float()).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Laurel:
+    """A product of low rank beside attention."""
+
+    left: LinearWeight  # [rank, hidden]
+    right: LinearWeight  # [hidden, rank]
+    norm: Norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.right(self.left(x)))  # [n_tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsLayer:
+    """Predicts all streams, computes one of them, and corrects all."""
+
+    altup: AltUp
+    attention_norm: Norm
+    laurel: Laurel
+    attention: Attention
+    attended_norm: Norm
+    mlp_norm: Norm
+    mlp: MLP
+    mlp_out_norm: Norm
+    per_layer: PerLayerGate
+    scale: Tensor | None  # [hidden], of the corrected stream that sees the layer's own inputs
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        streams = _streams(hidden, self.altup.n_streams, self.per_layer)
+        predicted = self.altup.predict(streams)
+        active = predicted[:, self.altup.active]  # [n_tokens, hidden], as what follows
+        normed = self.attention_norm(active)
+        attended = active + self.attended_norm(self.attention(normed, batch, kv))
+        attended = (attended + self.laurel(normed)) * 2**-0.5
+        changed = self.mlp(self.mlp_norm(attended), batch.ranks)
+        corrected = self.altup.correct(predicted, attended + self.mlp_out_norm(changed))
+        first = corrected[:, self.altup.active]
+        scaled = first.contiguous() if self.scale is None else first * self.scale
+        corrected[:, 1:] += self.per_layer(scaled, hidden)[:, None]
+        streams.copy_(corrected)
+        return hidden
+
+
+def _streams(hidden: Tensor, n_streams: int, per_layer: PerLayerGate) -> Tensor:
+    """Returns the streams in rows of hidden states, [n_tokens, n_streams, hidden]."""
+    size = per_layer.projection.shape[0]
+    return hidden[:, : n_streams * size].view(-1, n_streams, size)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    """Returns the mean square of each row of `x` [n_tokens, size], [n_tokens, 1] float32."""
+    return x.float().square().sum(-1, keepdim=True) / x.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEmbedding:
+    """Embeds tokens in every stream, by projections of the first, and adds the layers' inputs."""
+
+    tokens: Embedding
+    projections: Sequence[LinearWeight]  # [hidden, hidden], of the streams after the first
+    per_layer: PerLayerTable
+
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        first = self.tokens(token_ids, batch)
+        magnitude = _mean_square(first).sqrt()
+        others = [_of_magnitude(weight(first), magnitude) for weight in self.projections]
+        own = self.per_layer(token_ids, first, batch.ranks)
+        return torch.cat((first, *(each.to(first.dtype) for each in others), own), 1)
+
+
+def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
+    """Returns the rows of `x` with a root mean square of `magnitude` [n_tokens, 1], in float32."""
+    return x.float() * magnitude / _mean_square(x).clamp(min=1e-5).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsHead:
+    """A head of the mean of all streams, those after the first projected."""
+
+    head: Head
+    projections: Sequence[LinearWeight]  # [hidden, hidden]
+    size: int  # of a stream
+
+    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        n_streams = len(self.projections) + 1
+        streams = hidden[:, : n_streams * self.size].view(-1, n_streams, self.size)
+        first, *others = streams.unbind(1)
+        magnitude = _mean_square(first).sqrt()
+        total = first.float()
+        for stream, weight in zip(others, self.projections, strict=True):
+            total = total + _of_magnitude(weight(stream.contiguous()), magnitude)
+        return self.head((total / n_streams).to(hidden.dtype), ranks)
+
+
+class Gemma3nStage(SharedKVStage):
+    """One stage of a Gemma 3n text model."""
+
+    config_type = Gemma3nConfig
+    config: Gemma3nConfig
+
+    @property
+    def stream_size(self) -> int:
+        return self.config.n_streams * self.config.hidden_size
+
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
+        projections = self._read_projections(source, "model.altup_projections")
+        return StreamEmbedding(self.scaled(tokens), projections, self.read_per_layer_table(source))
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        size, rank = self.config.hidden_size, self.config.laurel_rank
+
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}", size)
+
+        laurel = Laurel(
+            whole_weight(source, f"{prefix}.laurel.linear_left", rank, size),
+            whole_weight(source, f"{prefix}.laurel.linear_right", size, rank),
+            norm("laurel.post_laurel_norm"),
+        )
+        scale = source.tensor(f"{prefix}.altup.correct_output_scale", size)
+        return StreamsLayer(
+            AltUp.read(source, f"{prefix}.altup", self.config, norm("altup.router_norm")),
+            norm("input_layernorm"),
+            laurel,
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            norm("post_attention_layernorm"),
+            norm("pre_feedforward_layernorm"),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+            norm("post_feedforward_layernorm"),
+            self.read_per_layer_gate(source, prefix, index),
+            scale if self.config.scales_corrected else None,
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        sparsity = self.config.sparsities[index]
+        if not sparsity:
+            return super().read_mlp(source, prefix, index)
+        return SparseMLP.read(
+            source,
+            prefix,
+            hidden_size=self.config.hidden_size,
+            size=self.mlp_size(index),
+            sparsity=sparsity,
+            ops=self.ops,
+        )
+
+    def mlp_size(self, index: int) -> int:
+        return self.config.intermediate_sizes[index]
+
+    def read_head(self, source: TensorSource) -> Head:
+        projections = self._read_projections(source, "model.altup_unembed_projections")
+        return StreamsHead(super().read_head(source), projections, self.config.hidden_size)
+
+    def _read_projections(self, source: TensorSource, name: str) -> Sequence[LinearWeight]:
+        size, n = self.config.hidden_size, self.config.n_streams - 1
+        return [whole_weight(source, f"{name}.{i}", size, size) for i in range(n)]

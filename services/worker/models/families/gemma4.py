@@ -1,0 +1,342 @@
+"""Gemma 4, text only: full layers have other heads, whose keys may be their values (Google, 2026).
+
+Every kind of model has parts of its own: inputs of layers and shared keys and values in the small
+ones (E2B, E4B), experts beside a dense MLP in one (26B-A4B). Checkpoints without encoders of images
+and sounds are called unified (12B), and compute the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
+from kernels.linear_weight import LinearWeight
+from kernels.ops import LayerKV
+from kernels.packed_linear import pack, pack_experts
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    ModelConfig,
+    PositiveInt,
+    UnsupportedModel,
+    read_windows,
+    require,
+)
+from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, Norm
+from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
+from services.worker.models.layer_forms import SandwichLayer
+from services.worker.models.normed_attention import Projected
+from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable, StreamHead
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import TensorParallel, even_share
+from services.worker.models.weights import Shard, TensorSource
+
+# What `Gemma4TextConfig` means by a file that does not say it.
+_DEFAULT_ROPE: JsonObject = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default"},
+}
+_DEFAULT_FULL_HEAD_DIM = 512
+
+_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))  # what full layers have of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The sizes of a layer's experts."""
+
+    n: int
+    n_chosen: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Config(SharedKVConfig):
+    """`Gemma4TextConfig` of Hugging Face; `head_dim` and `n_kv_heads` are of sliding layers."""
+
+    architecture = "Gemma4ForCausalLM"
+    read_keys = SharedKVConfig.read_keys | {
+        "global_head_dim", "num_global_key_value_heads", "per_layer_config",
+        "use_bidirectional_attention",
+    }  # fmt: skip
+    default_window: ClassVar[int] = 512
+
+    full_head_dim: PositiveInt
+    full_n_kv_heads: PositiveInt
+    keys_are_values: bool = field(default=False, metadata={"alias": "attention_k_eq_v"})
+    widens_shared: bool = field(default=False, metadata={"alias": "use_double_wide_mlp"})
+    has_experts: bool = field(default=False, metadata={"alias": "enable_moe_block"})
+    n_experts: Count | None = field(default=None, metadata={"alias": "num_experts"})
+    n_chosen: PositiveInt | None = field(default=None, metadata={"alias": "top_k_experts"})
+    expert_size: PositiveInt | None = field(
+        default=None, metadata={"alias": "moe_intermediate_size"}
+    )
+
+    @property
+    def full(self) -> Self:
+        return replace(self, head_dim=self.full_head_dim, n_kv_heads=self.full_n_kv_heads)
+
+    @property
+    def sliding(self) -> Self:
+        return replace(self, rope=self.sliding_rope)
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of every layer; None if there are none. Raises ValueError without sizes."""
+        if not self.has_experts:
+            return None
+        if self.n_experts is None or self.n_chosen is None or self.expert_size is None:
+            raise ValueError(
+                "enable_moe_block without num_experts, top_k_experts and moe_intermediate_size"
+            )
+        return Experts(self.n_experts, self.n_chosen, self.expert_size)
+
+    def check(self) -> None:
+        super().check()
+        experts = self.experts
+        if experts is not None and experts.n_chosen > experts.n:
+            raise ValueError(
+                f"top_k_experts ({experts.n_chosen}) is more than num_experts ({experts.n})"
+            )
+        if self.per_layer_size and self.per_layer_vocab_size < self.vocab_size:
+            raise ValueError(
+                f"vocab_size_per_layer_input ({self.per_layer_vocab_size}) is less than "
+                f"vocab_size ({self.vocab_size})"
+            )
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        # Images alone are seen in both directions by "vision".
+        require(config, use_bidirectional_attention=("vision", None))
+        n_layers = config.get("num_hidden_layers") or 0
+        windows = read_windows(
+            config,
+            window=config.get("sliding_window", cls.default_window),
+            default=[(i + 1) % 6 != 0 for i in range(n_layers)],
+        )
+        windows = (*windows[:-1], None)  # whatever the file says of the last layer
+        given = {"num_key_value_heads": 4, **config}
+        fields = cls.read_shared(given, config.get("rope_parameters") or _DEFAULT_ROPE)
+        own = _read_full_heads(config, [i for i, window in enumerate(windows) if window is None])
+        return fields | {
+            "windows": windows,
+            "full_head_dim": own.get("head_dim", fields["head_dim"]),
+            "full_n_kv_heads": own.get("num_key_value_heads", fields["n_kv_heads"]),
+        }
+
+
+def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
+    """Returns what full layers have of their own, by the keys that all layers have it under.
+
+    Files of `transformers` 5.23 and later say it layer by layer. Raises UnsupportedModel if layers
+    of one kind differ.
+    """
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        own = {"head_dim": config.get("global_head_dim", _DEFAULT_FULL_HEAD_DIM)}
+        n_kv_heads = config.get("num_global_key_value_heads")
+        if config.get("attention_k_eq_v") and n_kv_heads is not None:
+            own["num_key_value_heads"] = n_kv_heads
+        return own
+    own, *others = (by_layer.get(str(i)) or {} for i in full_layers)
+    is_known = by_layer.keys() <= {str(i) for i in full_layers} and own.keys() <= _OVERRIDDEN
+    if not is_known or any(each != own for each in others):
+        raise UnsupportedModel(
+            "config.json: per_layer_config is not the same head_dim and num_key_value_heads for "
+            "all layers of full_attention, and nothing else"
+        )
+    return own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedConfig(Gemma4Config):
+    """`Gemma4UnifiedTextConfig` of Hugging Face."""
+
+    architecture = "Gemma4UnifiedForCausalLM"
+    default_window = 1024
+
+    per_layer_size: int = 0
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, enable_moe_block=(False, None), hidden_size_per_layer_input=(0, None))
+        return super().read(config)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEmbedding:
+    """Embeds tokens and adds the inputs of all layers behind."""
+
+    tokens: Embedding
+    per_layer: PerLayerTable
+
+    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
+        embedded = self.tokens(token_ids, batch)
+        return torch.cat((embedded, self.per_layer(token_ids, embedded, batch.ranks)), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Layer:
+    """A layer between norms, whose result is scaled, after the layer's own inputs if it has any."""
+
+    layer: SandwichLayer
+    per_layer: PerLayerGate | None
+    scale: Tensor  # [1]
+    size: int  # of the residual stream, at the beginning of a row
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        stream = self.layer(hidden[:, : self.size], batch, kv)
+        if self.per_layer is None:
+            return stream * self.scale
+        stream = stream + self.per_layer(stream, hidden)
+        hidden[:, : self.size] = stream * self.scale
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRouter:
+    """Chooses experts by the scaled direction of hidden states, and weighs each by a scale."""
+
+    norm: Norm
+    scale: Tensor  # [hidden]
+    factor: float
+    weight: LinearWeight  # [n_experts, hidden]
+    expert_scales: Tensor  # [n_experts]
+    n_chosen: int
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the experts of each token and their weights, [n_tokens, n_chosen] each."""
+        scores = self.weight(self.norm(x) * self.scale * self.factor)
+        weights, experts = scores.float().softmax(-1).topk(self.n_chosen)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return experts, weights * self.expert_scales[experts]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBesideExperts:
+    """Adds a dense MLP and a mixture of experts, each between two norms of the same stream."""
+
+    dense_norm: Norm
+    dense: MLP
+    dense_out_norm: Norm
+    router: ScaledRouter
+    experts_norm: Norm
+    experts: ExpertMLP  # this rank's share
+    experts_out_norm: Norm
+
+    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+        out = self.dense_out_norm(self.dense(self.dense_norm(x), ranks))
+        mixed = self.experts(self.experts_norm(x), *self.router(x))
+        ranks.all_reduce(mixed)
+        out = out + self.experts_out_norm(mixed)
+        return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    """Returns `x`: the norm before what normalises by itself."""
+    return x
+
+
+class Gemma4Stage(SharedKVStage):
+    """One stage of a Gemma 4 text model."""
+
+    config_type: ClassVar[type[ModelConfig]] = Gemma4Config
+    config: Gemma4Config
+
+    def projected(self, index: int) -> Projected:
+        projected = super().projected(index)
+        is_full = self.config.layer_windows[index] is None
+        if projected == "qkv" and self.config.keys_are_values and is_full:
+            return "qk"
+        return projected
+
+    def mlp_size(self, index: int) -> int:
+        is_shared = self.config.kv_sources[index] != index
+        return self.config.intermediate_size * (2 if self.config.widens_shared and is_shared else 1)
+
+    def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
+        scaled = self.scaled(tokens)
+        if not self.config.per_layer_size:
+            return scaled
+        return StreamEmbedding(scaled, self.read_per_layer_table(source))
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        size, experts = self.config.hidden_size, self.config.experts
+
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}_layernorm", size)
+
+        mlp_norm = norm("pre_feedforward")
+        mlp = self.read_mlp(source, f"{prefix}.mlp", index)
+        if experts is not None:
+            mlp = self._beside_experts(source, prefix, experts, mlp_norm, mlp)
+            mlp_norm = _unchanged
+        layer = SandwichLayer(
+            norm("input"),
+            self.read_attention(source, f"{prefix}.self_attn", index),
+            norm("post_attention"),
+            mlp_norm,
+            mlp,
+            norm("post_feedforward"),
+        )
+        per_layer = None
+        if self.config.per_layer_size:
+            per_layer = self.read_per_layer_gate(source, prefix, index)
+        return Gemma4Layer(layer, per_layer, source.tensor(f"{prefix}.layer_scalar", 1), size)
+
+    def read_head(self, source: TensorSource) -> Head:
+        head = super().read_head(source)
+        return StreamHead(head, self.stream_size) if self.config.per_layer_size else head
+
+    def _beside_experts(
+        self, source: TensorSource, prefix: str, experts: Experts, dense_norm: Norm, dense: MLP
+    ) -> DenseBesideExperts:
+        size = self.config.hidden_size
+
+        def norm(name: str) -> Norm:
+            return self.read_norm(source, f"{prefix}.{name}", size)
+
+        router = ScaledRouter(
+            self.plain_norm(size),
+            source.tensor(f"{prefix}.router.scale", size),
+            size**-0.5,
+            pack(source.tensor(f"{prefix}.router.proj.weight", experts.n, size)),
+            source.tensor(f"{prefix}.router.per_expert_scale", experts.n),
+            experts.n_chosen,
+        )
+        return DenseBesideExperts(
+            dense_norm,
+            dense,
+            norm("post_feedforward_layernorm_1"),
+            router,
+            norm("pre_feedforward_layernorm_2"),
+            self._read_experts(source, f"{prefix}.experts", experts),
+            norm("post_feedforward_layernorm_2"),
+        )
+
+    def _read_experts(self, source: TensorSource, prefix: str, experts: Experts) -> ExpertMLP:
+        """Reads this rank's share of the experts, each a part of its inside."""
+        n, size, hidden_size = experts.n, experts.size, self.config.hidden_size
+        share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
+        name = f"{prefix}.gate_up_proj"
+        gates, ups = (
+            source.tensor(
+                name, n, 2 * size, hidden_size, shard=Shard(1, range(at, at + len(share)))
+            )
+            for at in (share.start, size + share.start)
+        )
+        down = source.tensor(f"{prefix}.down_proj", n, hidden_size, size, shard=Shard(2, share))
+        return pack_experts(
+            torch.cat((gates, ups), 1), down, self.ops, ExpertForm(gate="gelu_tanh")
+        )
+
+
+class Gemma4UnifiedStage(Gemma4Stage):
+    """One stage of a unified Gemma 4 text model."""
+
+    config_type = Gemma4UnifiedConfig

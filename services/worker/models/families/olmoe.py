@@ -1,0 +1,65 @@
+"""OLMoE: experts in every layer, and norms over all queries or keys at once (Muennighoff, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernels import AttentionForm
+from services.worker.models.config import Count, PositiveInt
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Attention
+from services.worker.models.families.olmo2 import WideNormAttention
+from services.worker.models.mixture import read_experts
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.weights import TensorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class OlmoeConfig(RotaryConfig):
+    """`OlmoeConfig` of Hugging Face."""
+
+    architecture = "OlmoeForCausalLM"
+    # Both matter to training only.
+    ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef"))
+
+    attention_bias: bool = False
+    n_experts: Count = field(default=64, metadata={"alias": "num_experts"})
+    n_chosen: PositiveInt = field(default=8, metadata={"alias": "num_experts_per_tok"})
+    normalises: bool = field(default=False, metadata={"alias": "norm_topk_prob"})
+
+    def check(self) -> None:
+        super().check()
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
+            )
+
+
+class OlmoeStage(RotaryStage):
+    """One stage of an OLMoE model."""
+
+    config_type = OlmoeConfig
+    config: OlmoeConfig
+
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        return WideNormAttention.read_wide(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=AttentionForm(),
+            has_bias=self.config.attention_bias,
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        return read_experts(
+            source,
+            prefix,
+            names=("gate_proj", "up_proj", "down_proj"),
+            hidden_size=self.config.hidden_size,
+            size=self.config.intermediate_size,
+            n_experts=self.config.n_experts,
+            n_chosen=self.config.n_chosen,
+            normalises=self.config.normalises,
+            ops=self.ops,
+        )

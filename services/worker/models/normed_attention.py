@@ -1,0 +1,118 @@
+"""Attention whose queries, keys and values are normalised head by head, as of Gemma 3n and 4.
+
+A layer may project all three, or queries and keys alone, which then are its values as well; or
+queries alone, which attend to what an earlier layer of the same stage has stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from torch import Tensor
+
+from kernels import AttentionForm, Ops
+from services.worker.models.config import ModelConfig
+from services.worker.models.decoder_layers import Attention, Norm
+from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import HeadShare
+from services.worker.models.weights import TensorSource
+
+Projected = Literal["q", "qk", "qkv"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVNorms:
+    """The norms of a layer that stores keys and values."""
+
+    k: Norm
+    v: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormedAttention(Attention):
+    """This rank's share; without norms of keys and values it attends to another layer's."""
+
+    rotary: int
+    q_norm: Norm
+    kv_norms: KVNorms | None
+
+    @classmethod
+    def read_normed(
+        cls,
+        source: TensorSource,
+        prefix: str,
+        config: ModelConfig,
+        ops: Ops,
+        *,
+        projected: Projected,
+        form: AttentionForm,
+        rotary: int,
+        has_bias: bool,
+        q_norm: Norm,
+        kv_norms: KVNorms | None,
+    ) -> Self:
+        """Reads the projections of `projected` and the output projection under `prefix`.
+
+        `config` says the heads of this layer.
+        """
+        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
+        q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
+        n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        n = len(projected)
+        qkv = ColumnParallelLinear.read(
+            source,
+            [f"{prefix}.{name}_proj" for name in projected],
+            n_in=config.hidden_size,
+            n_out=(n_q, n_kv, n_kv)[:n],
+            shares=(q, k_or_v, k_or_v)[:n],
+            has_bias=has_bias,
+        )
+        output = RowParallelLinear.read(
+            source,
+            f"{prefix}.o_proj",
+            n_in=n_q,
+            n_out=config.hidden_size,
+            share=q,
+            has_bias=has_bias,
+        )
+        return cls(
+            qkv=qkv,
+            output=output,
+            n_heads=len(heads.q),
+            n_kv_heads=len(heads.kv),
+            head_dim=config.head_dim,
+            form=form,
+            ops=ops,
+            rotary=rotary,
+            q_norm=q_norm,
+            kv_norms=kv_norms,
+        )
+
+    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
+        n_heads, n_kv = self.n_heads, self.n_kv_heads
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # q, k and v heads
+        cos, sin = batch.angles[self.rotary]
+        if self.kv_norms is not None:
+            # The last heads are values; where there are none of these, they are the keys.
+            k, v = heads[:, n_heads : n_heads + n_kv], heads[:, -n_kv:]
+            k = self.ops.rotary(self.kv_norms.k(k), cos, sin)
+            self.ops.write_kv(k, self.kv_norms.v(v), keys, values, batch.slots)
+        return self.ops.rotary(self.q_norm(heads[:, :n_heads]), cos, sin)
+
+
+def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:
+    """Returns the layer whose keys and values each layer attends to, where the last `n_shared`
+    attend to those of the last of their kind before: with a window, or without.
+
+    Raises ValueError if there is none.
+    """
+    n_own = len(windows) - n_shared
+    last_of_kind = {windows[i] is None: i for i in range(n_own)}
+    if not {window is None for window in windows} <= last_of_kind.keys():
+        raise ValueError(
+            f"num_kv_shared_layers ({n_shared}) leaves shared layers none of their type before them"
+        )
+    return (*range(n_own), *(last_of_kind[window is None] for window in windows[n_own:]))
