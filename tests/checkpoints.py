@@ -87,6 +87,9 @@ def _draw_vectors(model: torch.nn.Module) -> None:
         if parameter.dim() == 1 or name.endswith("_bias"):
             is_norm = name.endswith("weight") and bool(parameter.eq(1).all())
             torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
 
 
 def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any) -> Path:

@@ -12,10 +12,13 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
+from services.worker.models.families.deepseek_v2 import DeepseekV2Stage
+from services.worker.models.families.deepseek_v3 import DeepseekV3Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
+from services.worker.models.families.glm4_moe_lite import Glm4MoeLiteStage
 from services.worker.models.families.gpt2 import GPT2Stage
 from services.worker.models.families.gpt_oss import GptOssStage
 from services.worker.models.families.granite import GraniteStage
@@ -61,8 +64,11 @@ class Family(Protocol):
 _FAMILIES: tuple[Family, ...] = (
     Cohere2Stage,
     CohereStage,
+    DeepseekV2Stage,
+    DeepseekV3Stage,
     Gemma2Stage,
     Gemma3Stage,
+    Glm4MoeLiteStage,
     Glm4Stage,
     GlmStage,
     GPT2Stage,
