@@ -24,10 +24,10 @@ class DeepseekV2Config(LatentConfig):
         "first_k_dense_replace", "moe_layer_freq", "n_group", "norm_topk_prob", "scoring_func",
         "topk_group", "topk_method",
     }  # fmt: skip
-    # Training, how another program divides experts, and how many layers predict further tokens:
+    # Code, training, how other programs divide experts, and how many layers predict further tokens:
     # those come behind the model's, which computes the same without them.
     ignored_keys = frozenset((
-        "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
+        "auto_map", "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
         "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "seq_aux",
     ))  # fmt: skip
 
