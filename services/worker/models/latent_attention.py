@@ -278,8 +278,7 @@ def _read_head_matrices(
     shape = (config.n_heads * size, config.latent_dim)
     both = source.tensor(f"{name}.weight", *shape, shard=Shard(0, rows))
     both = both.view(len(heads), size, config.latent_dim)
-    keys, values = both.split((config.still_dim, config.value_dim), 1)
-    return keys.transpose(1, 2), values
+    return both[:, : config.still_dim].transpose(1, 2), both[:, config.still_dim :]
 
 
 def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Experts in groups are chosen as one token and one expert after the other says."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -17,15 +18,15 @@ def chosen_slowly(router: GroupRouter, scores: Tensor) -> dict[int, float]:
     bias = torch.zeros(N_EXPERTS) if router.bias is None else router.bias
     compared = {expert: float(scores[expert] + bias[expert]) for expert in range(N_EXPERTS)}
     allowed = set(compared)
-    if router.groups is not None:
-        size = N_EXPERTS // router.groups.n
-        groups = [list(compared)[i : i + size] for i in range(0, N_EXPERTS, size)]
+    if (groups := router.groups) is not None:
+        size = N_EXPERTS // groups.n
+        members = [list(compared)[i : i + size] for i in range(0, N_EXPERTS, size)]
 
         def score(group: list[int]) -> float:
-            best = sorted((compared[expert] for expert in group), reverse=True)
-            return sum(best[: router.groups.n_best])  # type: ignore[union-attr]
+            scores = sorted((compared[expert] for expert in group), reverse=True)
+            return math.fsum(scores[: groups.n_best])
 
-        best = sorted(groups, key=score, reverse=True)[: router.groups.n_chosen]
+        best = sorted(members, key=score, reverse=True)[: groups.n_chosen]
         allowed = set(itertools.chain.from_iterable(best))
     experts = sorted(allowed, key=lambda expert: -compared[expert])[: router.n_chosen]
     weights = {expert: float(scores[expert]) for expert in experts}

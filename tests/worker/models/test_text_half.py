@@ -117,12 +117,24 @@ HALVES: dict[str, PreTrainedConfig] = {
 }
 
 
+def name_layers_as_published(path: Path) -> None:
+    """Renames the text model's layers, for which `transformers` writes the vision model's word."""
+    text = "language_model.model."
+    renamed = {
+        name.replace(f"{text}blocks.", f"{text}layers."): tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(renamed, path, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(("n_stages", "tp_size"), CUTS)
 @pytest.mark.parametrize("config", HALVES.values(), ids=HALVES.keys())
 def test_text_alone_has_the_oracles_logits_and_tokens(
     tmp_path: Path, config: PreTrainedConfig, n_stages: int, tp_size: int
 ) -> None:
     write_family_checkpoint(tmp_path, config)
+    if isinstance(config, Kimi_K25Config):
+        name_layers_as_published(tmp_path / "model.safetensors")
     pipeline = Pipeline(tmp_path, n_stages=n_stages, tp_size=tp_size)
     compare_random_schedule(pipeline, Oracle(tmp_path), seed=n_stages)
 
