@@ -10,6 +10,7 @@
 // head of 128 elements becomes a latent of 512) and stays in the second-level cache for them.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include <omp.h>
@@ -107,8 +108,8 @@ void heads(const Job<T>& job) {
   const int64_t n_steps = (job.n_in + Dot::kInputs - 1) / Dot::kInputs;
   const int64_t n_panels = (job.n_out + kPanel - 1) / kPanel;
   const int64_t n_parts = (job.n_tokens + kTaskTokens - 1) / kTaskTokens;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t task = 0; task < job.n_heads * n_parts; ++task) {
+  const int64_t n_tasks = job.n_heads * n_parts;
+  const auto run = [&](int64_t task) {
     const int64_t head = task / n_parts, part = task % n_parts;
     const int64_t end = job.n_tokens * (part + 1) / n_parts;
     for (int64_t output = 0; output < job.n_out; output += kBlockVectors * kLanes) {
@@ -121,6 +122,14 @@ void heads(const Job<T>& job) {
             job, weights, token, head, output);
       }
     }
+  };
+  if (n_tasks == 0) return;
+  std::atomic<int64_t> n_claimed{0};
+  const int n_threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), n_tasks));
+#pragma omp parallel num_threads(n_threads)
+  {
+    int64_t task;
+    while ((task = n_claimed.fetch_add(1, std::memory_order_relaxed)) < n_tasks) run(task);
   }
 }
 
