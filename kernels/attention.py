@@ -78,7 +78,7 @@ def attention(
 ) -> Tensor:
     """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
     spans = AttentionSpans.of(plan)
-    out = torch.empty_like(q)  # [n_tokens, n_heads, head_dim]
+    out = q.new_empty(*q.shape[:2], value_cache.shape[3])  # [n_tokens, n_heads, value_dim]
     starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()
     first = 0
     for start, n_tokens, table in zip(starts, counts, spans.block_tables, strict=True):
@@ -100,7 +100,10 @@ def _attend_span(
     form: AttentionForm,
     sinks: Tensor | None,  # [n_heads]
 ) -> Tensor:
-    """Returns the attention of one span whose first token is at position `start`; shape of `q`."""
+    """Returns the attention of one span whose first token is at position `start`.
+
+    The result is [n_tokens, n_heads, value_dim].
+    """
     n_tokens, n_heads, head_dim = q.shape
     block_size, n_kv_heads = key_cache.shape[1:3]
     # Blocks that lie wholly before the window are left out, and positions counted from the rest.
@@ -118,7 +121,7 @@ def _attend_span(
         # Heads that share a K/V head lie side by side as if they were queries of one sequence.
         grouped = q.view(1, n_kv_heads, -1, head_dim)
         sinks = None if sinks is None else sinks.view(1, n_kv_heads, 1, -1, 1)
-        return _attend(grouped, keys, values, mask, form, sinks).reshape(1, n_heads, head_dim)
+        return _attend(grouped, keys, values, mask, form, sinks).reshape(1, n_heads, -1)
     several = q.transpose(0, 1)[None]  # [1, n_heads, n_tokens, head_dim]
     sinks = None if sinks is None else sinks.view(1, n_kv_heads, -1, 1, 1)
     attended = _attend(several, keys, values, mask, form, sinks, is_causal=is_causal)
@@ -126,7 +129,7 @@ def _attend_span(
 
 
 def _gather(cache: Tensor, blocks: Tensor, n_keys: int) -> Tensor:
-    """Returns what is stored of one sequence in `blocks`, [1, n_kv_heads, n_keys, head_dim]."""
+    """Returns what is stored of one sequence in `blocks`, [1, n_kv_heads, n_keys, its size]."""
     return cache.index_select(0, blocks).flatten(0, 1)[:n_keys].transpose(0, 1)[None]
 
 
@@ -140,15 +143,15 @@ def _mask(start: int, n_keys: int, window: int | None, device: torch.device) -> 
 
 def _attend(
     q: Tensor,  # [1, n_heads, n_queries, head_dim]
-    k: Tensor,  # [1, n_kv_heads, n_keys, head_dim], as the next
-    v: Tensor,
+    k: Tensor,  # [1, n_kv_heads, n_keys, head_dim]
+    v: Tensor,  # [1, n_kv_heads, n_keys, value_dim]
     mask: Tensor | None,  # [n_queries, n_keys]; one row may stand for all queries
     form: AttentionForm,
     sinks: Tensor | None,  # [1, n_kv_heads, group_size, 1 or n_queries, 1]
     *,
     is_causal: bool = False,  # the mask is the causal one of as many queries as keys
 ) -> Tensor:
-    """Returns the attention of one sequence, of the shape of `q`."""
+    """Returns the attention of one sequence, [1, n_heads, n_queries, value_dim]."""
     if form.soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q,

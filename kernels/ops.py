@@ -27,7 +27,9 @@ from kernels.upload import Uploads
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
-"""One layer's keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each."""
+"""One layer's keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each.
+
+Values have no elements where they are a part of the keys."""
 
 
 class AttentionPlan:
@@ -86,10 +88,11 @@ class Attention(Protocol):
         sinks: Tensor | None = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, n_heads, head_dim], of the shape of `q`.
+        """Returns [n_tokens, n_heads, value_dim] for `q` [n_tokens, n_heads, head_dim].
 
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage, dense, and
-        hold the keys and values of the batch itself. The window of `form` must be among those that
+        hold the keys and values of the batch itself. Values that are the first elements of keys are
+        passed as such, `key_cache[..., :value_dim]`. The window of `form` must be among those that
         were planned; the default form is the plain formula.
 
         `sinks` [n_heads] are float32 and dense. A head's sink is a score that joins the softmax of

@@ -66,7 +66,8 @@ def attention(
 ) -> Tensor:
     """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim].
 
-    A head's entry of `sinks` [n_heads] is the score of one more key, whose value is zero.
+    The result is [n_tokens, n_heads, value_dim]. A head's entry of `sinks` [n_heads] is the score
+    of one more key, whose value is zero.
     """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
@@ -92,6 +93,11 @@ def attention(
         weights = scores.softmax(-1)[:, :, :n_keys]
         attended.append(torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype))
     return torch.cat(attended)
+
+
+def head_products(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns `weight[h] @ x[t, h]` for every token and head; weight is [n_heads, n_out, n_in]."""
+    return torch.einsum("thi,hoi->tho", x.float(), weight.float()).to(x.dtype)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

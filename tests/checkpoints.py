@@ -82,7 +82,7 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 
 
 def _draw_vectors(model: torch.nn.Module) -> None:
-    """Biases start as zeros, norms and scales as ones, which would hide it if they were not used."""
+    """Biases start as zeros, norms and scales as ones, which would hide that they are not used."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith("_bias"):
             is_norm = name.endswith("weight") and bool(parameter.eq(1).all())
@@ -90,6 +90,8 @@ def _draw_vectors(model: torch.nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.normal_(buffer, mean=1.0, std=0.3)
+        if name.endswith("_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
 
 
 def edit_config(directory: Path, *, remove: tuple[str, ...] = (), **changes: Any) -> Path:

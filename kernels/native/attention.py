@@ -34,7 +34,7 @@ class Attention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = declare(library, "attention", "ipippppppiiiiiiiffp", allocates=True)
+        self._attention = declare(library, "attention", "ipippppppiiiiiiiiffp", allocates=True)
 
     def attention(
         self,
@@ -46,13 +46,16 @@ class Attention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
-        if q.dtype not in ELEMENT or key_cache.dtype != q.dtype:
+        is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
+        # Values lie as keys do, or in them.
+        if not is_taken or key_cache.stride() != value_cache.stride():
             return attention(q, key_cache, value_cache, plan, form, sinks)
         spans = AttentionSpans.of(plan)
         q = dense_heads(q)
         n_tokens, n_heads, head_dim = q.shape
         _, block_size, n_kv_heads, _ = key_cache.shape
-        out = torch.empty((n_tokens, n_heads, head_dim), dtype=q.dtype)
+        value_dim = value_cache.shape[3]
+        out = torch.empty((n_tokens, n_heads, value_dim), dtype=q.dtype)
         n_spans, n_columns = spans.block_tables.shape
         self._attention(
             ELEMENT[q.dtype],
@@ -67,6 +70,7 @@ class Attention:
             n_kv_heads,
             n_heads // n_kv_heads,
             head_dim,
+            value_dim,
             block_size,
             form.window or 0,
             head_dim**-0.5 if form.scale is None else form.scale,

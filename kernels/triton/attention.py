@@ -2,11 +2,11 @@
 
 Prompts, chunks and decodes are cut into items by `kernels.triton.attention_plan`: a tile of
 queries of one span and the keys that it attends to, or a part of these. A program takes one item
-and one K/V head. Rows of its tile are the query heads that share the K/V head, side by side for
-each token, so that a decode of a model with grouped queries fills the matrix unit's 16 rows. It
-walks over the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles
-come in two sizes, for decodes and for longer spans; a batch that has both has both in its launch,
-so that neither waits for the other.
+and one group of heads. Rows of its tile are the query heads that share a K/V head, side by side for
+each token, so that a decode of a model with grouped queries fills the matrix unit's 16 rows; those
+that are too many for a tile are several groups. It walks over the keys with the running softmax of
+FlashAttention (Dao et al., 2022), in base 2. Tiles come in two sizes, for decodes and for longer
+spans; a batch that has both has both in its launch, so that neither waits for the other.
 
 Bytes: a token of context is read once per tile, 2 * n_kv_heads * head_dim elements; a decode is
 bound by that. FLOPs: 4 * n_heads * head_dim per query and key; prompts are bound by these.
@@ -18,6 +18,9 @@ step, and nowhere else.
 
 Where an item is a part of a tile's keys, it writes its float32 result and the log of its sum, and a
 second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
+
+Values may be the first elements of the keys, as in latent attention: then they are loaded once, as
+keys, and the elements behind them are a product of their own. So both tiles are powers of two.
 
 A head's sink joins the sum of weights when all keys of a row are in it: at the end of a whole item,
 or where its parts are combined.
@@ -81,6 +84,7 @@ def _walk(
     sums,
     peaks,
     q,
+    q_rest,
     positions,
     begin,
     end,
@@ -98,8 +102,10 @@ def _walk(
     HAS_INNER: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    REST_DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -109,7 +115,7 @@ def _walk(
     same loop: a loop of their own would make ptxas wait for each matrix instruction (wgmma).
     """
     dims = tl.arange(0, DIMS)
-    is_dim = (dims < HEAD_DIM)[None, :]
+    is_dim = (dims < VALUE_DIM)[None, :]
     some_keys = keys_of_head + dims[None, :]
     some_values = values_of_head + dims[None, :]
     # What is past the end is the last key again, and gets no weight. Block ids are loaded a step
@@ -122,11 +128,16 @@ def _walk(
         places = (blocks.to(tl.int64) * (BLOCK_SIZE * TOKEN_STRIDE) + in_block)[:, None]
         stored = tl.minimum(keys + KEYS, last_key).to(tl.uint32)
         blocks = tl.load(table + stored // BLOCK_SIZE)
-        if HEAD_DIM == DIMS:
+        if VALUE_DIM == DIMS:
             k = tl.load(some_keys + places)  # [KEYS, DIMS]
         else:
             k = tl.load(some_keys + places, mask=is_dim, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, KEYS]
+        if REST_DIM > 0:
+            rest_dims = tl.arange(0, REST_DIMS)[None, :]
+            some_rest = keys_of_head + VALUE_DIM + rest_dims + places
+            rest = tl.load(some_rest, mask=rest_dims < REST_DIM, other=0.0)  # [KEYS, REST_DIMS]
+            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
         if HAS_SOFT_CAP:
             # tanh(x) is 1 - 2 / (exp(2 x) + 1); `scale` and `soft_cap` hold the factors.
             scores = soft_cap - 2.0 * soft_cap / (tl.exp2(scores * scale) + 1.0)
@@ -143,7 +154,9 @@ def _walk(
         peaks = new_peaks
         sums = sums * shrink + tl.sum(weights, 1)
         totals *= shrink[:, None]
-        if HEAD_DIM == DIMS:
+        if REST_DIM > 0:
+            v = k
+        elif VALUE_DIM == DIMS:
             v = tl.load(some_values + places)
         else:
             v = tl.load(some_values + places, mask=is_dim, other=0.0)
@@ -180,17 +193,20 @@ def _attend(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    N_KV_HEADS: tl.constexpr,
+    N_GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    REST_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one item for one K/V head."""
+    """Computes one item for one group of heads, whose number is `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)
@@ -204,9 +220,15 @@ def _attend(
     heads = head * GROUP_SIZE + rows % GROUP_SIZE
     dims = tl.arange(0, DIMS)
     is_query = tokens < n_queries
-    is_element = is_query[:, None] & (dims < HEAD_DIM)[None, :]
-    q_places = (first_row + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
+    is_element = is_query[:, None] & (dims < VALUE_DIM)[None, :]
+    q_places = (first_row + tokens).to(tl.int64) * q_stride + heads * (VALUE_DIM + REST_DIM)
     tile = tl.load(q + q_places[:, None] + dims[None, :], mask=is_element, other=0.0)
+    rest = tile  # which is not looked at where there is none
+    if REST_DIM > 0:
+        rest_dims = tl.arange(0, REST_DIMS)
+        is_rest = is_query[:, None] & (rest_dims < REST_DIM)[None, :]
+        rest_places = q_places[:, None] + VALUE_DIM + rest_dims[None, :]
+        rest = tl.load(q + rest_places, mask=is_rest, other=0.0)
 
     positions = position + tokens
     last_key = tl.maximum(end - 1, 0)
@@ -222,24 +244,24 @@ def _attend(
         inner_begin = position + n_queries - window
     # fmt: off
     totals, sums, peaks = _walk(
-        totals, sums, peaks, tile, positions, begin, end, inner_begin, inner_end, last_key,
+        totals, sums, peaks, tile, rest, positions, begin, end, inner_begin, inner_end, last_key,
         keys_of_head, values_of_head, table, window, scale, soft_cap,
         HAS_WINDOW, HAS_SOFT_CAP, IS_LARGE,
-        BLOCK_SIZE, N_KV_HEADS * HEAD_DIM, HEAD_DIM, DIMS, KEYS, STAGES,
+        BLOCK_SIZE, TOKEN_STRIDE, VALUE_DIM, DIMS, REST_DIM, REST_DIMS, KEYS, STAGES,
     )
     # fmt: on
 
     safe_sums = tl.where(sums == 0.0, 1.0, sums)  # of a part that its row does not see, or no query
     totals /= safe_sums[:, None]
     row = tl.where(part < 0, first_row, part)
-    places = ((row + tokens) * (N_KV_HEADS * GROUP_SIZE) + heads).to(tl.int64)
+    places = ((row + tokens) * (N_GROUPS * GROUP_SIZE) + heads).to(tl.int64)
     if part < 0:
         if HAS_SINKS:
             totals *= (safe_sums / (safe_sums + _sink_weights(sinks + heads, peaks)))[:, None]
-        where = out + places[:, None] * HEAD_DIM + dims[None, :]
+        where = out + places[:, None] * VALUE_DIM + dims[None, :]
         tl.store(where, totals.to(out.dtype.element_ty), mask=is_element)
     else:
-        tl.store(parts + places[:, None] * HEAD_DIM + dims[None, :], totals, mask=is_element)
+        tl.store(parts + places[:, None] * VALUE_DIM + dims[None, :], totals, mask=is_element)
         logs = tl.where(sums == 0.0, float("-inf"), peaks + tl.log2(safe_sums))
         tl.store(log_sums + places, logs, mask=is_query)
 
@@ -264,9 +286,12 @@ def _attention_kernel(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
+    N_GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    REST_DIM: tl.constexpr,
+    REST_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SMALL_ROWS: tl.constexpr,
     SMALL_KEYS: tl.constexpr,
@@ -275,12 +300,18 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """Computes an item for one K/V head; heads of an item are neighbours. LARGE_ROWS may be 0."""
+    """Computes an item for one group of heads; groups of an item are neighbours.
+
+    LARGE_ROWS may be 0.
+    """
+    HEAD_DIM: tl.constexpr = VALUE_DIM + REST_DIM
+    TOKEN_STRIDE: tl.constexpr = N_KV_HEADS * HEAD_DIM
     program = tl.program_id(0)
-    head = program % N_KV_HEADS
-    item = items + (program // N_KV_HEADS) * _ITEM_STRIDE
-    keys_of_head = key_cache + head * HEAD_DIM
-    values_of_head = value_cache + head * HEAD_DIM
+    head = program % N_GROUPS
+    item = items + (program // N_GROUPS) * _ITEM_STRIDE
+    kv_head = head // (N_GROUPS // N_KV_HEADS)
+    keys_of_head = key_cache + kv_head * HEAD_DIM
+    values_of_head = value_cache + kv_head * HEAD_DIM
     n_rows = tl.load(item + _N_QUERIES) * GROUP_SIZE
     # fmt: off
     if LARGE_ROWS > 0:
@@ -289,7 +320,8 @@ def _attention_kernel(
                 out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
                 head, q_stride, table_stride, window, scale, soft_cap,
                 HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
-                N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+                N_GROUPS, GROUP_SIZE, TOKEN_STRIDE, VALUE_DIM, DIMS, REST_DIM, REST_DIMS,
+                BLOCK_SIZE,
                 LARGE_ROWS, LARGE_KEYS, LARGE_STAGES, True,
             )
         else:
@@ -297,7 +329,8 @@ def _attention_kernel(
                 out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
                 head, q_stride, table_stride, window, scale, soft_cap,
                 HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
-                N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+                N_GROUPS, GROUP_SIZE, TOKEN_STRIDE, VALUE_DIM, DIMS, REST_DIM, REST_DIMS,
+                BLOCK_SIZE,
                 SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
             )
     else:
@@ -305,7 +338,8 @@ def _attention_kernel(
             out, parts, log_sums, q, sinks, keys_of_head, values_of_head, item, block_tables,
             head, q_stride, table_stride, window, scale, soft_cap,
             HAS_WINDOW, HAS_SOFT_CAP, HAS_SINKS,
-            N_KV_HEADS, GROUP_SIZE, HEAD_DIM, DIMS, BLOCK_SIZE,
+            N_GROUPS, GROUP_SIZE, TOKEN_STRIDE, VALUE_DIM, DIMS, REST_DIM, REST_DIMS,
+            BLOCK_SIZE,
             SMALL_ROWS, SMALL_KEYS, SMALL_STAGES, False,
         )
     # fmt: on
@@ -320,7 +354,7 @@ def _combine_kernel(
     divided,
     HAS_SINKS: tl.constexpr,
     N_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -333,7 +367,7 @@ def _combine_kernel(
     step = tl.load(token + _DIVIDED_STEP)
     n_parts = tl.load(token + _DIVIDED_N_PARTS)
     dims = tl.arange(0, DIMS)
-    is_dim = dims < HEAD_DIM
+    is_dim = dims < VALUE_DIM
     total = tl.zeros((DIMS,), tl.float32)
     sum_ = tl.full((), 0.0, tl.float32)
     peak = tl.full((), _NO_PEAK, tl.float32)
@@ -344,7 +378,7 @@ def _combine_kernel(
         new_peak = tl.maximum(peak, tl.max(logs, 0))
         shrink = tl.exp2(peak - new_peak)
         weights = tl.exp2(logs - new_peak)
-        wheres = parts + part_rows[:, None] * HEAD_DIM + dims[None, :]
+        wheres = parts + part_rows[:, None] * VALUE_DIM + dims[None, :]
         is_stored = (places < n_parts)[:, None] & is_dim[None, :]
         values = tl.load(wheres, mask=is_stored, other=0.0)  # [PARTS, DIMS]
         total = total * shrink + tl.sum(weights[:, None] * values, 0)
@@ -353,7 +387,7 @@ def _combine_kernel(
     if n_parts > 0:
         if HAS_SINKS:
             sum_ += _sink_weights(sinks + head, peak)
-        where = out + (row * N_HEADS + head) * HEAD_DIM + dims
+        where = out + (row * N_HEADS + head) * VALUE_DIM + dims
         tl.store(where, (total / sum_).to(out.dtype.element_ty), mask=is_dim)
 
 
@@ -365,13 +399,21 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+    """Implements `kernels.ops.Attention`.
+
+    Raises:
+        TypeError: the plan is of other operations.
+        ValueError: the values are neither as large as keys nor a part of them.
+    """
     items = items_for(plan, key_cache)
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()  # only tokens may lie apart
-    _, block_size, n_kv_heads, _ = key_cache.shape
-    n_dims = max(16, triton.next_power_of_2(head_dim))
+    _, block_size, n_kv_heads, value_dim = value_cache.shape
+    if value_cache.stride() != key_cache.stride():
+        raise ValueError(f"values {tuple(value_cache.shape)} of keys {tuple(key_cache.shape)}")
+    n_rest = head_dim - value_dim
+    n_dims, n_rest_dims = (max(16, triton.next_power_of_2(n)) for n in (value_dim, n_rest))
     scale = head_dim**-0.5 if form.scale is None else form.scale
     soft_cap = 0.0
     if form.soft_cap is None:
@@ -379,13 +421,14 @@ def attention(
     else:
         scale *= 2 * math.log2(math.e) / form.soft_cap
         soft_cap = form.soft_cap * math.log2(math.e)
-    out = torch.empty((n_tokens, n_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((n_tokens, n_heads, value_dim), dtype=q.dtype, device=q.device)
     # Of no rows where nothing is divided; their type is a part of what is compiled.
     rows = (items.n_part_rows, n_heads)
-    parts = torch.empty((*rows, head_dim), dtype=torch.float32, device=q.device)
+    parts = torch.empty((*rows, value_dim), dtype=torch.float32, device=q.device)
     log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)
     small, large = items.small, items.large
-    _attention_kernel[(len(items.items) * n_kv_heads,)](
+    n_groups = n_heads // items.group_size
+    _attention_kernel[(len(items.items) * n_groups,)](
         out,
         parts,
         log_sums,
@@ -404,9 +447,12 @@ def attention(
         HAS_SOFT_CAP=form.soft_cap is not None,
         HAS_SINKS=sinks is not None,
         N_KV_HEADS=n_kv_heads,
-        GROUP_SIZE=n_heads // n_kv_heads,
-        HEAD_DIM=head_dim,
+        N_GROUPS=n_groups,
+        GROUP_SIZE=items.group_size,
+        VALUE_DIM=value_dim,
         DIMS=n_dims,
+        REST_DIM=n_rest,
+        REST_DIMS=n_rest_dims,
         BLOCK_SIZE=block_size,
         SMALL_ROWS=small.rows,
         SMALL_KEYS=small.keys,
@@ -425,7 +471,7 @@ def attention(
             items.divided,
             HAS_SINKS=sinks is not None,
             N_HEADS=n_heads,
-            HEAD_DIM=head_dim,
+            VALUE_DIM=value_dim,
             DIMS=n_dims,
             PARTS=_N_PARTS,
             num_warps=2,

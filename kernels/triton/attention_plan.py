@@ -76,8 +76,8 @@ class Cut:
 
     small: Tiles
     large: Tiles
-    group_size: int  # query heads that share a K/V head
-    small_shares: float  # shares of all keys, for each K/V head
+    group_size: int  # query heads of a program, which share a K/V head
+    small_shares: float  # shares of all keys, for each group of heads
     large_shares: float
     min_small_part: int = _MIN_SMALL_PART  # keys; _PART_STEP or more
     min_large_part: int = _MIN_LARGE_PART
@@ -101,6 +101,7 @@ class AttentionItems(AttentionPlan):
     block_tables: Tensor  # [n_spans, n_columns] int32
     divided: Tensor | None  # [n_divided, N_DIVIDED_COLUMNS] int32; None: no token is
     n_part_rows: int
+    group_size: int  # query heads of a program
     small: Tiles
     large: Tiles | None  # None: every tile is a small one
 
@@ -168,13 +169,16 @@ def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
 
 
 def cut_for(
-    group_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
+    n_sharing: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """Returns how batches of a model with such heads are cut on `device`."""
-    shares = device.n_multiprocessors / n_kv_heads
+    """Returns how batches of a model, of which `n_sharing` query heads share a K/V head, are cut on
+    `device`."""
+    large = tiles_for(Kind.SPANS, head_dim, dtype, device)
+    group_size = max(n for n in range(1, large.rows + 1) if n_sharing % n == 0)
+    shares = device.n_multiprocessors / (n_kv_heads * (n_sharing // group_size))
     return Cut(
         _holding(group_size, tiles_for(Kind.DECODES, head_dim, dtype, device)),
-        _holding(group_size, tiles_for(Kind.SPANS, head_dim, dtype, device)),
+        large,
         group_size,
         small_shares=_SMALL_SHARES * shares,
         large_shares=_LARGE_SHARES * shares,
@@ -212,6 +216,7 @@ def cut_batch(
         block_tables=uploads.add(block_tables[:, :n_columns].astype(np.int32)),
         divided=uploads.add(tables.divided) if len(tables.divided) else None,
         n_part_rows=tables.n_part_rows,
+        group_size=cut.group_size,
         small=cut.small,
         large=cut.large if tables.has_large else None,
     )

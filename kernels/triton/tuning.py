@@ -82,6 +82,11 @@ def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """Returns tiles that fit a device of that capability, and that nobody has measured."""
     n_dims = triton.next_power_of_2(head_dim)
+    if n_dims > 256:  # latents, whose sums take most of the registers
+        rows = 16 if kind is Kind.DECODES or dtype == torch.float32 else 32
+        if dtype == torch.float32 or device.capability < 90:
+            return Tiles(rows, keys=16, n_warps=8, n_stages=2)
+        return Tiles(rows if kind is Kind.DECODES else 64, keys=32, n_warps=8, n_stages=2)
     if dtype == torch.float32:
         # Not for the matrix units: operands of the products wait in registers.
         if kind is Kind.DECODES:

@@ -11,7 +11,8 @@ import pytest
 from safetensors import safe_open
 
 from services.cli import check, inspection
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import write_checkpoint, write_family_checkpoint
+from tests.worker.models.test_registry import SHAPES
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 TIMEOUT_S = 100
@@ -78,6 +79,15 @@ def test_ranks_divide_weights_and_keys() -> None:
     assert max(four["rank_bytes"]) < one["rank_bytes"][0]
     per_token = "kv_bytes_per_token_of_rank"
     assert four[per_token] * 4 == one[per_token] == one["kv_bytes_per_token"]
+
+
+def test_latents_are_counted_once(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, SHAPES["deepseek_v3"])
+    one, two = facts(tmp_path), facts(tmp_path, "--tp", "2")
+    n_latent, n_turned, n_layers = 20, 6, 4
+    assert one["kv_bytes_per_token"] == n_layers * (n_latent + n_turned) * 4
+    for found in (one, two):
+        assert found["kv_bytes_per_token_of_rank"] == one["kv_bytes_per_token"]
 
 
 def test_a_float_type_that_is_asked_for_counts() -> None:

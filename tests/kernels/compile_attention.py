@@ -23,11 +23,13 @@ def call(
     dtype: torch.dtype = torch.bfloat16,
     form: AttentionForm | None = None,
     has_sinks: bool = False,
+    n_kv_heads: int = 2,
+    value_dim: int | None = None,
 ) -> None:
-    """Attends as a rank with two K/V heads does."""
+    """Attends as a rank does; with `value_dim` values are as many first elements of keys."""
     form = AttentionForm() if form is None else form
     starts, n_tokens = np.array(spans).T
-    n_heads, n_kv_heads, block_size = 2 * group_size, 2, 16
+    n_heads, block_size = n_kv_heads * group_size, 16
     n_columns = -(-int((starts + n_tokens).max()) // block_size)
     cache = torch.zeros((4, block_size, n_kv_heads, head_dim), dtype=dtype)
     # Cut out of one row per token, as from the fused projection.
@@ -42,7 +44,7 @@ def call(
         uploads=Uploads(),
     )
     sinks = torch.zeros(n_heads) if has_sinks else None
-    attention(qkv[:, :n_heads], cache, cache, plan, form, sinks)
+    attention(qkv[:, :n_heads], cache, cache[..., :value_dim], plan, form, sinks)
 
 
 def case(spans: list[tuple[int, int]], **how: Any) -> Callable[[], None]:
@@ -72,6 +74,23 @@ CASES = {
         f"attention: {kind}, heads of 128, {name}": case(spans, head_dim=128, **how)
         for kind, spans in KINDS.items()
         for name, how in FORMS.items()
+    },
+    **{
+        f"attention: {kind}, {group_size} heads to latents of 512, {dtype}": case(
+            spans,
+            head_dim=576,
+            value_dim=512,
+            n_kv_heads=1,
+            group_size=group_size,
+            dtype=dtype,
+            form=AttentionForm(scale=0.1),
+        )
+        for kind, spans in KINDS.items()
+        for group_size, dtype in (
+            (16, torch.bfloat16),
+            (128, torch.bfloat16),
+            (16, torch.float32),
+        )
     },
     # Gemma's.
     "attention: mixed, heads of 256, a soft cap and a window": case(

@@ -38,10 +38,11 @@ class PagedBatch:
         form: AttentionForm | None = None,
         sinks: Sequence[float] | None = None,
         windows: Sequence[int | None] = (None,),
+        value_dim: int | None = None,
     ) -> None:
         """`spans` are (tokens stored before, tokens in the batch).
 
-        Heads have the `sinks` in turn.
+        Heads have the `sinks` in turn. With `value_dim` values are as many first elements of keys.
         """
         self.form = AttentionForm() if form is None else form
         self.sinks: Tensor | None = None
@@ -64,6 +65,9 @@ class PagedBatch:
         self.k, self.v = rows[:, n_heads:].chunk(2, 1)
         self._store(generator)
         self.on = on
+        self._value_dim = value_dim
+        if value_dim is not None:
+            self.value_cache = self.key_cache[..., :value_dim]
 
     def _store(self, generator: torch.Generator) -> None:
         first = 0
@@ -99,6 +103,8 @@ class PagedBatch:
     def attention(self, plan: AttentionPlan | None = None) -> Tensor:
         tensors = (self.q, self.key_cache, self.value_cache)
         q, key_cache, value_cache = (moved(tensor, self.on.device) for tensor in tensors)
+        if self._value_dim is not None:
+            value_cache = key_cache[..., : self._value_dim]
         sinks = None if self.sinks is None else self.sinks.to(self.on.device)
         plan = plan or self.plan()
         return self.on.ops.attention(q, key_cache, value_cache, plan, self.form, sinks).cpu()
@@ -305,6 +311,75 @@ def test_sinks_count_once_where_keys_are_divided(n_threads: int, on: Implementat
         torch.set_num_threads(before)
     assert torch.equal(*results)
     torch.testing.assert_close(results[0], batch.reference(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "head_dim", "value_dim"),
+    [
+        (6, 1, 13, 9),
+        (4, 2, 24, 16),
+        (3, 1, 96, 64),
+        (40, 1, 80, 64),
+        (2, 1, 576, 512),
+    ],
+)
+def test_values_that_are_a_part_of_keys(
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    on: Implementation,
+) -> None:
+    batch = PagedBatch(
+        MIXES["everything"],
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        dtype=dtype,
+        on=on,
+    )
+    assert batch.attention().shape == (sum(batch.n_tokens), n_heads, value_dim)
+    assert_as_reference(batch)
+
+
+@pytest.mark.parametrize("on", COMPILED)
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 600), st.one_of(st.just(1), st.integers(1, 40))),
+        min_size=1,
+        max_size=6,
+    ),
+    window=st.one_of(st.none(), st.integers(1, 300)),
+    soft_cap=st.sampled_from([None, 2.0]),
+    heads=st.sampled_from([(1, 1), (5, 1), (6, 3), (130, 1)]),
+    block_size=st.sampled_from([1, 5, 16]),
+    sizes=st.sampled_from([(8, 2), (33, 32), (80, 64), (67, 51)]),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_mix_of_values_that_are_a_part_of_keys(
+    on: Implementation,
+    spans: list[tuple[int, int]],
+    window: int | None,
+    soft_cap: float | None,
+    heads: tuple[int, int],
+    block_size: int,
+    sizes: tuple[int, int],
+) -> None:
+    batch = PagedBatch(
+        spans,
+        n_heads=heads[0],
+        n_kv_heads=heads[1],
+        head_dim=sizes[0],
+        value_dim=sizes[1],
+        block_size=block_size,
+        on=on,
+        form=AttentionForm(window=window, soft_cap=soft_cap),
+    )
+    torch.testing.assert_close(batch.attention(), batch.reference(), rtol=1e-5, atol=1e-5)
 
 
 # Implementations with sizes of blocks; of these one is enough where it takes long.

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
-from kernels.native import linear
+from kernels.head_products import pack_heads
+from kernels.native import heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import has_int8
 from kernels.native.operations import ops_of
@@ -27,18 +28,23 @@ from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
 
 DTYPES = [torch.float32, torch.bfloat16]
+HEAD_DIMS = [8, 16, 33, 64, 64, 80, 96, 128]
 BUILDS = [pytest.param(name, id=name) for name in runnable()]
+
+
+_CACHED = (linear._functions, linear._int8_functions, heads._functions)
 
 
 @pytest.fixture(name="build", params=BUILDS)
 def use_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
     """The operations of one build, whose linear layers `pack` picks, too."""
     library = open_library(request.param)
-    monkeypatch.setattr(linear, "library", lambda: library)
-    for cached in (linear._functions, linear._int8_functions):
+    for module in (linear, heads):
+        monkeypatch.setattr(module, "library", lambda: library)
+    for cached in _CACHED:
         cached.cache_clear()
     yield ops_of(library)
-    for cached in (linear._functions, linear._int8_functions):
+    for cached in _CACHED:
         cached.cache_clear()
 
 
@@ -64,12 +70,16 @@ class Sequences:
         head_dim: int,
         block_size: int,
         dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> "Sequences":
+        """With `value_dim` values are as many first elements of keys."""
         generator = torch.Generator().manual_seed(sum(lengths))
         n_blocks = [-(-length // block_size) for length in lengths]
         ids = torch.randperm(sum(n_blocks), generator=generator).tolist()
         shape = (sum(n_blocks), block_size, n_kv_heads, head_dim)
         keys, values = torch.randn(2, *shape, generator=generator).to(dtype)
+        if value_dim is not None:
+            values = keys[..., :value_dim]
         n_heads = n_kv_heads * group_size
         queries = [
             torch.randn(length, n_heads, head_dim, generator=generator).to(dtype)
@@ -98,20 +108,27 @@ class Sequences:
         return torch.split(attended, [n for _, _, n in spans])
 
 
-HEAD_DIMS = (8, 16, 33, 64, 64, 80, 96, 128)
-
-
-def check_attention(ops: Ops, seed: int, *, head_dims: Sequence[int] = HEAD_DIMS) -> None:
+def check_attention(
+    ops: Ops, seed: int, *, head_dims: Sequence[int] = HEAD_DIMS, has_latents: bool = False
+) -> None:
+    """Draws sequences and batches by `seed`; all heads attend to latents, or none do."""
     chance = random.Random(seed)
     form = AttentionForm(
         window=chance.choice([None, None, 7, 64, 100, 300]), soft_cap=chance.choice([None, 2.0])
     )
     lengths = [chance.choice([5, 40, 130, 300, 700, 1300]) for _ in range(chance.randint(1, 4))]
+    n_kv_heads = chance.choice([1, 2, 4])
+    group_size, head_dim = chance.choice([1, 2, 3, 4, 7]), chance.choice(head_dims)
+    value_dim = None
+    if has_latents:
+        n_kv_heads, group_size = 1, chance.choice([1, 5, 16, 100])
+        head_dim, value_dim = chance.choice([(80, 64), (33, 20), (24, 16), (576, 512)])
     sequences = Sequences.of(
         lengths,
-        n_kv_heads=chance.choice([1, 2, 4]),
-        group_size=chance.choice([1, 2, 3, 4, 7]),
-        head_dim=chance.choice(head_dims),
+        n_kv_heads=n_kv_heads,
+        group_size=group_size,
+        head_dim=head_dim,
+        value_dim=value_dim,
         block_size=chance.choice([1, 4, 16]),
         dtype=chance.choice(DTYPES),
     )
@@ -137,6 +154,17 @@ def test_attention_of_any_span_is_that_of_the_whole_sequence(build: Ops, seed: i
 @pytest.mark.parametrize("head_dim", [256, 512])
 def test_attention_of_large_heads(build: Ops, head_dim: int) -> None:
     check_attention(build, head_dim, head_dims=[head_dim])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_attention_of_any_span_to_latents(build: Ops, seed: int) -> None:
+    check_attention(build, seed, has_latents=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(6, 60))
+def test_attention_of_many_more_spans_to_latents(build: Ops, seed: int) -> None:
+    check_attention(build, seed, has_latents=True)
 
 
 @pytest.mark.thorough
@@ -165,6 +193,16 @@ def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), [(128, 512), (9, 20), (51, 75)])
+def test_products_of_a_tokens_heads(build: Ops, n_in: int, n_out: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n_in)
+    x, weight = torch.randn(200, 5, n_in).to(dtype), torch.randn(5, n_out, n_in).to(dtype)
+    form = pack_heads(weight)
+    assert isinstance(form, heads.NativeHeads)
+    check_rows(lambda rows: form(x[rows]), 200)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_among_the_tokens_of_its_experts(build: Ops, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     x = torch.randn(90, 52).to(dtype)
@@ -189,6 +227,7 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
         lambda rows: torch.nn.functional.gelu(x[rows]),
         lambda rows: torch.tanh(x[rows].float() / 30),
         lambda rows: x[rows].float().softmax(-1),
+        lambda rows: torch.exp(-x[rows].float()).add_(1).reciprocal_(),
     ):
         check_rows(call, 90)
 

@@ -28,6 +28,7 @@ from kernels.triton.attention_plan import (
     Cut,
     DividedColumn,
     cut_batch,
+    cut_for,
     items_for,
     plan_items,
 )
@@ -65,12 +66,18 @@ class Batch:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         more_columns: int = 0,
+        value_dim: int | None = None,
+        n_groups: int = 1,
     ) -> None:
-        """`spans` are (tokens stored before, tokens in the batch)."""
+        """`spans` are (tokens stored before, tokens in the batch).
+
+        With `value_dim` values are as many first elements of keys. The heads that share a K/V head
+        are `n_groups` of those that `cut` says.
+        """
         self.form = AttentionForm() if form is None else form
         self.cut = cut
         self.starts, self.n_tokens = np.array(spans).T
-        n_heads = n_kv_heads * cut.group_size
+        n_heads = n_kv_heads * n_groups * cut.group_size
         self.sinks: Tensor | None = None
         if sinks is not None:
             self.sinks = torch.tensor([sinks[i % len(sinks)] for i in range(n_heads)])
@@ -80,13 +87,15 @@ class Batch:
         self.tables = [[ids.pop() for _ in range(n)] for n in n_blocks]
         shape = (int(n_blocks.sum()) + 1, block_size, n_kv_heads, head_dim)
         self.caches = [torch.full(shape, math.nan, dtype=dtype) for _ in range(2)]
+        if value_dim is not None:
+            self.caches[1] = self.caches[0][..., :value_dim]
         for start, n, table in zip(self.starts, self.n_tokens, self.tables, strict=True):
             first = 0 if self.form.window is None else max(start - self.form.window + 1, 0)
             for cache in self.caches:
                 sequence = cache[table].flatten(0, 1)
                 seen = sequence[first : start + n]
                 seen.copy_(torch.randn(seen.shape, generator=generator))
-                cache[table] = sequence.view(len(table), *shape[1:])
+                cache[table] = sequence.view(len(table), *cache.shape[1:])
         # Cut out of one row per token, as from the fused projection.
         n = int(self.n_tokens.sum())
         rows = torch.randn(n, n_heads + 2 * n_kv_heads, head_dim, generator=generator).to(dtype)
@@ -185,6 +194,42 @@ def test_groups_of_heads(group_size: int, n_kv_heads: int, rows: int) -> None:
 @pytest.mark.parametrize("block_size", [1, 3, 24, 64])
 def test_sizes_of_blocks(block_size: int) -> None:
     Batch(MIXES["everything"], block_size=block_size).assert_as_reference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(24, 16), (13, 9), (80, 64), (576, 512)], ids=str
+)
+def test_values_that_are_a_part_of_keys(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    batch = Batch([(40, 1), (3, 10)], head_dim=head_dim, value_dim=value_dim, dtype=dtype)
+    batch.assert_as_reference()
+
+
+@pytest.mark.parametrize("value_dim", [None, 10])
+def test_heads_that_are_too_many_for_a_tile(value_dim: int | None) -> None:
+    batch = Batch(
+        [(200, 1), (63, 1), (150, 17)],
+        n_kv_heads=2,
+        n_groups=3,
+        value_dim=value_dim,
+        sinks=[4.0, -2.0, 7.5, 0.0, 1.0],
+        cut=DIVIDING,
+    )
+    batch.assert_as_reference()
+
+
+def test_heads_are_divided_into_groups_that_a_tile_holds() -> None:
+    device = Device("none", capability=90, n_multiprocessors=132)
+    for n_sharing, group_size in ((128, 64), (16, 16), (80, 40), (4, 4)):
+        cut = cut_for(n_sharing, 1, 576, torch.bfloat16, device)
+        assert cut.group_size == group_size
+        assert cut.small.rows >= group_size <= cut.large.rows
+
+
+def test_values_that_are_neither_keys_nor_as_large_are_refused() -> None:
+    batch = Batch([(3, 1)])
+    with pytest.raises(ValueError, match="values"):
+        attention(batch.q, batch.caches[0], batch.caches[1][..., :8].clone(), batch.plan())
 
 
 @pytest.mark.parametrize("window", [None, 1, 65, 100])

@@ -24,6 +24,9 @@
 // rows on. A decode reads 2 * d elements for 4 * g * d operations, which the memory cannot keep up
 // with; it fetches the next tile while it computes one.
 //
+// Values may be the first elements of keys, as in latent attention. They are read as any others, from
+// where the keys have just been.
+//
 // Products of bfloat16 are summed in float32, two at a time where the processor can (AVX512_BF16), and
 // from float32 copies where it cannot.
 
@@ -151,8 +154,8 @@ struct Batch {
   const T* queries;
   int64_t query_stride;  // elements from one token to the next
   const T* keys;         // [n_blocks, block_size, n_kv_heads, head_dim]
-  const T* values;
-  T* out;  // [n_tokens, n_heads, head_dim]
+  const T* values;       // as far apart as keys, of which they may be the first elements
+  T* out;  // [n_tokens, n_heads, value_dim]
   const int64_t* starts;
   const int64_t* n_tokens;
   const int64_t* blocks;  // [n_spans, n_columns]
@@ -161,6 +164,7 @@ struct Batch {
   int64_t n_kv_heads;
   int64_t group_size;  // query heads of a K/V head
   int64_t head_dim;
+  int64_t value_dim;
   int64_t block_size;
   int64_t window;  // 0: none
   float scale;
@@ -279,7 +283,8 @@ class Worker {
       : batch_(batch),
         head_dim_(static_cast<int>(batch.head_dim)),
         head_words_((head_dim_ + Product::kDepth - 1) / Product::kDepth),
-        padded_dim_(round_up(head_dim_, kLanes)) {}
+        value_dim_(static_cast<int>(batch.value_dim)),
+        padded_dim_(round_up(value_dim_, kLanes)) {}
 
   static constexpr int kFetched = kLineBytes / sizeof(T);
   static constexpr int kStoredElements = kBlockVectors * kLanes;
@@ -384,7 +389,7 @@ class Worker {
   }
 
   T* out(int64_t token, int64_t head) const {
-    return batch_.out + (token * batch_.n_kv_heads * batch_.group_size + head) * batch_.head_dim;
+    return batch_.out + (token * batch_.n_kv_heads * batch_.group_size + head) * batch_.value_dim;
   }
 
   // Finds where the tile of keys from `key` on begins in storage, which is the next. Behind the last
@@ -405,7 +410,8 @@ class Worker {
     const int64_t head = piece.first_kv_head * batch_.head_dim;
     const int n_lines = static_cast<int>((piece.n_kv_heads * head_dim_ + kFetched - 1) / kFetched);
     keys_ahead_ = {batch_.keys + head, static_cast<int>(n), n_lines};
-    values_ahead_ = {batch_.values + head, static_cast<int>(n), n_lines};
+    const bool are_in_keys = batch_.values == batch_.keys;
+    values_ahead_ = {batch_.values + head, are_in_keys ? 0 : static_cast<int>(n), n_lines};
   }
 
   // Divides the lines of the next tile among the vectors of keys of the tile from `key` on.
@@ -444,16 +450,16 @@ class Worker {
 
   // Values as [n_keys / kDepth, padded_dim], each word with those of kDepth keys.
   void pack_values(const T* values, int n_keys) {
-    const int padded_dim = padded_dim_, head_dim = head_dim_;
+    const int padded_dim = padded_dim_, value_dim = value_dim_;
     uint32_t* to = packed_values_;
     for (int key = 0; key < n_keys; key += kLanes) {
       for (int i = 0; i < kLanes; i += Product::kDepth) {
         const T* rows[Product::kDepth];
         for (int j = 0; j < Product::kDepth; ++j) rows[j] = values + offsets_[key + i + j];
-        Product::pack_values(rows, head_dim, to);
+        Product::pack_values(rows, value_dim, to);
         to += padded_dim;
       }
-      for (int at = 0; at < head_dim; at += kFetched) fetch(values_ahead_);
+      for (int at = 0; at < value_dim; at += kFetched) fetch(values_ahead_);
     }
   }
 
@@ -484,7 +490,7 @@ class Worker {
     const int64_t head = (piece.first_kv_head + i) * batch_.head_dim;
     const T *keys = batch_.keys + head, *values = batch_.values + head;
     const int rows = static_cast<int>(n_rows(piece));
-    const bool are_values_packed = rows > kStoredRows || head_dim_ % kStoredElements != 0;
+    const bool are_values_packed = rows > kStoredRows || value_dim_ % kStoredElements != 0;
     pack_keys(keys, n_keys);
     if (are_values_packed) pack_values(values, n_keys);
     for (int row = 0; row < rows; row += kBlockRows) {
@@ -687,13 +693,13 @@ class Worker {
     const float* weights = results.weights;
     const float* largest = results.largest;
     for_each_row(piece, [&](int64_t token, int64_t head) {
-      Product::restore_order(sums, head_dim_);
+      Product::restore_order(sums, value_dim_);
       T* to = out(token, head);
       float total = sum_of_lanes(load(weights));
       if (batch_.sinks != nullptr) total += sink_weight(head, *largest);
       const float factor = 1 / total;
-      for (int at = 0; at < head_dim_; at += kLanes) {
-        store_up_to(to + at, factor * load(sums + at), head_dim_ - at);
+      for (int at = 0; at < value_dim_; at += kLanes) {
+        store_up_to(to + at, factor * load(sums + at), value_dim_ - at);
       }
       sums += padded_dim_;
       weights += kLanes;
@@ -712,7 +718,8 @@ class Worker {
   const Batch<T>& batch_;
   int head_dim_;
   int head_words_;  // of one head of one token
-  int padded_dim_;
+  int value_dim_;
+  int padded_dim_;  // of values
 
   // Rows are those of the piece's first K/V head, then those of the next; head by head within a token.
   uint32_t* queries_;   // [rows, head_words]
@@ -819,7 +826,7 @@ void attention(const Batch<T>& batch) {
     most_rows = std::max(most_rows, piece.n_queries * batch.group_size * piece.n_kv_heads);
   }
   const int64_t result_size =
-      Results::floats(most_rows, round_up(static_cast<int>(batch.head_dim), kLanes));
+      Results::floats(most_rows, round_up(static_cast<int>(batch.value_dim), kLanes));
   const std::unique_ptr<float[]> results(new float[n_results * result_size]);
   std::vector<std::atomic<int64_t>> n_done(n_results);
 
@@ -872,16 +879,16 @@ extern "C" int64_t orcinus_attention(
     int64_t element, const void* queries, int64_t query_stride, const void* keys,
     const void* values, void* out, const int64_t* starts, const int64_t* n_tokens,
     const int64_t* blocks, int64_t n_spans, int64_t n_columns, int64_t n_kv_heads,
-    int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window, float scale,
-    float soft_cap, const float* sinks) {
+    int64_t group_size, int64_t head_dim, int64_t value_dim, int64_t block_size, int64_t window,
+    float scale, float soft_cap, const float* sinks) {
   using namespace orcinus;
   return status_of([&] {
     with_element(element, [&](auto type) {
       using T = typename decltype(type)::type;
       attention(Batch<T>{static_cast<const T*>(queries), query_stride, static_cast<const T*>(keys),
                          static_cast<const T*>(values), static_cast<T*>(out), starts, n_tokens,
-                         blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, block_size,
-                         window, scale, soft_cap, sinks});
+                         blocks, n_spans, n_columns, n_kv_heads, group_size, head_dim, value_dim,
+                         block_size, window, scale, soft_cap, sinks});
     });
   });
 }

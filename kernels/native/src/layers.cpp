@@ -210,7 +210,7 @@ void run(const Layer& layer, int64_t element, const Batch& batch, void* keys, vo
                           room.attended, batch.starts, batch.counts, batch.blocks[layer.group],
                           batch.n_spans, batch.n_columns, attention.n_kv_heads,
                           attention.n_heads / attention.n_kv_heads, attention.head_dim,
-                          batch.block_size, attention.form.window, attention.scale(),
+                          attention.head_dim, batch.block_size, attention.form.window, attention.scale(),
                           attention.form.soft_cap,
                           static_cast<const float*>(attention.sinks.data)));
   watch.add_to(seconds.attention);

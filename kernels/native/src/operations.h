@@ -28,8 +28,8 @@ int64_t orcinus_attention(int64_t element, const void* queries, int64_t query_st
                        const void* values, void* out, const int64_t* starts,
                        const int64_t* n_tokens, const int64_t* blocks, int64_t n_spans,
                        int64_t n_columns, int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
-                       int64_t block_size, int64_t window, float scale, float soft_cap,
-                       const float* sinks);
+                       int64_t value_dim, int64_t block_size, int64_t window, float scale,
+                       float soft_cap, const float* sinks);
 
 void orcinus_greedy(int64_t element, const void* logits, int64_t stride, int64_t n_rows,
                     int64_t size, int64_t* tokens);

@@ -40,8 +40,8 @@ class CheckpointTensors(TensorSource):
         files.close()
         self._progress = Progress(n_bytes, on_progress)
 
-    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
     def _read(self, part: Part, out: Tensor) -> None:
         stored = self._stored[part.name]

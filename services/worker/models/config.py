@@ -56,7 +56,7 @@ class KVSizes:
 
     n_heads: int  # 0: the layer stores nothing
     key_dim: int
-    value_dim: int
+    value_dim: int  # 0: values are a part of the keys
 
     def of_rank(self, tp_size: int) -> KVSizes:
         """Returns what one of `tp_size` ranks stores, as many heads as every other one: its part of

@@ -71,9 +71,32 @@ def read_experts(
 ) -> ExpertMixture:
     """Reads the router `gate` and the experts under `prefix`, each `size` wide inside."""
     router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
-    share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}.experts")
+    mlps = read_expert_mlps(
+        source,
+        f"{prefix}.experts",
+        names=names,
+        hidden_size=hidden_size,
+        size=size,
+        n_experts=n_experts,
+        ops=ops,
+    )
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
+
+
+def read_expert_mlps(
+    source: TensorSource,
+    prefix: str,
+    *,
+    names: tuple[str, str, str],  # of gate, up and down
+    hidden_size: int,
+    size: int,
+    n_experts: int,
+    ops: Ops,
+) -> ExpertMLP:
+    """Reads this rank's share of the experts 0, 1, ... under `prefix`, each `size` wide inside."""
+    share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
     gate, up, down = names
-    experts = [f"{prefix}.experts.{i}" for i in range(n_experts)]
+    experts = [f"{prefix}.{i}" for i in range(n_experts)]
     gate_up = source.joined(
         [
             Part(f"{expert}.{name}.weight", (size, hidden_size), Shard(0, share))
@@ -87,9 +110,8 @@ def read_experts(
             for expert in experts
         ]
     )
-    mlps = pack_experts(
+    return pack_experts(
         gate_up.view(n_experts, 2 * len(share), hidden_size),
         downs.view(n_experts, hidden_size, len(share)),
         ops,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)

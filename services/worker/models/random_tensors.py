@@ -49,13 +49,13 @@ class RandomTensors(TensorSource):
         n_elements = sum(part.n_elements for part in wanted.parts)
         self._progress = Progress(n_elements * dtype.itemsize, on_progress)
 
-    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
     def _read(self, part: Part, out: Tensor) -> None:
         if len(part.shape) == 1:
             out.fill_(0 if part.name.endswith("bias") else 1)
-            self._progress.add(out.nbytes)
+            self._progress.add(part.n_elements * self._dtype.itemsize)
             return
         seed = int.from_bytes(hashlib.sha256(part.name.encode()).digest()[:8]) >> 1
         starts = torch.randint(

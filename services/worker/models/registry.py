@@ -12,6 +12,8 @@ from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage
 from services.worker.models.families.cohere2 import Cohere2Stage
+from services.worker.models.families.deepseek_v2 import DeepseekV2Stage
+from services.worker.models.families.deepseek_v3 import DeepseekV3Stage
 from services.worker.models.families.ernie4_5 import Ernie4_5Stage
 from services.worker.models.families.exaone4 import Exaone4Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
@@ -20,6 +22,7 @@ from services.worker.models.families.gemma3n import Gemma3nStage
 from services.worker.models.families.gemma4 import Gemma4Stage, Gemma4UnifiedStage
 from services.worker.models.families.glm import GlmStage
 from services.worker.models.families.glm4 import Glm4Stage
+from services.worker.models.families.glm4_moe_lite import Glm4MoeLiteStage
 from services.worker.models.families.gpt2 import GPT2Stage
 from services.worker.models.families.gpt_oss import GptOssStage
 from services.worker.models.families.granite import GraniteStage
@@ -67,6 +70,8 @@ class Family(Protocol):
 _FAMILIES: tuple[Family, ...] = (
     Cohere2Stage,
     CohereStage,
+    DeepseekV2Stage,
+    DeepseekV3Stage,
     Ernie4_5Stage,
     Exaone4Stage,
     Gemma2Stage,
@@ -74,6 +79,7 @@ _FAMILIES: tuple[Family, ...] = (
     Gemma3nStage,
     Gemma4Stage,
     Gemma4UnifiedStage,
+    Glm4MoeLiteStage,
     Glm4Stage,
     GlmStage,
     GPT2Stage,

@@ -145,15 +145,17 @@ def attention_scale(rope: RopeConfig) -> float:
     if rope.rope_type == "yarn":
         factor = _given(rope.factor)
         if rope.mscale and rope.mscale_all_dim:
-            return _yarn_scale(factor, rope.mscale) / _yarn_scale(factor, rope.mscale_all_dim)
-        return _yarn_scale(factor, 1.0)
+            return yarn_scale(factor, rope.mscale) / yarn_scale(factor, rope.mscale_all_dim)
+        return yarn_scale(factor, 1.0)
     if rope.rope_type == "longrope" and _given(rope.factor) > 1:
         original = _given(rope.original_max_position_embeddings)
         return math.sqrt(1 + math.log(_given(rope.factor)) / math.log(original))
     return 1.0
 
 
-def _yarn_scale(factor: float, mscale: float) -> float:
+def yarn_scale(factor: float, mscale: float) -> float:
+    """Returns by how much "yarn" sharpens scores of a context that is stretched by `factor`, in the
+    strength `mscale`: as the factor of queries and of keys."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

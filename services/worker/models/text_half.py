@@ -18,9 +18,11 @@ from services.worker.models.config import JsonObject, UnsupportedModel, require
 
 # About images, and where they come into a text.
 _IMAGE_KEYS = frozenset((
-    "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "image_grid_pinpoints",
-    "image_seq_length", "image_token_id", "image_token_index", "mm_tokens_per_image",
-    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "video_token_id",
+    "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "ignore_index",
+    "image_grid_pinpoints", "image_seq_length", "image_token_id", "image_token_index",
+    "media_placeholder_token_id", "mm_tokens_per_image", "multimodal_projector_bias",
+    "projection_hidden_size", "projection_layer_norm_eps", "projector_hidden_act",
+    "spatial_merge_size", "use_unified_vision_chunk", "video_placeholder", "video_token_id",
     "vision_config", "vision_end_token_id", "vision_feature_layer",
     "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id",
     "vision_token_id",
@@ -123,6 +125,15 @@ _QWEN3_VL = TextModel(
     has_mrope=True,
     requires={"use_sliding_window": (False, None)},
 )  # fmt: skip
+_DEEPSEEK_V3 = TextModel(
+    "DeepseekV3ForCausalLM",
+    {
+        "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    },
+)  # fmt: skip
+_KIMI = {"deepseek_v3": _DEEPSEEK_V3, "kimi_k2": _DEEPSEEK_V3}
 
 # The text models that each architecture may have, by `model_type`; the first is the default.
 WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
@@ -130,6 +141,8 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
     "Gemma3nForConditionalGeneration": {"gemma3n_text": _GEMMA3N},
     "Gemma4ForConditionalGeneration": {"gemma4_text": _GEMMA4},
     "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": _GEMMA4_UNIFIED},
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "Kimi_K25ForConditionalGeneration": _KIMI,  # as transformers writes it
     "LlavaForConditionalGeneration": {"llama": _LLAMA, "mistral": _MISTRAL},
     "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},

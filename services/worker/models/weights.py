@@ -83,17 +83,33 @@ class TensorSource(ABC):
         self.tp_size = tp_size
         self.quantization = quantization
 
-    def tensor(self, name: str, *shape: int, shard: Shard | None = None) -> Tensor:
-        """Returns the tensor `name`, which must have that shape, or a shard of it."""
-        return self.joined([Part(name, shape, shard)])
+    def tensor(
+        self,
+        name: str,
+        *shape: int,
+        shard: Shard | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Returns the tensor `name`, which must have that shape, or a shard of it.
 
-    def joined(self, parts: Sequence[Part], order: Tensor | None = None) -> Tensor:
+        It is of `dtype`, by default the model's element type.
+        """
+        return self.joined([Part(name, shape, shard)], dtype=dtype)
+
+    def joined(
+        self,
+        parts: Sequence[Part],
+        order: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Returns the parts joined along the first dimension; the other dimensions must agree.
 
-        `order` are the places of its rows among those that are read, [n_rows], if they differ.
+        `order` are the places of its rows among those that are read, [n_rows], if they differ. The
+        result is of `dtype`, by default the model's element type.
         """
         sizes = [part.out_shape[0] for part in parts]
-        out = self._allocate((sum(sizes), *parts[0].out_shape[1:]))
+        out = self._allocate((sum(sizes), *parts[0].out_shape[1:]), dtype)
         for part, place in zip(parts, torch.split(out, sizes), strict=True):
             self._read(part, place.t() if part.is_transposed else place)
         return out if order is None else out[order]
@@ -111,8 +127,8 @@ class TensorSource(ABC):
         return pack_table(self.joined([part]))
 
     @abstractmethod
-    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns memory for a tensor of the model."""
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        """Returns memory for a tensor of `dtype`, by default of the model's element type."""
 
     @abstractmethod
     def _read(self, part: Part, out: Tensor) -> None:
@@ -126,10 +142,10 @@ class WantedTensors(TensorSource):
         super().__init__(tp_rank, tp_size)
         self.parts: list[Part] = []
 
-    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         if math.prod(shape) > _MAX_ELEMENTS:
             raise UnsupportedModel(f"config.json: a tensor of {list(shape)} elements")
-        return torch.empty(shape, device="meta")
+        return torch.empty(shape, dtype=dtype, device="meta")
 
     def _read(self, part: Part, out: Tensor) -> None:
         self.parts.append(part)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import (
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
@@ -37,7 +39,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from kernels.native import linear, operations
+from kernels.native import heads, linear, operations
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import native_ops
 from kernels.packed_linear import Quantization, can_compute
@@ -71,6 +73,16 @@ GEMMA: dict[str, Any] = {
     "sliding_window": 50,
     "hidden_size_per_layer_input": 24,
     "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+LATENT: dict[str, Any] = {
+    **SIZES,
+    "num_key_value_heads": None,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 18,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
 }
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, head_dim=64),
@@ -131,6 +143,24 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "olmo3": Olmo3Config(
         **SIZES, sliding_window=37, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "deepseek_v2": DeepseekV2Config(
+        **LATENT, n_routed_experts=8, num_experts_per_tok=3, q_lora_rank=None
+    ),
+    "deepseek_v3": DeepseekV3Config(
+        **LATENT,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=40,
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     ),
     "gpt2": GPT2Config(**GPT, n_embd=52, n_layer=2, n_head=4, initializer_range=0.25),
     "opt": OPTConfig(
@@ -290,9 +320,9 @@ def test_company_changes_nothing_on_any_build(
     seed: int,
 ) -> None:
     library = open_library(build)
-    cached = (native_ops, linear._functions, linear._int8_functions)
+    cached = (native_ops, linear._functions, linear._int8_functions, heads._functions)
     with monkeypatch.context() as patch:
-        for module in (linear, operations):
+        for module in (heads, linear, operations):
             patch.setattr(module, "library", lambda: library)
         for each in cached:
             each.cache_clear()

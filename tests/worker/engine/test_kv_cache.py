@@ -9,6 +9,7 @@ import torch
 
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.models.config import KVSizes
+from services.worker.models.families.deepseek_v2 import DeepseekV2Config
 from services.worker.models.families.llama import LlamaConfig
 from services.worker.models.rotary_config import RopeConfig
 
@@ -43,6 +44,41 @@ def test_a_shard_stores_its_share_of_the_heads() -> None:
     assert whole == 2 * kv_block_bytes(
         CONFIG, range(3), block_size=4, dtype=torch.float32, tp_size=2
     )
+
+
+def test_latents_are_stored_once_on_every_rank() -> None:
+    config = DeepseekV2Config(
+        **{name: getattr(CONFIG, name) for name in ("vocab_size", "hidden_size", "rope")},
+        intermediate_size=8,
+        n_layers=3,
+        n_heads=6,
+        n_kv_heads=1,
+        head_dim=6,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-5,
+        query_rank=None,
+        latent_dim=20,
+        still_dim=10,
+        n_chosen=2,
+        n_groups=1,
+        n_chosen_groups=1,
+        are_sparse=(True,) * 3,
+    )
+    for tp_size in (1, 2, 6):
+        promised = kv_block_bytes(
+            config, range(3), block_size=4, dtype=torch.float32, tp_size=tp_size
+        )
+        assert promised == 3 * 4 * (20 + 6) * 4
+        cache = KVCache(
+            config,
+            range(3),
+            n_blocks=7,
+            block_size=4,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            tp_size=tp_size,
+        )
+        assert sum(tensor.nbytes for layer in cache.layers for tensor in layer) == 7 * promised
 
 
 def test_layers_are_separate_and_finite_before_anything_is_stored() -> None:

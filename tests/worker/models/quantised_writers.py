@@ -196,7 +196,7 @@ def quantise(
     plain = load_file(checkpoint / "model.safetensors")
     stored = dict(plain)
     for name, weight in plain.items():
-        if name.endswith("_proj.weight") and keeps not in name:
+        if name.endswith(("_proj.weight", "_with_mqa.weight")) and keeps not in name:
             module = name.removesuffix(".weight")
             written = writer(weight.shape[0], weight.shape[1], generator)
             plain[name] = written.weight

@@ -15,6 +15,8 @@ import torch
 from services.worker.models import ModelConfig, UnsupportedModel
 from services.worker.models.config import KVSizes
 from services.worker.models.config_file import read_config
+from services.worker.models.families.deepseek_v2 import DeepseekV2Config
+from services.worker.models.families.deepseek_v3 import DeepseekV3Config
 from services.worker.models.families.gemma3 import Gemma3Config
 from services.worker.models.families.gemma3n import Gemma3nConfig
 from services.worker.models.families.gemma4 import Experts, Gemma4Config
@@ -22,6 +24,7 @@ from services.worker.models.families.gpt_oss import GptOssConfig
 from services.worker.models.families.ministral3 import Ministral3Config
 from services.worker.models.families.olmo3 import Olmo3Config
 from services.worker.models.families.phi3 import Phi3Config
+from services.worker.models.group_mixture import Groups
 from services.worker.models.rope import attention_scale
 
 COMMON: dict[str, Any] = {
@@ -596,6 +599,118 @@ GPT_OSS_20B: dict[str, Any] = {
 
 PAPER = Path(__file__).parents[3] / "models" / "configs"
 
+YARN_40 = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 40,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+    "type": "yarn",
+}
+DEEPSEEK_V2_LITE = COMMON | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "attention_bias": False,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"},
+    "aux_loss_alpha": 0.001,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "pretraining_tp": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": YARN_40 | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "rope_scaling": YARN_40,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+GLM_47_FLASH = COMMON | {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": [154820, 154827, 154829],
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "model_type": "glm4_moe_lite",
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+
 
 def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
     (directory / "config.json").write_text(json.dumps(config))
@@ -636,6 +751,9 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (COMMAND_R7B, 128, [4096, 4096, 4096, None] * 8),
         (MINISTRAL3_8B, 128, [None] * 34),
         (GPT_OSS_20B, 64, [128, None] * 12),
+        (DEEPSEEK_V2_LITE, 64, [None] * 27),
+        (DEEPSEEK_V3, 64, [None] * 61),
+        (GLM_47_FLASH, 64, [None] * 47),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
@@ -708,6 +826,32 @@ def test_gpt_oss_has_experts_in_mxfp4_and_turns_by_yarn(tmp_path: Path) -> None:
     said = {"rope_scaling", "rope_theta", "layer_types", "sliding_window", "head_dim"}
     kept = {key: value for key, value in GPT_OSS_20B.items() if key not in said}
     assert read(tmp_path, kept) == config
+
+
+def test_deepseek_v3_stores_latents_and_has_experts_in_groups(tmp_path: Path) -> None:
+    config = read(tmp_path, DEEPSEEK_V3)
+    assert isinstance(config, DeepseekV3Config)
+    assert set(config.layer_kv) == {KVSizes(1, 576, 0)}
+    assert config.groups == Groups(8, 4, n_best=2)
+    assert config.are_sparse == (False,) * 3 + (True,) * 58
+    assert attention_scale(config.rope) == 1.0
+    assert config.score_scale == pytest.approx(192**-0.5 * 1.36888794541**2)
+    assert config.weight_format is not None
+    # What the file says is what its absence means.
+    said = {"n_routed_experts", "n_group", "topk_group", "q_lora_rank", "qk_rope_head_dim",
+            "qk_nope_head_dim", "v_head_dim", "kv_lora_rank", "first_k_dense_replace",
+            "norm_topk_prob", "routed_scaling_factor", "topk_method"}  # fmt: skip
+    kept = {key: value for key, value in DEEPSEEK_V3.items() if key not in said}
+    assert read(tmp_path, kept) == config
+
+
+def test_deepseek_v2_lite_makes_queries_of_no_latents(tmp_path: Path) -> None:
+    config = read(tmp_path, DEEPSEEK_V2_LITE)
+    assert isinstance(config, DeepseekV2Config)
+    assert (config.query_rank, config.groups) == (None, None)
+    assert config.score_scale == pytest.approx(192**-0.5 * 1.26080377741**2)
+    without = {key: value for key, value in DEEPSEEK_V2_LITE.items() if key != "q_lora_rank"}
+    assert read(tmp_path, without).query_rank == 1536  # type: ignore[attr-defined]
 
 
 def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:

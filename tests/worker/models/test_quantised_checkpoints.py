@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3MoeConfig
+from transformers import DeepseekV3Config, Qwen3MoeConfig
 
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
@@ -237,6 +237,33 @@ def test_experts_are_quantised_too(tmp_path: Path, scheme: str) -> None:
     tokens = [5, 9, 100, 3, 42]
     expected = Oracle(plain).logits(tokens)[-1:]
     pipeline = Pipeline(quantised, tp_size=2)
+    pipeline.admit(0, len(tokens))
+    found = pipeline.run([Span(0, tokens)])[1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_latents_become_keys_and_values_by_is_quantised_too(tmp_path: Path) -> None:
+    # As DeepSeek-V3 is published. Blocks are of several heads, and of the keys and values of one.
+    config = DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": None},
+        kv_lora_rank=28,
+        q_lora_rank=26,
+        qk_nope_head_dim=10,
+        qk_rope_head_dim=6,
+        v_head_dim=9,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+    )
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    write_family_checkpoint(plain, config)
+    quantise(plain, quantised, SCHEMES["fp8-blocks"].writer, SCHEMES["fp8-blocks"].config)
+    tokens = [5, 9, 100, 3, 42]
+    expected = Oracle(plain).logits(tokens)[-1:]
+    pipeline = Pipeline(quantised, n_stages=2, tp_size=2)
     pipeline.admit(0, len(tokens))
     found = pipeline.run([Span(0, tokens)])[1]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -78,8 +78,8 @@ class MemoryTensors(TensorSource):
         super().__init__(tp_rank, tp_size)
         self._tensors = tensors
 
-    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.full(shape, torch.nan)
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype)
 
     def _read(self, part: Part, out: Tensor) -> None:
         whole = self._tensors[part.name]

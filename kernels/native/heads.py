@@ -1,0 +1,88 @@
+"""Products of every head's vector with a matrix of the head's own, on the CPU.
+
+Packed matrices are [n_heads, n_panels, n_steps, panel, inputs]: an output is a place in a panel, an
+input a place in a step, as `src/heads.cpp` says. The last panel and step are filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.native.call import ELEMENT, declare
+from kernels.native.library import library
+
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """The function of the library, and the outputs of its panels."""
+
+    heads: Callable[..., None]
+    panel: int
+
+
+@cache
+def _functions() -> _Functions | None:
+    """Returns the functions of the library; None if there is none."""
+    loaded = library()
+    if loaded is None:
+        return None
+    panel = loaded.orcinus_heads_panel
+    panel.argtypes, panel.restype = [], ctypes.c_int64
+    return _Functions(declare(loaded, "heads", "ipiippiiii"), panel())
+
+
+def can_pack_heads(weight: Tensor) -> bool:
+    """Whether `NativeHeads` takes these matrices."""
+    is_here = weight.device.type == "cpu" and weight.numel() > 0
+    return is_here and weight.dtype in ELEMENT and _functions() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeHeads:
+    """Matrices in panels; implements `kernels.head_products.HeadProducts`."""
+
+    packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
+    shape: tuple[int, int, int]  # heads, outputs and inputs
+    functions: _Functions
+
+    @classmethod
+    def of(cls, weight: Tensor) -> NativeHeads:
+        """Packs matrices [n_heads, n_out, n_in] that `can_pack_heads`."""
+        functions = _functions()
+        if functions is None:
+            raise ValueError("there is no native library that computes products of heads")
+        n_heads, n_out, n_in = weight.shape
+        panel, inputs = functions.panel, _WORD_BYTES // weight.element_size()
+        whole = F.pad(weight, (0, -n_in % inputs, 0, -n_out % panel))
+        panels = whole.view(n_heads, whole.shape[1] // panel, panel, -1, inputs)
+        return cls(panels.transpose(2, 3).contiguous(), (n_heads, n_out, n_in), functions)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        n_heads, n_out, n_in = self.shape
+        if x.shape[1:] != (n_heads, n_in) or x.dtype != self.packed.dtype:
+            raise ValueError(
+                f"{list(x.shape)} of {x.dtype} for {self.shape} of {self.packed.dtype}"
+            )
+        if x.stride(2) != 1:
+            x = x.contiguous()
+        out = x.new_empty(len(x), n_heads, n_out)
+        self.functions.heads(
+            ELEMENT[x.dtype],
+            x.data_ptr(),
+            *x.stride()[:2],
+            self.packed.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            n_heads,
+            n_in,
+            n_out,
+        )
+        return out  # [n_tokens, n_heads, n_out]

@@ -1,0 +1,135 @@
+"""DeepSeek-V2: latent attention, and experts in groups beside shared ones (DeepSeek-AI, 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kernels.packed_linear import pack
+from services.worker.models.config import Count, JsonObject, PositiveFloat, PositiveInt, require
+from services.worker.models.decoder_layers import MLP, GatedMLP
+from services.worker.models.group_mixture import GroupMixture, GroupRouter, Groups, softmax
+from services.worker.models.latent_attention import LatentConfig, LatentStage
+from services.worker.models.mixture import read_expert_mlps
+from services.worker.models.weights import TensorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV2Config(LatentConfig):
+    """`DeepseekV2Config` of Hugging Face."""
+
+    architecture = "DeepseekV2ForCausalLM"
+    read_keys = LatentConfig.read_keys | {
+        "first_k_dense_replace", "moe_layer_freq", "n_group", "norm_topk_prob", "scoring_func",
+        "topk_group", "topk_method",
+    }  # fmt: skip
+    # Code, training, how other programs divide experts, and how many layers predict further tokens:
+    # those come behind the model's, which computes the same without them.
+    ignored_keys = frozenset((
+        "auto_map", "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
+        "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "seq_aux",
+    ))  # fmt: skip
+
+    # The values of keys that are computed, the default first.
+    computed: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "moe_layer_freq": (1, None),
+        "norm_topk_prob": (False, None),
+        "rope_interleave": (True, None),
+        "scoring_func": ("softmax", None),
+        "topk_method": ("greedy", "group_limited_greedy"),
+    }
+    default_n_dense: ClassVar[int] = 0  # layers in front, `first_k_dense_replace`
+    default_groups: ClassVar[tuple[int, int]] = (1, 1)  # `n_group` and `topk_group`
+    n_best: ClassVar[int] = 1  # experts that a group is chosen by
+
+    n_experts: Count = field(default=64, metadata={"alias": "n_routed_experts"})
+    n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
+    n_shared: PositiveInt = field(default=2, metadata={"alias": "n_shared_experts"})
+    expert_size: PositiveInt = field(default=1407, metadata={"alias": "moe_intermediate_size"})
+    score_factor: PositiveFloat = field(default=1.0, metadata={"alias": "routed_scaling_factor"})
+    n_groups: PositiveInt
+    n_chosen_groups: PositiveInt
+    are_sparse: tuple[bool, ...]  # whether each layer has experts instead of one MLP
+
+    @property
+    def groups(self) -> Groups | None:
+        """How experts are grouped; None if they are one group."""
+        if self.n_groups == 1:
+            return None
+        return Groups(self.n_groups, self.n_chosen_groups, self.n_best)
+
+    def check(self) -> None:
+        super().check()
+        size, rest = divmod(self.n_experts, self.n_groups)
+        if rest or (self.n_groups > 1 and size < self.n_best):
+            raise ValueError(
+                f"n_routed_experts ({self.n_experts}) cannot be divided into n_group "
+                f"({self.n_groups}) groups of {self.n_best} or more"
+            )
+        if self.n_chosen_groups > self.n_groups:
+            raise ValueError(
+                f"topk_group ({self.n_chosen_groups}) is more than n_group ({self.n_groups})"
+            )
+        if self.n_chosen > self.n_chosen_groups * size:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than the "
+                f"{self.n_chosen_groups * size} experts of the groups that are chosen"
+            )
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, **cls.computed)
+        given = [config.get(key) for key in ("n_group", "topk_group")]
+        n_groups, n_chosen_groups = (
+            default if n is None else n
+            for n, default in zip(given, cls.default_groups, strict=True)
+        )
+        if config.get("topk_method", cls.computed["topk_method"][0]) == "greedy":
+            n_groups = n_chosen_groups = 1
+        n_dense = config.get("first_k_dense_replace")
+        n_dense = cls.default_n_dense if n_dense is None else n_dense
+        return super().read(config) | {
+            "n_groups": n_groups,
+            "n_chosen_groups": n_chosen_groups,
+            "are_sparse": tuple(i >= n_dense for i in range(config.get("num_hidden_layers") or 0)),
+        }
+
+
+class DeepseekV2Stage(LatentStage):
+    """One stage of a DeepSeek-V2 model."""
+
+    config_type = DeepseekV2Config
+    config: DeepseekV2Config
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        config = self.config
+        if not config.are_sparse[index]:
+            return super().read_mlp(source, prefix, index)
+        size = config.n_shared * config.expert_size
+        return GroupMixture(
+            self.read_router(source, f"{prefix}.gate"),
+            read_expert_mlps(
+                source,
+                f"{prefix}.experts",
+                names=("gate_proj", "up_proj", "down_proj"),
+                hidden_size=config.hidden_size,
+                size=config.expert_size,
+                n_experts=config.n_experts,
+                ops=self.ops,
+            ),
+            GatedMLP.read(source, f"{prefix}.shared_experts", config, self.ops, size=size),
+        )
+
+    def read_router(self, source: TensorSource, prefix: str) -> GroupRouter:
+        """Reads what chooses experts; here by shares that add up to one."""
+        config = self.config
+        weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
+        return GroupRouter(
+            weight=pack(weight.float()),
+            score=softmax,
+            groups=config.groups,
+            n_chosen=config.n_chosen,
+            normalises=False,
+            factor=config.score_factor,
+        )

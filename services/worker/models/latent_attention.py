@@ -1,0 +1,291 @@
+"""Multi-head latent attention: a token is stored as one latent for all heads (DeepSeek-AI, 2024).
+
+The keys and values of all heads are products of a latent, a short vector of the token's own.
+Beside it stands a part of the key that turns with the position and is the same for all heads. These
+two are what is stored, once, and every rank has a copy.
+
+Heads are not expanded from it: a score is `q . (K latent)`, which is `(K' q) . latent`, and a
+weighted sum of values `V latent` is `V` times the weighted sum of latents. So queries are
+multiplied by their head's K, attend over latents as if all heads shared one K/V head, and what they
+get is multiplied by V. Keys are the latent and what turns; values are the latent, the first
+elements of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm, Ops
+from kernels.head_products import HeadProducts, pack_heads
+from kernels.ops import LayerKV
+from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, Layer, Norm
+from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from services.worker.models.rope import yarn_scale
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import HeadShare
+from services.worker.models.weights import Shard, TensorSource
+
+_LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig(RotaryConfig):
+    """The fields of decoders with latent attention; `head_dim` is the part of a head that turns."""
+
+    read_keys = RotaryConfig.read_keys | {
+        "q_lora_rank", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim",
+    }  # fmt: skip
+    default_query_rank: ClassVar[int] = 1536
+    default_still_dim: ClassVar[int] = 128
+    default_turned_dim: ClassVar[int] = 64
+
+    query_rank: PositiveInt | None  # elements of the latent that queries are made of; None: of none
+    latent_dim: PositiveInt = field(default=512, metadata={"alias": "kv_lora_rank"})
+    still_dim: PositiveInt  # elements of a head's query that do not turn
+    value_dim: PositiveInt = field(default=128, metadata={"alias": "v_head_dim"})
+    attention_bias: bool = False  # of what makes latents, and of the output
+    # Whether the two elements of a pair that turns are stored side by side, and not halves apart.
+    has_pairs: bool = field(default=True, metadata={"alias": "rope_interleave"})
+
+    @property
+    def query_dim(self) -> int:
+        """The size of a head's query: what does not turn, then what turns."""
+        return self.still_dim + self.head_dim
+
+    @property
+    def layer_kv(self) -> Sequence[KVSizes]:
+        return (KVSizes(1, self.latent_dim + self.head_dim, 0),) * self.n_layers
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of scores, which grows where "yarn" has stretched the context."""
+        scale = float(self.query_dim**-0.5)
+        if self.rope.factor is not None and self.rope.mscale_all_dim:
+            scale *= yarn_scale(self.rope.factor, self.rope.mscale_all_dim) ** 2
+        return scale
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        turned_dim = config.get("qk_rope_head_dim") or cls.default_turned_dim
+        still_dim = config.get("qk_nope_head_dim") or cls.default_still_dim
+        # Programs repeat sizes that follow from others.
+        said = {
+            "num_key_value_heads": config.get("num_attention_heads"),
+            "head_dim": turned_dim,
+            "qk_head_dim": still_dim + turned_dim,
+        }
+        for key, value in said.items():
+            if config.get(key) not in (None, value):
+                raise UnsupportedModel(f"config.json: {key} is {config[key]!r} and not {value!r}")
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if rope.get("mscale_all_dim") and kind not in ("default", "yarn"):
+            raise UnsupportedModel(f"config.json: mscale_all_dim of rope_type {kind!r}")
+        return super().read({**config, "head_dim": turned_dim, "num_key_value_heads": 1}) | {
+            "query_rank": config.get("q_lora_rank", cls.default_query_rank),
+            "still_dim": still_dim,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLatent:
+    """Makes the latent of which all heads' queries are made, the same on every rank."""
+
+    down: ColumnParallelLinear
+    norm: Norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(x))  # [n_tokens, query_rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """This rank's heads of multi-head latent attention."""
+
+    query_latent: QueryLatent | None
+    queries: ColumnParallelLinear  # of a head one after the other: what is still, what turns
+    latent: ColumnParallelLinear  # whole on every rank: the latent, and of the keys what turns
+    latent_norm: Norm
+    to_latents: HeadProducts  # from what is still of queries
+    to_values: HeadProducts
+    output: RowParallelLinear
+    n_heads: int
+    still_dim: int
+    latent_dim: int
+    form: AttentionForm
+    ops: Ops
+
+    @classmethod
+    def read(cls, source: TensorSource, prefix: str, config: LatentConfig, ops: Ops) -> Self:
+        """Reads the projections under `prefix`."""
+        heads = HeadShare.of(config, source.tp_rank, source.tp_size).q
+        still, latent_dim, value_dim = config.still_dim, config.latent_dim, config.value_dim
+        to_latents, to_values = _read_head_matrices(source, f"{prefix}.kv_b_proj", config, heads)
+        values = range(heads.start * value_dim, heads.stop * value_dim)
+        return cls(
+            query_latent=_read_query_latent(source, prefix, config, ops),
+            queries=_read_queries(source, prefix, config, heads),
+            latent=_read_whole(
+                source,
+                f"{prefix}.kv_a_proj_with_mqa",
+                config,
+                n_out=latent_dim + config.head_dim,
+                order=_turned_order(config, n_before=latent_dim, n_heads=1),
+            ),
+            latent_norm=_read_norm(source, f"{prefix}.kv_a_layernorm", latent_dim, ops),
+            to_latents=pack_heads(to_latents),
+            to_values=pack_heads(to_values),
+            output=RowParallelLinear.read(
+                source,
+                f"{prefix}.o_proj",
+                n_in=config.n_heads * value_dim,
+                n_out=config.hidden_size,
+                share=values,
+                has_bias=config.attention_bias,
+            ),
+            n_heads=len(heads),
+            still_dim=still,
+            latent_dim=latent_dim,
+            form=AttentionForm(scale=config.score_scale),
+            ops=ops,
+        )
+
+    def __call__(self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor) -> Tensor:
+        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
+        keys, _ = kv
+        cos, sin = batch.angles[0]
+        self._store(x, cos, sin, keys, batch.slots)
+        q = self._queries(x, cos, sin)
+        latents = keys[..., : self.latent_dim]
+        attended = self.ops.attention(q, keys, latents, batch.attention, self.form)
+        values = self.to_values(attended)  # [n_tokens, n_heads, value_dim]
+        return self.output(values.flatten(1), batch.ranks, residual)
+
+    def _store(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, slots: Tensor) -> None:
+        """Stores each token's normalised latent and what turns of its key in `keys`."""
+        made = self.latent(x)  # [n_tokens, latent_dim + turned]
+        latent = self.latent_norm(made[:, : self.latent_dim])
+        turned = self.ops.rotary(made[:, None, self.latent_dim :], cos, sin)
+        keys.flatten(0, 1).index_copy_(0, slots, torch.cat((latent[:, None], turned), -1))
+
+    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Returns queries of latents, [n_tokens, n_heads, latent_dim + turned]."""
+        q = self.queries(x if self.query_latent is None else self.query_latent(x))
+        q = q.view(len(x), self.n_heads, -1)
+        still, turning = q[..., : self.still_dim], q[..., self.still_dim :]
+        return torch.cat((self.to_latents(still), self.ops.rotary(turning, cos, sin)), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """Adds latent attention and an MLP to the residual stream, each on its normalised form."""
+
+    attention_norm: Norm
+    attention: LatentAttention
+    mlp_norm: Norm
+    mlp: MLP
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
+        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
+
+
+class LatentStage(RotaryStage):
+    """One stage of a decoder with latent attention; families say how they read MLPs."""
+
+    config: LatentConfig
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        hidden_size = self.config.hidden_size
+        return LatentLayer(
+            self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
+            LatentAttention.read(source, f"{prefix}.self_attn", self.config, self.ops),
+            self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+        )
+
+
+def _read_query_latent(
+    source: TensorSource, prefix: str, config: LatentConfig, ops: Ops
+) -> QueryLatent | None:
+    if config.query_rank is None:
+        return None
+    return QueryLatent(
+        _read_whole(source, f"{prefix}.q_a_proj", config, n_out=config.query_rank),
+        _read_norm(source, f"{prefix}.q_a_layernorm", config.query_rank, ops),
+    )
+
+
+def _read_queries(
+    source: TensorSource, prefix: str, config: LatentConfig, heads: range
+) -> ColumnParallelLinear:
+    """Reads what makes the queries of `heads`, of their latent or of hidden states."""
+    name = "q_proj" if config.query_rank is None else "q_b_proj"
+    size = config.query_dim
+    return ColumnParallelLinear.read(
+        source,
+        [f"{prefix}.{name}"],
+        n_in=config.query_rank or config.hidden_size,
+        n_out=[config.n_heads * size],
+        shares=[range(heads.start * size, heads.stop * size)],
+        has_bias=False,
+        order=_turned_order(config, n_before=config.still_dim, n_heads=len(heads)),
+    )
+
+
+def _read_whole(
+    source: TensorSource,
+    name: str,
+    config: LatentConfig,
+    *,
+    n_out: int,
+    order: Tensor | None = None,
+) -> ColumnParallelLinear:
+    """Reads a projection of hidden states that every rank has whole."""
+    return ColumnParallelLinear.read(
+        source,
+        [name],
+        n_in=config.hidden_size,
+        n_out=[n_out],
+        shares=[range(n_out)],
+        has_bias=config.attention_bias,
+        order=order,
+    )
+
+
+def _read_norm(source: TensorSource, name: str, size: int, ops: Ops) -> RMSNorm:
+    return RMSNorm(source.tensor(f"{name}.weight", size), _LATENT_NORM_EPS, ops)
+
+
+def _read_head_matrices(
+    source: TensorSource, name: str, config: LatentConfig, heads: range
+) -> tuple[Tensor, Tensor]:
+    """Reads what makes keys and values of latents, in the two forms in which it is multiplied with.
+
+    Returns [n_heads, latent_dim, still_dim], from queries to latents, and
+    [n_heads, value_dim, latent_dim], from latents to values.
+    """
+    size = config.still_dim + config.value_dim
+    rows = range(heads.start * size, heads.stop * size)
+    shape = (config.n_heads * size, config.latent_dim)
+    both = source.tensor(f"{name}.weight", *shape, shard=Shard(0, rows))
+    both = both.view(len(heads), size, config.latent_dim)
+    return both[:, : config.still_dim].transpose(1, 2), both[:, config.still_dim :]
+
+
+def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:
+    """Returns the stored places of `n_heads` heads, of `n_before` elements that stay where they are
+    and then those that turn, whose pairs are to be halves apart; None if they are."""
+    if not config.has_pairs:
+        return None
+    size = n_before + config.head_dim
+    of_head = [*range(n_before), *range(n_before, size, 2), *range(n_before + 1, size, 2)]
+    return (torch.arange(n_heads)[:, None] * size + torch.tensor(of_head)).flatten()
