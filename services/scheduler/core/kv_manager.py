@@ -6,7 +6,8 @@ once, all the slots it can need in its life, so that no admitted request ever wa
 (the paper's guard against deadlock); a reservation is a count, and a block gets an owner only
 when a token needs it.
 
-A reservation also holds a row of the ranks' request tables, since it begins and ends with it.
+A reservation also holds a row of the ranks' request tables, since it begins and ends with it. Where
+layers keep a state of each request there are `max_rows` of them, and as many requests run.
 
 With a prefix cache, a request begins with the blocks that the cache has of its tokens. A block that
 several requests share is reserved once. One that nobody uses keeps its content until its memory is
@@ -40,6 +41,7 @@ class KVManager:
         block_size: int,
         has_prefix_cache: bool = False,
         expected_use: ExpectedUse | None = None,
+        max_rows: int | None = None,
     ) -> None:
         """With `expected_use`, a request reserves what it may be expected to need instead of what
         it can need, and its reservation may have to grow."""
@@ -48,6 +50,7 @@ class KVManager:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.expected_use = expected_use
+        self.max_rows = max_rows
         self.is_owing = False
         """Whether an admitted request waits for memory, so that none is admitted."""
         self.n_reserved_blocks = 0
@@ -97,7 +100,7 @@ class KVManager:
 
         What the prefix cache has of its tokens counts as scheduled from then on.
         """
-        if self.is_owing:
+        if self.is_owing or not self._has_row:
             return None
         n_blocks = self._n_to_reserve(request)
         n_left = self.n_blocks - self.n_reserved_blocks
@@ -134,13 +137,15 @@ class KVManager:
         return 0 if cache is None else len(cache.find(request))
 
     def n_missing_blocks(self, request: Request) -> int:
-        """Returns how many blocks must become free before a request can be admitted."""
+        """Returns how many blocks must become free before a request can be admitted; one at least
+        where its row is missing, which becomes free with the blocks of another."""
+        n_least = 0 if self._has_row else 1
         n_left = self.n_blocks - self.n_reserved_blocks
         n_missing = self._n_to_reserve(request) - n_left
         cache = self._cache_for(request)
         if n_missing <= 0 or cache is None:
-            return max(0, n_missing)
-        return max(0, n_missing - cache.n_in_use(cache.find(request)))
+            return max(n_least, n_missing)
+        return max(n_least, n_missing - cache.n_in_use(cache.find(request)))
 
     def n_freed_blocks(self, reservation: Reservation, request: Request) -> int:
         """Returns how many blocks more there are for `request` when a reservation is released: not
@@ -242,6 +247,10 @@ class KVManager:
             return self._free_block_ids.pop()
         self.n_evicted_blocks += 1
         return self.prefix_cache.evict()
+
+    @property
+    def _has_row(self) -> bool:
+        return self.max_rows is None or bool(self._free_rows) or self._n_rows < self.max_rows
 
     def _take_row(self) -> int:
         if self._free_rows:

@@ -43,6 +43,7 @@ class CoreFacts(BaseModel):
     block_size: int
     has_prefix_cache: bool
     is_optimistic: bool
+    max_rows: int | None = None
     drafts: DraftFacts | None
     order: Literal["fcfs", "fair"]
     ageing_s: float
@@ -74,6 +75,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         block_size=kv_manager.block_size,
         has_prefix_cache=kv_manager.prefix_cache is not None,
         is_optimistic=kv_manager.expected_use is not None,
+        max_rows=kv_manager.max_rows,
         drafts=drafts,
         order="fair" if isinstance(order, Fair) else "fcfs",
         ageing_s=order.ageing_s if isinstance(order, Fair) else 1.0,
@@ -99,6 +101,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
             block_size=facts.block_size,
             has_prefix_cache=facts.has_prefix_cache,
             expected_use=ExpectedUse() if facts.is_optimistic else None,
+            max_rows=facts.max_rows,
         ),
         policy=_policy_of(facts),
         pipeline_depth=facts.pipeline_depth,
