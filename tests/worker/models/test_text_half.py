@@ -17,15 +17,18 @@ from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
 )
 
 from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
+from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.text_half import WRAPPERS
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
-from tests.worker.models.test_registry import CUTS, last_logits
+from tests.worker.models.test_registry import CUTS, HYBRID, HYBRID_EXPERTS, last_logits
 from tests.worker.pipeline import Pipeline
 
 EYE: dict[str, Any] = {
@@ -48,6 +51,11 @@ QWEN_EYE: dict[str, Any] = {
 def mrope(*section: int) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": list(section)}
     return {"rope_parameters": rope}
+
+
+def hybrid_mrope(*section: int) -> dict[str, Any]:
+    rope = {"partial_rotary_factor": 0.25, "mrope_interleaved": True}
+    return {"rope_parameters": {**mrope(*section)["rope_parameters"], **rope}}
 
 
 HALVES: dict[str, PreTrainedConfig] = {
@@ -95,6 +103,14 @@ HALVES: dict[str, PreTrainedConfig] = {
             "max_window_layers": 1,
         },
         vision_config={**QWEN_EYE, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_5": Qwen3_5Config(
+        text_config={**HYBRID, **hybrid_mrope(1, 1, 1)},
+        vision_config={**QWEN_EYE, "num_position_embeddings": 4},
+    ),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config={**HYBRID, **HYBRID_EXPERTS, **hybrid_mrope(1, 1, 1)},
+        vision_config={**QWEN_EYE, "num_position_embeddings": 4},
     ),
     "qwen3_vl": Qwen3VLConfig(
         text_config={**SMALL, **mrope(2, 2, 1), "head_dim": 10, "attention_bias": True},
@@ -195,3 +211,34 @@ def test_what_is_neither_the_familys_nor_about_images_is_refused_by_name(
     read_config(tmp_path)
     with pytest.raises(UnsupportedModel, match=named):
         read_config(edit_config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("half", ["qwen3_5_moe"])
+def test_experts_may_be_stored_one_by_one_or_all_in_one_tensor(tmp_path: Path, half: str) -> None:
+    write_family_checkpoint(tmp_path, HALVES[half])
+    tokens = list(range(5, 30))
+    expected = last_logits(tmp_path, tokens)
+    path = tmp_path / "model.safetensors"
+    apart: dict[str, torch.Tensor] = {}
+    stacked: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(path).items():
+        module, _, kind = name.rpartition(".")
+        if kind not in ("gate_up_proj", "down_proj") or not module.endswith(".experts"):
+            apart[name] = stacked[name] = tensor
+            continue
+        stacked[name] = tensor
+        for i, expert in enumerate(tensor):
+            halves = expert.chunk(2) if kind == "gate_up_proj" else [expert]
+            kinds = ["gate_proj", "up_proj"] if kind == "gate_up_proj" else ["down_proj"]
+            for each, part in zip(kinds, halves, strict=True):
+                apart[f"{module}.{i}.{each}.weight"] = part.contiguous()
+    assert apart.keys() != stacked.keys(), "the oracle stores them in one"
+    save_file(apart, path)
+    assert torch.equal(last_logits(tmp_path, tokens), expected)
+    broken = {
+        name: tensor[:-1].contiguous() if name.endswith(".experts.down_proj") else tensor
+        for name, tensor in stacked.items()
+    }
+    save_file(broken, path)
+    with pytest.raises(CheckpointError, match=r"experts\.down_proj has shape .* of expert 6"):
+        last_logits(tmp_path, tokens)
