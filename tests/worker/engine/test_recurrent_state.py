@@ -28,10 +28,12 @@ from services.worker.engine.recurrent_state import (
     state_bytes,
 )
 from services.worker.models.config_file import read_config
+from services.worker.rank.stage_shard import StageShard
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.scheduler.core.workload import build
 from tests.worker.engine.test_scheduled_runs import WANTS, Rank, make_scheduler, run_alone, serve
 from tests.worker.pipeline import GREEDY, Pipeline, Span, load
+from tests.worker.rank.test_started_rank import settings_of
 
 N_HEADS, KEY_DIM, VALUE_DIM, N_INPUTS = 4, 10, 14, 3
 CONFIG = Qwen3_5TextConfig(
@@ -115,6 +117,21 @@ class TestMemory:
     ) -> None:
         with pytest.raises(CannotStart, match=figures):
             divide(memory, block_size=16, **sizes)
+
+
+@pytest.mark.parametrize("stage_index", [0, 3])
+def test_a_stage_says_for_how_many_requests_it_has_states(
+    checkpoint: Path, stage_index: int
+) -> None:
+    settings = settings_of(checkpoint, kv_memory=100_000, n_stages=4, stage_index=stage_index)
+    shard = StageShard(settings, load(checkpoint, stage_index=stage_index, n_stages=4))
+    said = shard.describe(rendezvous_address="")
+    n_bytes = 4 * (N_HEADS * KEY_DIM * VALUE_DIM + N_INPUTS * N_CHANNELS)
+    if stage_index == 0:
+        assert (said.n_kv_blocks, said.n_state_rows) == (MAX_KV_BLOCKS, 100_000 // n_bytes - 1)
+    else:
+        slots = settings.block_size * 2 * 2 * 24 * 4
+        assert (said.n_kv_blocks, said.n_state_rows) == (100_000 // slots, 0)
 
 
 class TestRefusals:

@@ -229,7 +229,8 @@ STARCODER2_3B: dict[str, Any] = {
     "use_bias": True,
     "vocab_size": 49152,
 }
-QWEN3_NEXT_80B = QWEN3_30B_A3B | {
+QWEN3_NEXT_80B = {
+    **{key: value for key, value in QWEN3_30B_A3B.items() if key != "max_window_layers"},
     "architectures": ["Qwen3NextForCausalLM"],
     "full_attention_interval": 4,
     "head_dim": 256,
