@@ -55,13 +55,14 @@ def delta_net(
 def _run_span(projected: Tensor, inputs: Tensor, state: Tensor, form: DeltaNetForm) -> Tensor:
     """Returns the output of one span [n_tokens, n_out]; `inputs` and `state` are its row's."""
     n_tokens, n_heads = len(projected), form.n_value_heads
-    mixed, z, b, a = projected.split((form.n_channels, form.n_out, n_heads, n_heads), -1)
+    widths = [form.n_channels, form.n_out, n_heads, n_heads]
+    mixed, z, b, a = torch.split(projected, widths, -1)
     seen = torch.cat((inputs, mixed))  # [kernel_size - 1 + n_tokens, n_channels]
     inputs.copy_(seen[n_tokens:])
     windows = seen.float().unfold(0, form.kernel_size, 1)  # [n_tokens, n_channels, kernel_size]
     convolved = F.silu((windows * form.conv.t()).sum(-1))
     n_keys = form.n_key_heads * form.key_dim
-    q, k, v = convolved.split((n_keys, n_keys, form.n_out), -1)
+    q, k, v = torch.split(convolved, [n_keys, n_keys, form.n_out], -1)
     group_size = n_heads // form.n_key_heads
     q, k = (_unit_heads(x, form).repeat_interleave(group_size, 1) for x in (q, k))
     q = q * form.key_dim**-0.5  # [n_tokens, n_value_heads, key_dim]

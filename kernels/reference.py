@@ -107,14 +107,16 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
     last [n_value_heads, key_dim, value_dim]; `projected` is as in `kernels.delta_net`.
     """
     n_before, n_heads = form.kernel_size - 1, form.n_value_heads
-    mixed, z, b, a = projected.split((form.n_channels, form.n_out, n_heads, n_heads), -1)
+    widths = [form.n_channels, form.n_out, n_heads, n_heads]
+    mixed, z, b, a = torch.split(projected, widths, -1)
     mixed = torch.cat((mixed.new_zeros(n_before, form.n_channels), mixed))
     states = torch.zeros(n_heads, form.key_dim, form.value_dim)
     out = torch.empty(len(projected), n_heads, form.value_dim)
     n_keys = form.n_key_heads * form.key_dim
     for token in range(len(projected)):
         convolved = (mixed[token : token + form.kernel_size].float() * form.conv).sum(0)
-        q, k, v = (convolved * torch.sigmoid(convolved)).split((n_keys, n_keys, form.n_out))
+        activated = convolved * torch.sigmoid(convolved)
+        q, k, v = torch.split(activated, [n_keys, n_keys, form.n_out])
         for head in range(n_heads):
             key_head = head * form.n_key_heads // n_heads
             key_place = slice(key_head * form.key_dim, (key_head + 1) * form.key_dim)

@@ -1,12 +1,13 @@
 """Gated DeltaNet between its projections on a GPU.
 
-A program has a value head of a span, whose state it keeps in its registers from the first token to
-the last: 64 KiB for heads of 128, read and written once. For each token it reads the channels of
+A program has some columns of a value head's state in its registers from the first token of a span
+to the last: 16 KiB for keys of 128, read and written once. For each token it reads the channels of
 its head, `kernel_size` times and mostly from the cache, and computes 7 operations for each element
 of the state. So decodes are limited by the memory that states are in, and a long prompt by its
-tokens, which come one after the other; spans and heads run side by side.
+tokens, which come one after the other; spans, heads and columns run side by side.
 
-The last inputs are kept by a second launch, when all programs of the first have read those before.
+A second launch normalises and gates what each head has read, which takes all of its columns. A
+third keeps the last inputs, when all programs of the first have read those before.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from kernels.triton.gates import sigmoid, silu
 
 _CHANNELS = 256  # of a program that keeps inputs
 
+_COLUMNS = 32  # of a state, of one program
+
 # Elements of a state for each thread at most, beside which it has vectors of rows and columns.
-_STATE_ELEMENTS = 64
+_STATE_ELEMENTS = 32
 
 
 @triton.jit
@@ -69,9 +72,7 @@ def _delta_net(
     conv,
     decay_rate,
     step_bias,
-    norm,
-    out,
-    eps,
+    reads,
     length_eps,
     N_KEY_HEADS: tl.constexpr,
     N_VALUE_HEADS: tl.constexpr,
@@ -88,13 +89,13 @@ def _delta_net(
     first = tl.load(first_tokens + span)
     row = tl.load(rows + span).to(tl.int64)
     is_new = (tl.load(start_positions + span) == 0).to(tl.int32)
-    key, value = tl.arange(0, KEYS), tl.arange(0, VALUES)
+    key, value = tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < KEY_DIM, value < VALUE_DIM
     q_channel = head // (N_VALUE_HEADS // N_KEY_HEADS) * KEY_DIM + key
     k_channel = N_KEY_HEADS * KEY_DIM + q_channel
     v_channel = 2 * N_KEY_HEADS * KEY_DIM + head * VALUE_DIM + value
     projected += first * WIDTH
-    out += first * N_OUT + head * VALUE_DIM + value
+    reads += first * N_OUT + head * VALUE_DIM + value
     inputs += row * (TAPS - 1) * N_CHANNELS
     place = states + (row * N_VALUE_HEADS + head) * KEY_DIM * VALUE_DIM
     place += key[:, None] * VALUE_DIM + value[None, :]
@@ -102,7 +103,6 @@ def _delta_net(
     state = tl.load(place, is_element & (is_new == 0), 0.0)  # [KEYS, VALUES]
     rate = tl.load(decay_rate + head)
     bias = tl.load(step_bias + head)
-    scale = tl.load(norm + value, is_value, 0.0)
 
     for token in range(tl.load(n_tokens + span).to(tl.int32)):
         q = _convolved(
@@ -144,19 +144,40 @@ def _delta_net(
         q *= tl.rsqrt(tl.sum(q * q, 0) + length_eps) * (KEY_DIM**-0.5)
         k *= tl.rsqrt(tl.sum(k * k, 0) + length_eps)
         others = projected + N_CHANNELS
-        z = tl.load(others + head * VALUE_DIM + value, is_value, 0.0).to(tl.float32)
         b = tl.load(others + N_OUT + head).to(tl.float32)
         a = tl.load(others + N_OUT + N_VALUE_HEADS + head).to(tl.float32) + bias
         step = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
         state *= tl.exp(rate * step)
         change = (v - tl.sum(k[:, None] * state, 0)) * sigmoid(b)
         state += k[:, None] * change[None, :]
-        read = tl.sum(q[:, None] * state, 0)  # [VALUES]
-        normal = read * tl.rsqrt(tl.sum(read * read, 0) / VALUE_DIM + eps)
-        tl.store(out, normal * scale * silu(z), is_value)
+        tl.store(reads, tl.sum(q[:, None] * state, 0), is_value)
         projected += WIDTH
-        out += N_OUT
+        reads += N_OUT
     tl.store(place, state, is_element)
+
+
+@triton.jit
+def _finish(
+    reads,
+    projected,
+    norm,
+    out,
+    eps,
+    width,
+    N_CHANNELS: tl.constexpr,
+    N_OUT: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    value = tl.arange(0, VALUES)
+    is_value = value < VALUE_DIM
+    place = tl.program_id(1) * VALUE_DIM + value
+    read = tl.load(reads + token * N_OUT + place, is_value, 0.0)
+    z = tl.load(projected + token * width + N_CHANNELS + place, is_value, 0.0).to(tl.float32)
+    scale = tl.load(norm + value, is_value, 0.0)
+    normal = read * tl.rsqrt(tl.sum(read * read, 0) / VALUE_DIM + eps)
+    tl.store(out + token * N_OUT + place, normal * scale * silu(z), is_value)
 
 
 @triton.jit
@@ -198,11 +219,14 @@ def delta_net(
 ) -> Tensor:
     """Implements `kernels.delta_net`."""
     projected = projected.contiguous()
-    out = torch.empty((len(projected), form.n_out), dtype=projected.dtype, device=projected.device)
+    (n_tokens, width), device = projected.shape, projected.device
+    reads = torch.empty((n_tokens, form.n_out), dtype=torch.float32, device=device)
+    out = torch.empty((n_tokens, form.n_out), dtype=projected.dtype, device=device)
     keys, values = (triton.next_power_of_2(dim) for dim in (form.key_dim, form.value_dim))
+    n_columns = min(_COLUMNS, values)
     n_spans = len(spans.rows)
     columns = spans.first_tokens, spans.n_tokens, spans.rows, spans.start_positions
-    _delta_net[(n_spans, form.n_value_heads)](
+    _delta_net[(n_spans, form.n_value_heads, triton.cdiv(form.value_dim, n_columns))](
         projected,
         inputs,
         states,
@@ -210,9 +234,7 @@ def delta_net(
         form.conv,
         form.decay_rate,
         form.step_bias,
-        form.norm,
-        out,
-        form.eps,
+        reads,
         LENGTH_EPS,
         N_KEY_HEADS=form.n_key_heads,
         N_VALUE_HEADS=form.n_value_heads,
@@ -220,15 +242,28 @@ def delta_net(
         VALUE_DIM=form.value_dim,
         TAPS=form.kernel_size,
         KEYS=keys,
+        VALUES=n_columns,
+        num_warps=min(8, max(1, keys * n_columns // (32 * _STATE_ELEMENTS))),
+    )
+    _finish[(n_tokens, form.n_value_heads)](
+        reads,
+        projected,
+        form.norm,
+        out,
+        form.eps,
+        width,
+        N_CHANNELS=form.n_channels,
+        N_OUT=form.n_out,
+        VALUE_DIM=form.value_dim,
         VALUES=values,
-        num_warps=min(16, max(1, keys * values // (32 * _STATE_ELEMENTS))),
+        num_warps=1,
     )
     if form.kernel_size > 1:
         _keep_inputs[(n_spans, triton.cdiv(form.n_channels, _CHANNELS))](
             projected,
             inputs,
             *columns,
-            projected.shape[1],
+            width,
             N_CHANNELS=form.n_channels,
             N_BEFORE=form.kernel_size - 1,
             CHANNELS=_CHANNELS,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from orcinus.v1 import watch_pb2
 from transformers import Qwen3_5TextConfig
 
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
@@ -14,7 +15,7 @@ from tests.frontend.checkpoints import write_checkpoint as write_tokenizer
 from tests.system.conftest import MODEL
 from tests.system.stack import Stack, serving
 
-LONG = {"max_tokens": 500, "ignore_eos": True}
+LONG = {"max_tokens": 700, "ignore_eos": True}
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "temperature": 0, **LONG},
     {"prompt": list(range(3, 90)), "temperature": 1.0, "seed": 3, **LONG},
@@ -40,7 +41,8 @@ def write_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="stack", scope="module")
 def serve_hybrid(hybrid: Path) -> Iterator[Stack]:
-    with serving(hybrid, stages=2, dtype="float32", fail_fast=False) as stack:
+    options = {"dtype": "float32", "fail_fast": False, "frontend": "hold-s=600"}
+    with serving(hybrid, stages=2, **options) as stack:
         yield stack
 
 
@@ -53,15 +55,22 @@ def test_greedy_tokens_are_the_oracles(stack: Stack, hybrid: Path) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_answers_go_on_with_the_same_tokens_when_a_rank_is_killed(stack: Stack, index: int) -> None:
     def ask(request: dict[str, Any]) -> list[int]:
-        tokens: list[int] = stack.complete(**request)["token_ids"]
+        body = {**request, "return_token_ids": True}
+        response = stack.post("/v1/completions", body, timeout_s=300)
+        assert response.status_code == 200, response.text
+        tokens: list[int] = response.json()["choices"][0]["token_ids"]
         return tokens
+
+    def are_on_board(records: list[watch_pb2.IterationEvent]) -> bool:
+        numbers = {number for record in records for number in record.numbers}
+        return len(records) > 100 and len(numbers) == len(REQUESTS)
 
     stack.look_at_tree()
     with ThreadPoolExecutor(len(REQUESTS)) as threads:
         with stack.iterations() as watch:
             asked = [threads.submit(ask, request) for request in REQUESTS]
-            watch.wait_for(lambda records: len(records) > 40 and records[-1].n_running == 3)
+            watch.wait_for(are_on_board)
             stack.kill("services.worker.rank", index)
-        disturbed = [each.result(120) for each in asked]
-    assert [len(tokens) for tokens in disturbed] == [500] * 3
+        disturbed = [each.result() for each in asked]
+    assert [len(tokens) for tokens in disturbed] == [700] * 3
     assert disturbed == [ask(request) for request in REQUESTS]

@@ -266,7 +266,7 @@ def test_company_changes_nothing(tmp_path: Path, config: PreTrainedConfig, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe", "qwen3.5"])
 def test_company_changes_nothing_with_int8_weights(tmp_path: Path, family: str, dtype: str) -> None:
     if not can_compute("int8", torch.device("cpu")):
         pytest.skip("no int8 on this processor")
