@@ -89,7 +89,7 @@ def run(
 
 def cut(length: int, chance: random.Random) -> list[int]:
     """Lengths of spans that make up a sequence."""
-    spans = []
+    spans: list[int] = []
     while sum(spans) < length:
         spans.append(min(chance.choice([1, 1, 2, 5, 17]), length - sum(spans)))
     return spans

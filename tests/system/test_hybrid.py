@@ -41,8 +41,8 @@ def write_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="stack", scope="module")
 def serve_hybrid(hybrid: Path) -> Iterator[Stack]:
-    options = {"dtype": "float32", "fail_fast": False, "frontend": "hold-s=600"}
-    with serving(hybrid, stages=2, **options) as stack:
+    options: dict[str, Any] = {"fail_fast": False, "frontend": "hold-s=600"}
+    with serving(hybrid, stages=2, dtype="float32", **options) as stack:
         yield stack
 
 

@@ -31,10 +31,8 @@ def one_position(config: JsonObject) -> JsonObject:
     return {**config, "rope_parameters": without_mrope(config.get("rope_parameters"))}
 
 
-class Qwen35Stage(HybridStage):
-    """One stage of a Qwen3.5 text model."""
-
-    config_type = Qwen35Config
+class Qwen35HybridStage(HybridStage):
+    """One stage of a Qwen3.5 text model, with whatever MLPs."""
 
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
@@ -49,3 +47,9 @@ class Qwen35Stage(HybridStage):
             shares=(*share.channels, share.values, heads, heads),
             has_bias=False,
         )
+
+
+class Qwen35Stage(Qwen35HybridStage):
+    """One stage of a Qwen3.5 text model."""
+
+    config_type = Qwen35Config

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.worker.models.config import Count, JsonObject, PositiveInt
 from services.worker.models.decoder_layers import MLP
-from services.worker.models.families.qwen3_5 import Qwen35Stage, one_position
+from services.worker.models.families.qwen3_5 import Qwen35HybridStage, one_position
 from services.worker.models.families.qwen3_next import SparseHybridConfig
 from services.worker.models.weights import TensorSource
 
@@ -30,7 +30,7 @@ class Qwen35MoeConfig(SparseHybridConfig):
         return fields | {"intermediate_size": config.get("moe_intermediate_size", 512)}
 
 
-class Qwen35MoeStage(Qwen35Stage):
+class Qwen35MoeStage(Qwen35HybridStage):
     """One stage of a Qwen3.5-MoE text model."""
 
     config_type = Qwen35MoeConfig

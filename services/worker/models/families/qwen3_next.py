@@ -266,5 +266,5 @@ class Qwen3NextStage(HybridStage):
 def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
     """Returns the rows of `n_groups` groups, of each kind in turn; a group is stored with `kinds`
     rows of each kind, one kind after the other."""
-    groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1).split(list(kinds), 1)
-    return torch.cat([rows.flatten() for rows in groups])
+    groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1)
+    return torch.cat([rows.flatten() for rows in torch.split(groups, list(kinds), 1)])
