@@ -16,6 +16,8 @@ import torch
 
 from kernels.attention import attention, plan_attention
 from kernels.attention_form import AttentionForm
+from kernels.delta_net import delta_net
+from kernels.delta_net_form import DeltaNetForm
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.gelu_and_mul import gelu_and_mul
@@ -29,7 +31,9 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
 from kernels.sample import sample
+from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
+from kernels.state_spans import StateSpans
 from kernels.triton.operations import triton_ops
 from kernels.write_kv import write_kv
 
@@ -37,8 +41,10 @@ __all__ = [
     "TORCH",
     "AttentionForm",
     "AttentionPlan",
+    "DeltaNetForm",
     "HeadNorms",
     "Ops",
+    "StateSpans",
     "native_ops",
     "ops_for",
     "triton_ops",
@@ -52,11 +58,13 @@ TORCH = Ops(
     silu_and_mul=silu_and_mul,
     gelu_tanh=gelu_tanh,
     gelu_and_mul=gelu_and_mul,
+    sigmoid_and_mul=sigmoid_and_mul,
     expert_mlp=expert_mlp,
     write_kv=write_kv,
     rotary_write_kv=rotary_write_kv,
     plan_attention=plan_attention,
     attention=attention,
+    delta_net=delta_net,
     greedy=greedy,
     sample=sample,
 )

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import ExpertForm
 from kernels.head_norms import HeadNorms
 from kernels.layer import StageWeights
 from kernels.logits import Logits
 from kernels.sampling_columns import SamplingColumns
+from kernels.state_spans import StateSpans
 from kernels.upload import Uploads
 
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
-"""One layer's keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each.
+"""What one layer stores: keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the
+last inputs and the states of a layer without them, as `kernels.delta_net` has them.
 
 Values have no elements where they are a part of the keys."""
 
@@ -242,11 +245,13 @@ class Ops:
     silu_and_mul: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
+    sigmoid_and_mul: Callable[[Tensor, Tensor], Tensor]
     expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV
     plan_attention: PlanAttention
     attention: Attention
+    delta_net: Callable[[Tensor, Tensor, Tensor, StateSpans, DeltaNetForm], Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
     fuse_layers: FuseLayers = never_fused

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
 from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 
@@ -41,6 +42,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size], gate_up[..., size:]
     return gate * torch.sigmoid(gate) * up
+
+
+def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Returns `sigmoid(gate) * x`; a gate of one element is that of the whole token."""
+    return (torch.sigmoid(gate.float()) * x.float()).to(x.dtype)
 
 
 def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
@@ -98,6 +104,39 @@ def attention(
 def head_products(x: Tensor, weight: Tensor) -> Tensor:
     """Returns `weight[h] @ x[t, h]` for every token and head; weight is [n_heads, n_out, n_in]."""
     return torch.einsum("thi,hoi->tho", x.float(), weight.float()).to(x.dtype)
+
+
+def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a whole sequence's output, its last inputs and its state, one head after the other.
+
+    The first two are [n_tokens, n_value_heads * value_dim] and [kernel_size - 1, n_channels], the
+    last [n_value_heads, key_dim, value_dim]; `projected` is as in `kernels.delta_net`.
+    """
+    n_before, n_heads = form.kernel_size - 1, form.n_value_heads
+    widths = [form.n_channels, form.n_out, n_heads, n_heads]
+    mixed, z, b, a = torch.split(projected, widths, -1)
+    mixed = torch.cat((mixed.new_zeros(n_before, form.n_channels), mixed))
+    states = torch.zeros(n_heads, form.key_dim, form.value_dim)
+    out = torch.empty(len(projected), n_heads, form.value_dim)
+    n_keys = form.n_key_heads * form.key_dim
+    for token in range(len(projected)):
+        convolved = (mixed[token : token + form.kernel_size].float() * form.conv).sum(0)
+        activated = convolved * torch.sigmoid(convolved)
+        q, k, v = torch.split(activated, [n_keys, n_keys, form.n_out])
+        for head in range(n_heads):
+            key_head = head * form.n_key_heads // n_heads
+            key_place = slice(key_head * form.key_dim, (key_head + 1) * form.key_dim)
+            place = slice(head * form.value_dim, (head + 1) * form.value_dim)
+            key = k[key_place] / (k[key_place].pow(2).sum() + 1e-6).sqrt()
+            query = q[key_place] / (q[key_place].pow(2).sum() + 1e-6).sqrt() / form.key_dim**0.5
+            step = math.log1p(math.exp(float(a[token, head] + form.step_bias[head])))
+            state = states[head] * math.exp(float(form.decay_rate[head]) * step)
+            change = (v[place] - key @ state) * torch.sigmoid(b[token, head].float())
+            states[head] = state + torch.outer(key, change)
+            read, gate = query @ states[head], z[token, place].float()
+            normal = read / (read.pow(2).mean() + form.eps).sqrt()
+            out[token, head] = normal * form.norm * gate * torch.sigmoid(gate)
+    return out.flatten(1).to(projected.dtype), mixed[len(projected) :], states
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

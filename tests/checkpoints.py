@@ -77,7 +77,8 @@ def write_family_checkpoint(
 
 def _auto_class(config: PreTrainedConfig) -> Any:
     """The maker of models that continue a text, which some do that take images as well."""
-    takes_text_alone = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    takes_text_alone = is_known and getattr(config, "vision_config", None) is None
     return AutoModelForCausalLM if takes_text_alone else AutoModelForImageTextToText
 
 

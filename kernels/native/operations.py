@@ -9,6 +9,7 @@ from kernels.attention import plan_attention
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.native.attention import Attention
+from kernels.native.delta_net import DeltaNet
 from kernels.native.gates import Gates
 from kernels.native.greedy import Greedy
 from kernels.native.layers import fuse_layers
@@ -38,11 +39,13 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         silu_and_mul=gates.silu_and_mul,
         gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
+        sigmoid_and_mul=gates.sigmoid_and_mul,
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,
         rotary_write_kv=rotary.rotary_write_kv,
         plan_attention=plan_attention,
         attention=Attention(library).attention,
+        delta_net=DeltaNet(library).delta_net,
         greedy=greedy,
         sample=partial(sample, greedy=greedy),
         fuse_layers=partial(fuse_layers, library),

@@ -20,6 +20,7 @@ def triton_ops() -> Ops | None:
 
     from kernels.triton.attention import attention
     from kernels.triton.attention_plan import plan_items
+    from kernels.triton.delta_net import delta_net
     from kernels.triton.embedding import embedding
     from kernels.triton.expert_mlp import expert_mlp
     from kernels.triton.gelu_and_mul import gelu_and_mul
@@ -29,6 +30,7 @@ def triton_ops() -> Ops | None:
     from kernels.triton.rotary import rotary
     from kernels.triton.rotary_write_kv import rotary_write_kv
     from kernels.triton.sample import sample
+    from kernels.triton.sigmoid_and_mul import sigmoid_and_mul
     from kernels.triton.silu_and_mul import silu_and_mul
     from kernels.triton.write_kv import write_kv
 
@@ -42,11 +44,13 @@ def triton_ops() -> Ops | None:
         silu_and_mul=silu_and_mul,
         gelu_tanh=gelu_tanh,
         gelu_and_mul=gelu_and_mul,
+        sigmoid_and_mul=sigmoid_and_mul,
         expert_mlp=expert_mlp,
         write_kv=write_kv,
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_items,
         attention=attention,
+        delta_net=delta_net,
         greedy=greedy,
         sample=sample,
         has_fixed_shapes=True,

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             "services.cli.inspection",
             str(model.path),
             *(f"--{name}={getattr(options, name)}" for name in _PASSED),
+            f"--kv-memory={options.kv_memory}",
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -93,11 +94,13 @@ def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         dtype += f", matrices of layers {facts['quantization']}"
     windows = ", ".join(f"{window:,}" for window in facts["windows"])
     seen = f"; some layers see the last {windows}" if windows else ""
+    n_state_bytes = facts["state_bytes_per_request"]
+    state = f", and states of {human(n_state_bytes)} for each request" if n_state_bytes else ""
     return [
         ("family", facts["family"]),
         ("parameters", f"{counted(facts['n_parameters'])} in {facts['n_layers']} layers"),
         ("element type", dtype),
-        ("K/V", f"{human(facts['kv_bytes_per_token'])} a token"),
+        ("K/V", f"{human(facts['kv_bytes_per_token'])} a token{state}"),
         ("context", f"{facts['max_model_len']:,} tokens{seen}"),
         (
             "may be cut",
@@ -112,10 +115,12 @@ def _layout_rows(facts: Mapping[str, Any], kv_memory: int) -> list[tuple[str, st
     weights = human(sum(ranks))
     if len(ranks) > 1:
         weights += f" on {len(ranks)} ranks, {human(max(ranks))} on the largest"
-    n_tokens = kv_memory // facts["kv_bytes_per_token_of_rank"]
+    room = f"{facts['room_tokens']:,} tokens"
+    if facts["room_requests"] is not None:
+        room += f" and the states of {facts['room_requests']} requests at a time"
     return [
         ("weights", weights),
-        ("room", f"{n_tokens:,} tokens in {human(kv_memory)} of K/V on each rank"),
+        ("room", f"{room} in {human(kv_memory)} of K/V on each rank"),
     ]
 
 

@@ -22,6 +22,7 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
+from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
@@ -85,6 +86,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_dtype": config.checkpoint_dtype,
         "quantization": options.quantization,
         "kv_bytes_per_token": _kv_bytes(config, range(config.n_layers), dtype, 1),
+        "state_bytes_per_request": _state_bytes(config, range(config.n_layers), dtype, 1),
         "max_model_len": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "windows": sorted({window for window in config.layer_windows if window is not None}),
@@ -108,6 +110,29 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "kv_bytes_per_token_of_rank": max(
             _kv_bytes(config, layers, dtype, options.tp) for layers in stages
         ),
+        "state_bytes_per_request_of_rank": max(
+            _state_bytes(config, layers, dtype, options.tp) for layers in stages
+        ),
+        **_room(
+            [
+                divide(
+                    options.kv_memory,
+                    block_size=1,
+                    block_bytes=_kv_bytes(config, layers, dtype, options.tp),
+                    row_bytes=_state_bytes(config, layers, dtype, options.tp),
+                )
+                for layers in stages
+            ]
+        ),
+    }
+
+
+def _room(stages: Sequence[Division]) -> dict[str, Any]:
+    """Returns for how many tokens and, where they have states, requests at a time all have room."""
+    n_rows = [stage.n_state_rows for stage in stages if stage.n_state_rows]
+    return {
+        "room_tokens": min(stage.n_kv_blocks for stage in stages),
+        "room_requests": min(n_rows, default=None),
     }
 
 
@@ -132,8 +157,11 @@ def _wanted(
 def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
     if tp > config.n_heads:
         return False
+    layers = reversed(list(enumerate(zip(config.layer_kv, config.layer_states, strict=True))))
+    first_of_kinds = {kind: layer for layer, kind in layers}
     try:
-        _wanted(config, dtype, 0, config.n_layers, 0, tp)
+        for layer in first_of_kinds.values():
+            _wanted(config, dtype, layer, config.n_layers, 0, tp)
     except UnsupportedModel:
         return False
     return True
@@ -147,6 +175,10 @@ def _bytes_of(share: _Counted, dtype: torch.dtype, quantization: str) -> int:
 
 def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
     return kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
+
+
+def _state_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
+    return state_bytes(config, layers, dtype=dtype, tp_size=tp)
 
 
 def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -169,6 +201,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quantization", default="none")
     made.add_argument("--stages", type=int, default=1)
     made.add_argument("--tp", type=int, default=1)
+    made.add_argument("--kv-memory", type=int, default=1 << 30)
     return made
 
 

@@ -214,6 +214,12 @@ class Leader:
             pipeline.n_stages,
             scheduler.kv_manager.n_slots,
         )
+        if pipeline.n_state_rows is not None:
+            log.info(
+                "the model keeps a state of each request: %d requests at a time, without prefix "
+                "cache and drafts",
+                pipeline.n_state_rows,
+            )
 
     async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
         """Runs the loop; when told to stop, gives running requests some time to finish."""
@@ -316,15 +322,20 @@ def build_kv_manager(
             policy.max_span_tokens,
             max_drafts=0 if drafter is None else drafter.max_drafts,
         ),
-        has_prefix_cache=settings.prefix_cache,
+        # A state is in no block: who begins with another's blocks would have none.
+        has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
+        max_rows=pipeline.n_state_rows,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
     )
 
 
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
-    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, and they
-    cannot pay where decodes are recorded and spans of several tokens are not."""
+    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, a state
+    cannot take them back, and they cannot pay where decodes are recorded and spans of several
+    tokens are not."""
     if settings.policy == "orca" or not settings.speculative_tokens:
+        return None
+    if pipeline.n_state_rows is not None:
         return None
     if any(member.description.records_decodes for member in pipeline.members):
         return None

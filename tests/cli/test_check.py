@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from transformers import Qwen3_5TextConfig
 
 from services.cli import check, inspection
-from tests.checkpoints import write_checkpoint, write_family_checkpoint
+from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
 from tests.worker.models.test_registry import SHAPES
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -88,6 +89,31 @@ def test_latents_are_counted_once(tmp_path: Path) -> None:
     assert one["kv_bytes_per_token"] == n_layers * (n_latent + n_turned) * 4
     for found in (one, two):
         assert found["kv_bytes_per_token_of_rank"] == one["kv_bytes_per_token"]
+
+
+def test_states_of_requests_take_a_part_of_the_memory(tmp_path: Path) -> None:
+    config = Qwen3_5TextConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=10,
+        linear_value_head_dim=14,
+    )
+    write_family_checkpoint(tmp_path, config)
+    found = facts(tmp_path, "--stages", "2", "--tp", "2", "--kv-memory", "100000")
+    n_bytes = 4 * (4 * 10 * 14 + 3 * (2 * 2 * 10 + 4 * 14))  # of one of three layers
+    assert found["state_bytes_per_request"] == 3 * n_bytes
+    assert found["state_bytes_per_request_of_rank"] == n_bytes, "half of two layers"
+    assert found["tp_sizes"] == [1, 2]
+    # The first stage has two of these layers and no keys, the second has one, and one with keys.
+    n_rows = 50_000 // (n_bytes // 2) - 1
+    assert found["room_requests"] == n_rows
+    per_token = found["kv_bytes_per_token_of_rank"]
+    assert found["room_tokens"] == (100_000 - (n_rows + 1) * (n_bytes // 2)) // per_token
+    said = "\n".join(check.report({**found, "model": "it"}, kv_memory=100_000))
+    assert f"and the states of {n_rows} requests at a time in 97.7 KiB" in said
+    assert "a token, and states of" in said
 
 
 def test_a_float_type_that_is_asked_for_counts() -> None:

@@ -16,6 +16,7 @@ NO_MEMORY = "#include <stddef.h>\nvoid* aligned_alloc(size_t a, size_t n) { retu
 PROGRAM = """
 import numpy as np
 import torch
+from kernels import DeltaNetForm, StateSpans
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
@@ -43,6 +44,11 @@ for name in runnable():
         key_caches=[cache, n_heads=4, uploads=Uploads()],
     )
     attempt("attention", lambda: ops.attention(torch.zeros(151, 4, 16), cache, cache, plan))
+    ones = torch.ones(8)
+    form = DeltaNetForm(1, 1, 8, 8, torch.ones(2, 24), -ones[:1], ones[:1], ones, 1e-5)
+    spans = StateSpans(*torch.tensor([[0], [4], [0], [0]]))
+    inputs, states = torch.zeros(1, 1, 24), torch.zeros(1, 1, 8, 8)
+    attempt("states", lambda: ops.delta_net(torch.zeros(4, 34), inputs, states, spans, form))
 for dtype in (torch.float32, torch.bfloat16):
     weight = NativeWeight.of(torch.ones(256, 64, dtype=dtype))
     attempt("linear", lambda: weight(torch.ones(64, 64, dtype=dtype)))
@@ -75,5 +81,6 @@ def test_memory_that_is_not_there_is_a_memory_error(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     said = ran.stdout.split()
     assert said.count("attention") == len(runnable())
+    assert said.count("states") == len(runnable())
     assert said.count("linear") >= 2
     assert said.count("layers") == 1

@@ -293,6 +293,28 @@ def test_tokens_are_drafted_where_it_can_pay(
     assert found == limits
 
 
+@pytest.mark.parametrize(
+    ("n_state_rows", "max_rows"), [((0, 0), None), ((0, 5), 5), ((7, 5), 5)], ids=str
+)
+def test_what_has_states_is_neither_cached_nor_drafted_and_runs_while_there_is_a_row(
+    n_state_rows: tuple[int, int], max_rows: int | None
+) -> None:
+    pipeline = pipeline_of(2)
+    for member, n_rows in zip(pipeline.members, n_state_rows, strict=True):
+        member.description.n_state_rows = n_rows
+    scheduler = build_scheduler(
+        SchedulerSettings(n_stages=2), pipeline, RequestPool(max_requests=8)
+    )
+    assert scheduler.kv_manager.max_rows == max_rows
+    assert (scheduler.kv_manager.prefix_cache is None) == (max_rows is not None)
+    assert (scheduler.drafter is None) == (max_rows is not None)
+    for name in "abcdefg":
+        scheduler.submit(Request(RequestId(name), [1, 2], 10))
+    batch = scheduler.select()
+    assert batch is not None
+    assert len(batch.spans) == (max_rows or 7)
+
+
 @pytest.mark.parametrize(("policy", "n_tokens"), [("orca", 20), ("chunked", 8)])
 def test_the_policy_is_the_one_that_is_set(
     policy: Literal["orca", "chunked"], n_tokens: int

@@ -6,7 +6,8 @@ once, all the slots it can need in its life, so that no admitted request ever wa
 (the paper's guard against deadlock); a reservation is a count, and a block gets an owner only
 when a token needs it.
 
-A reservation also holds a row of the ranks' request tables, since it begins and ends with it.
+A reservation also holds a row of the ranks' request tables, since it begins and ends with it. Where
+layers keep a state of each request there are `max_rows` of them, and as many requests run.
 
 A model's layers may be in several groups (`kv_groups.py`). Blocks of all groups come out of one
 memory, since they have as many bytes, and a request has as many columns of blocks as its tokens
@@ -57,6 +58,7 @@ class KVManager:
         groups: KVGroups = ONE_GROUP,
         has_prefix_cache: bool = False,
         expected_use: ExpectedUse | None = None,
+        max_rows: int | None = None,
     ) -> None:
         """`n_blocks` are those of all groups together. With `expected_use`, a request reserves what
         it may be expected to need instead of what it can need, and its reservation may have to
@@ -68,6 +70,7 @@ class KVManager:
         self.groups = groups
         self._n_whole = groups.n_whole
         self.expected_use = expected_use
+        self.max_rows = max_rows
         self.is_owing = False
         """Whether an admitted request waits for memory, so that none is admitted."""
         self.n_reserved_blocks = 0
@@ -130,7 +133,7 @@ class KVManager:
 
         What the prefix cache has of its tokens counts as scheduled from then on.
         """
-        if self.is_owing:
+        if self.is_owing or not self._has_row:
             return None
         n_columns = self._n_to_reserve(request)
         n_left = self.n_blocks - self.n_reserved_blocks
@@ -184,16 +187,18 @@ class KVManager:
         return 0 if cache is None else cache.find(request).n_columns
 
     def n_missing_blocks(self, request: Request) -> int:
-        """Returns how many blocks must become free before a request can be admitted."""
+        """Returns how many blocks must become free before a request can be admitted; one at least
+        where its row is missing, which becomes free with the blocks of another."""
         n_columns, n_left = self._n_to_reserve(request), self.n_blocks - self.n_reserved_blocks
+        n_least = 0 if self._has_row else 1
         cache = self._cache_for(request)
         n_missing = self._n_blocks_of(n_columns, self._n_at_once(request.n_tokens)) - n_left
         if n_missing <= 0 or cache is None:
-            return max(0, n_missing)
+            return max(n_least, n_missing)
         found = cache.find(request)
         n_at_once = self._n_at_once(request.n_tokens - found.n_columns * self.block_size)
         n_missing = self._n_blocks_of(n_columns, n_at_once) - n_left
-        return max(0, n_missing - cache.n_in_use(found.block_ids))
+        return max(n_least, n_missing - cache.n_in_use(found.block_ids))
 
     def n_freed_blocks(self, reservation: Reservation, request: Request) -> int:
         """Returns how many blocks more there are for `request` when a reservation is released: not
@@ -383,6 +388,10 @@ class KVManager:
             return self._free_block_ids.pop()
         self.n_evicted_blocks += 1
         return self.prefix_cache.evict()
+
+    @property
+    def _has_row(self) -> bool:
+        return self.max_rows is None or bool(self._free_rows) or self._n_rows < self.max_rows
 
     def _take_row(self) -> int:
         if self._free_rows:

@@ -19,7 +19,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.common.errors import Unavailable
-from services.common.protocol import PROTOCOL
+from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.muster import Muster, muster
@@ -30,9 +30,6 @@ RETRY_S = 0.2
 DESCRIBE_TIMEOUT_S = 3.0
 """Seconds after which a worker that does not answer counts as absent, so that a stage that nobody
 else holds is assigned to a free one."""
-
-MAX_KV_BLOCKS = 2**24
-"""K/V blocks of a stage at most; the accounts of them take 4 bytes each, and 36 in use."""
 
 MAX_KV_GROUPS = 16
 """K/V groups of a model at most."""
@@ -76,6 +73,13 @@ class Pipeline:
     def kv_windows(self) -> tuple[int | None, ...]:
         """The windows of the model's K/V groups; None for one that sees everything."""
         return tuple(window or None for window in self.first.kv_windows) or (None,)
+
+    @property
+    def n_state_rows(self) -> int | None:
+        """Number of requests at a time at most, since every stage whose layers keep a state of each
+        has room for as many; None where no layer does."""
+        n_rows = [member.description.n_state_rows for member in self.members]
+        return min((n for n in n_rows if n), default=None)
 
 
 async def gather(

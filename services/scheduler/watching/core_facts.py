@@ -46,6 +46,7 @@ class CoreFacts(BaseModel):
     """Those of the model's K/V groups."""
     has_prefix_cache: bool
     is_optimistic: bool
+    max_rows: int | None = None
     drafts: DraftFacts | None
     order: Literal["fcfs", "fair"]
     ageing_s: float
@@ -78,6 +79,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         windows=tuple(kv_manager.groups.windows),
         has_prefix_cache=kv_manager.prefix_cache is not None,
         is_optimistic=kv_manager.expected_use is not None,
+        max_rows=kv_manager.max_rows,
         drafts=drafts,
         order="fair" if isinstance(order, Fair) else "fcfs",
         ageing_s=order.ageing_s if isinstance(order, Fair) else 1.0,
@@ -108,6 +110,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
             ),
             has_prefix_cache=facts.has_prefix_cache,
             expected_use=ExpectedUse() if facts.is_optimistic else None,
+            max_rows=facts.max_rows,
         ),
         policy=policy,
         pipeline_depth=facts.pipeline_depth,

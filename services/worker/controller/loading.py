@@ -45,11 +45,13 @@ class Loading:
         await self._is_done.wait()
 
     def describe(self) -> worker_pb2.DescribeResponse | None:
-        """Returns the description of the stage, with as many K/V blocks as every rank has; None
-        until all ranks have loaded."""
+        """Returns the description of the stage, with as many K/V blocks and rows of states as
+        every rank has; None until all ranks have loaded."""
         if not self._is_done.is_set():
             return None
         description = worker_pb2.DescribeResponse()
         description.CopyFrom(self._descriptions[0])
-        description.n_kv_blocks = min(item.n_kv_blocks for item in self._descriptions.values())
+        for field in ("n_kv_blocks", "n_state_rows"):
+            least = min(getattr(item, field) for item in self._descriptions.values())
+            setattr(description, field, least)
         return description

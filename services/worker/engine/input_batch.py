@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from kernels import AttentionPlan, Ops
+from kernels import AttentionPlan, Ops, StateSpans
 from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import WantedLogprobs
 from services.worker.engine.plan import Ints, Spans
+from services.worker.engine.recurrent_state import RecurrentState
 from services.worker.engine.request_table import RequestTable
 from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
 from services.worker.models.stage import GroupPlan
@@ -33,6 +34,7 @@ class InputBatch:
     token_ids: Tensor  # [n_tokens] int64
     positions: Tensor  # [n_tokens] int64
     kv: Sequence[GroupPlan]  # of each K/V group
+    states: StateSpans | None  # where layers keep a state of each request
     sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
     sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
     sampling: SamplingColumns  # how each is sampled
@@ -90,12 +92,15 @@ class BatchBuilder:
         n_heads: int,
         uploads: Uploads,
         windows: Sequence[Sequence[int | None]] = ((None,),),
+        states: RecurrentState | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of a layer of each
-        kind; `n_heads` are this rank's, and `windows` those of the stage's layers in each K/V group
-        of the table. `vocab_size` is the width of the logits that are sampled, None on stages that
-        sample nothing.
+        """Plans batches of the requests of `table`.
+
+        `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of a layer of each
+        kind, without heads where no layer stores any. `n_heads` are this rank's, and `windows` those
+        of the stage's layers in each K/V group of the table; layers keep `states` if there are any.
+        `vocab_size` is the width of the logits that are sampled, None on stages that sample nothing.
 
         Batches with padding store the keys and values of padding in the last block of the cache,
         which no request may have.
@@ -106,6 +111,7 @@ class BatchBuilder:
         self._n_heads = n_heads
         self._uploads = uploads
         self._windows = windows
+        self._states = states
         self._vocab_size = vocab_size
         n_blocks, self._block_size = key_caches[0].shape[:2]
         self._scratch = n_blocks - 1
@@ -162,21 +168,13 @@ class BatchBuilder:
             kv=[
                 GroupPlan(
                     add(np.ascontiguousarray(slots)),
-                    self._ops.plan_attention(
-                        layout.starts,
-                        layout.widths,
-                        block_tables=tables,
-                        key_caches=self._key_caches,
-                        n_heads=self._n_heads,
-                        windows=windows,
-                        uploads=self._uploads,
-                        has_fixed_shape=shape is not None,
-                    ),
+                    self._attention(layout, tables, windows, has_fixed_shape=shape is not None),
                 )
                 for slots, tables, windows in zip(
                     layout.slots, layout.block_tables, self._windows, strict=True
                 )
             ],
+            states=self._state_spans(spans.rows, layout),
             sampled_tokens=add((first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back),
             sampled_rows=numbers(sampled.rows, self._uploads),
             sampling=self._sampling(sampled.rows, sampled.positions),
@@ -196,6 +194,38 @@ class BatchBuilder:
         self._uploads.flush()
         self._table.last_tokens.put(token_ids, places, rows)
         return batch
+
+    def _attention(
+        self,
+        layout: TokenLayout,
+        block_tables: Ints,
+        windows: Sequence[int | None],
+        *,
+        has_fixed_shape: bool,
+    ) -> AttentionPlan:
+        if not self._key_caches[0].shape[2]:
+            return AttentionPlan()  # nobody attends
+        return self._ops.plan_attention(
+            layout.starts,
+            layout.widths,
+            block_tables=block_tables,
+            key_caches=self._key_caches,
+            n_heads=self._n_heads,
+            windows=windows,
+            uploads=self._uploads,
+            has_fixed_shape=has_fixed_shape,
+        )
+
+    def _state_spans(self, rows: Ints, layout: TokenLayout) -> StateSpans | None:
+        if self._states is None:
+            return None
+        add = self._uploads.add
+        return StateSpans(
+            add(layout.first_tokens),
+            add(layout.widths),
+            add(self._states.places(rows, len(layout.widths))),
+            add(layout.starts),
+        )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
         """Returns how to sample the tokens of `rows` that will have `positions`."""

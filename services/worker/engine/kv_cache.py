@@ -66,12 +66,13 @@ class KVCache:
         """Keys and values that each layer attends to: its own, or an earlier layer's."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the keys of the first layer of each kind of heads, one at least if any stores."""
+        """Returns the keys of the first layer of each kind of heads; those of any layer, which has
+        none, if no layer stores any."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():
                 of_kind.setdefault(keys.shape, keys)
-        return list(of_kind.values())
+        return list(of_kind.values()) or [self.layers[0][0]]
 
 
 def _places(

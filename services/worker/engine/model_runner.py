@@ -33,7 +33,8 @@ from services.worker.engine.kv_cache import KVCache
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs, logprobs_of
 from services.worker.engine.plan import IterationPlan, PlanError
-from services.worker.engine.request_table import RequestTable
+from services.worker.engine.recurrent_state import MAX_STATE_ROWS, RecurrentState
+from services.worker.engine.request_table import MAX_ROWS, RequestTable
 from services.worker.models import StageModel
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorParallel
@@ -58,10 +59,13 @@ class ModelRunner:
         max_graph_batch_size: int = 0,
         uploads: Uploads | None = None,
         max_batch_tokens: int | None = None,
+        n_state_rows: int = MAX_STATE_ROWS,
     ) -> None:
         """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs; the
         model's operations must have fixed shapes for them (see `Ops.plan_attention`). No batch has
-        more than `max_batch_tokens` tokens, by default one for each K/V slot."""
+        more than `max_batch_tokens` tokens, by default one for each K/V slot. Where layers keep a
+        state of each request, there are `n_state_rows` requests at a time at most; with 0 of them
+        all requests share one state, and their results are of no use."""
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
             raise ValueError(
@@ -80,6 +84,20 @@ class ModelRunner:
             tp_size=model.tp_size,
             groups=model.kv_groups,
         )
+        states = RecurrentState(
+            model.config,
+            model.layers,
+            n_rows=n_state_rows,
+            dtype=model.dtype,
+            device=model.device,
+            tp_size=model.tp_size,
+        )
+        has_states = not states.is_empty
+        # What each layer stores: its keys and values, or its states.
+        self._stored = tuple(
+            kv if state is None else state
+            for kv, state in zip(self._kv_cache.layers, states.layers, strict=True)
+        )
         self._table = RequestTable(
             n_kv_blocks=n_kv_blocks,
             block_size=block_size,
@@ -89,6 +107,8 @@ class ModelRunner:
             device=model.device,
             keeps_tokens=model.is_first and model.is_last,
             counts_tokens=model.is_last,
+            has_states=has_states,
+            max_rows=n_state_rows if has_states and n_state_rows else MAX_ROWS,
             grammars=grammars,
         )
         self._max_batch_tokens = max_batch_tokens or n_kv_blocks * block_size
@@ -100,6 +120,7 @@ class ModelRunner:
             n_heads=len(HeadShare.of(model.config, model.tp_rank, model.tp_size).q),
             uploads=uploads,
             windows=model.kv_groups.windows_on(model.layers, model.config),
+            states=states if has_states else None,
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
@@ -162,7 +183,7 @@ class ModelRunner:
         if batch.shape is None or self.graphs is None:
             inputs = self._inputs(batch, hidden)
             return self.model.sampled_logits(
-                inputs, self._stage_batch(batch), self._kv_cache.layers, batch.sampled_tokens
+                inputs, self._stage_batch(batch), self._stored, batch.sampled_tokens
             )
         logits = self._run_graph(self.graphs, batch, hidden)
         if batch.n_sampled < batch.n_spans:
@@ -215,7 +236,7 @@ class ModelRunner:
 
     def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         inputs = self._inputs(batch, hidden)
-        return self.model.forward(inputs, self._stage_batch(batch), self._kv_cache.layers)
+        return self.model.forward(inputs, self._stage_batch(batch), self._stored)
 
     def _logits_at(self, hidden: Tensor, places: Tensor) -> Tensor:
         return self.model.logits(hidden.index_select(0, places), self._ranks)
@@ -246,7 +267,12 @@ class ModelRunner:
 
     def _stage_batch(self, batch: InputBatch) -> StageBatch:
         return StageBatch(
-            batch.positions, batch.slots, batch.attention, self._ranks, groups=batch.kv
+            batch.positions,
+            batch.slots,
+            batch.attention,
+            self._ranks,
+            groups=batch.kv,
+            states=batch.states,
         )
 
     def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:

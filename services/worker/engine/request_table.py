@@ -32,8 +32,8 @@ from services.worker.engine.token_rules import TokenRules
 
 _CPU = torch.device("cpu")
 
-# Rows are handed out densely, so one above this is a mistake and not a reason to allocate.
-_MAX_ROWS = 1 << 16
+MAX_ROWS = 1 << 16
+"""Rows are handed out densely, so one above this is a mistake and not a reason to allocate."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,8 @@ class RequestTable:
     """The requests that a rank knows, one row each; plans and sampled tokens change them.
 
     A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. A rank
-    that samples `counts_tokens` of the requests that have penalties.
+    that samples `counts_tokens` of the requests that have penalties. Where layers keep a state of
+    each request, `has_states`, all of its tokens must run here, and none of them is taken back.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class RequestTable:
         n_groups: int = 1,
         keeps_tokens: bool = True,
         counts_tokens: bool = True,
+        has_states: bool = False,
+        max_rows: int = MAX_ROWS,
         grammars: Grammars | None = None,
     ) -> None:
         self.max_model_len = max_model_len
@@ -75,6 +78,8 @@ class RequestTable:
         self._block_size = block_size
         self._max_blocks = -(-max_model_len // block_size)  # of a row
         self._vocab_size = vocab_size
+        self._has_states = has_states
+        self._max_rows = max_rows
         self._held: dict[int, _Held] = {}  # by row
         self._not_greedy: set[int] = set()  # of these, those that need more than an argmax
         self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
@@ -201,12 +206,8 @@ class RequestTable:
         self.logprobs.release(row)
 
     def _admit(self, admission: Admission) -> None:
-        row = admission.row
-        if row in self._held:
-            raise PlanError(f"admitted row {row} is held by another request")
-        if not 0 <= row < _MAX_ROWS:
-            raise PlanError(f"admitted row {row} is not below {_MAX_ROWS}")
-        sampling = admission.sampling
+        self._refuse_row(admission)
+        row, sampling = admission.row, admission.sampling
         _refuse_sampling(row, sampling, vocab_size=self._vocab_size)
         if row >= len(self._n_prompt_tokens):
             self._grow_rows(row + 1)
@@ -232,6 +233,15 @@ class RequestTable:
             self._rules[row] = rules
         if sampling.min_tokens:
             self._stop_token_ids[row] = column(sampling.stop_token_ids)
+
+    def _refuse_row(self, admission: Admission) -> None:
+        row = admission.row
+        if row in self._held:
+            raise PlanError(f"admitted row {row} is held by another request")
+        if not 0 <= row < self._max_rows:
+            raise PlanError(f"admitted row {row} is not below {self._max_rows}")
+        if self._has_states and admission.stored_token_ids:
+            raise PlanError(f"admitted row {row} has stored tokens, and no state after them")
 
     def _refuse_outside(self, plan: IterationPlan) -> None:
         if len(set(plan.rows)) < len(plan.rows):
@@ -281,6 +291,8 @@ class RequestTable:
             row, n = int(spans.rows[place]), int(n_drafts[place])
             if n >= spans.n_tokens[place] or not spans.sample[place]:
                 raise PlanError(f"row {row} has {n} drafts, and nothing to verify them")
+            if self._has_states:
+                raise PlanError(f"row {row} has drafts, which states cannot take back")
             is_counted = self._count_rows[row] != NOT_COUNTED
             if is_counted or row in self.constraints or self.logprobs.are_of_sampled(row):
                 raise PlanError(f"row {row} has drafts, and options that do not allow them")

@@ -1,8 +1,8 @@
 """An iteration of made-up requests, run before there is an epoch.
 
 It shows how much memory an iteration takes, or compiles the kernels that an iteration needs. Its
-results are of no use: all of its requests share one block of keys and values, and the other ranks
-are not there.
+results are of no use: all of its requests share one block of keys and values and one state of each
+layer, and the other ranks are not there.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class TrialIteration:
             new_graph=self._new_graph,
             max_graph_batch_size=len(lengths),
             max_batch_tokens=sum(lengths),
+            n_state_rows=0,
         )
         n_groups = len(model.kv_groups.windows)
         batch = runner.prepare(

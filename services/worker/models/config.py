@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -65,6 +65,22 @@ class KVSizes:
         return KVSizes(n_heads, self.key_dim, self.value_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """What a layer keeps of each request, however long it is, sizes in elements: a state for each
+    head, and the last inputs of a convolution. See `kernels.delta_net`."""
+
+    n_heads: int  # of values
+    key_dim: int
+    value_dim: int
+    n_inputs: int  # tokens
+    n_channels: int  # of each
+
+    def of_rank(self, tp_size: int) -> StateSizes:
+        """Returns what one of `tp_size` ranks keeps, which have equal parts of the heads."""
+        return replace(self, n_heads=self.n_heads // tp_size, n_channels=self.n_channels // tp_size)
+
+
 class UnsupportedModel(CannotStart):
     """The checkpoint asks for something we do not compute; the message names it."""
 
@@ -110,6 +126,11 @@ class ModelConfig:
         """The layer whose stored keys and values each layer attends to: itself, or an earlier one,
         and then it stores none of its own."""
         return range(self.n_layers)
+
+    @property
+    def layer_states(self) -> Sequence[StateSizes | None]:
+        """What each layer keeps of a request, on all ranks together; None: nothing but K/V."""
+        return (None,) * self.n_layers
 
     @classmethod
     def keys(cls) -> dict[str, str]:

@@ -8,8 +8,8 @@ same experts needs no message, since they see the same hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
@@ -25,11 +25,20 @@ class SharedExpert:
     """A gated MLP that every token goes through, as far as a gate of its own lets it."""
 
     mlp: GatedMLPWeights  # this rank's share
-    gate: Tensor  # [1, hidden]
+    gate: LinearWeight  # [1, hidden]
+    ops: Ops
+
+    @classmethod
+    def read(
+        cls, source: TensorSource, prefix: str, mlp: GatedMLPWeights, *, hidden_size: int, ops: Ops
+    ) -> Self:
+        """Reads the gate `shared_expert_gate` under `prefix`, of the shared expert `mlp`."""
+        gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
+        return cls(mlp, pack(gate), ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns this rank's share of the result, [n_tokens, hidden]."""
-        return F.linear(x, self.gate).sigmoid() * self.mlp.down.weight(self.mlp.gate_up(x))
+        return self.ops.sigmoid_and_mul(self.gate(x), self.mlp.down.weight(self.mlp.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True)

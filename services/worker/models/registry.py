@@ -39,7 +39,10 @@ from services.worker.models.families.phi3 import Phi3Stage
 from services.worker.models.families.qwen2 import Qwen2Stage
 from services.worker.models.families.qwen2_moe import Qwen2MoeStage
 from services.worker.models.families.qwen3 import Qwen3Stage
+from services.worker.models.families.qwen3_5 import Qwen35Stage
+from services.worker.models.families.qwen3_5_moe import Qwen35MoeStage
 from services.worker.models.families.qwen3_moe import Qwen3MoeStage
+from services.worker.models.families.qwen3_next import Qwen3NextStage
 from services.worker.models.families.seed_oss import SeedOssStage
 from services.worker.models.families.smollm3 import SmolLM3Stage
 from services.worker.models.families.starcoder2 import Starcoder2Stage
@@ -97,7 +100,10 @@ _FAMILIES: tuple[Family, ...] = (
     Phi3Stage,
     Qwen2MoeStage,
     Qwen2Stage,
+    Qwen35MoeStage,
+    Qwen35Stage,
     Qwen3MoeStage,
+    Qwen3NextStage,
     Qwen3Stage,
     SeedOssStage,
     SmolLM3Stage,

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, Ops
+from kernels import AttentionPlan, Ops, StateSpans
 from kernels.logits import Logits
 from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, UnsupportedModel
@@ -74,6 +74,7 @@ class StageBatch:
     attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # that share the stage
     angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
+    states: StateSpans | None = None  # where layers keep a state of each request
     # Of each K/V group; layers are given `slots` and `attention` of their own. Empty: there is one.
     groups: Sequence[GroupPlan] = ()
 

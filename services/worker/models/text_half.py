@@ -135,6 +135,25 @@ _DEEPSEEK_V3 = TextModel(
 )  # fmt: skip
 _KIMI = {"deepseek_v3": _DEEPSEEK_V3, "kimi_k2": _DEEPSEEK_V3}
 
+_QWEN3_5 = TextModel(
+    "Qwen3_5ForCausalLM",
+    {
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    },
+    has_mrope=True,
+)  # fmt: skip
+_QWEN3_5_MOE = TextModel(
+    "Qwen3_5MoeForCausalLM",
+    {
+        "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+    },
+    has_mrope=True,
+)  # fmt: skip
+
 # The text models that each architecture may have, by `model_type`; the first is the default.
 WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
@@ -151,6 +170,8 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
         "qwen2_5_vl": _QWEN2_VL,
     },
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": _QWEN3_5},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": _QWEN3_5_MOE},
 }
 
 
@@ -180,7 +201,7 @@ def text_half(config: JsonObject, architecture: str) -> TextHalf:
     require(text, **model.requires)
     kept = {key: value for key, value in text.items() if key not in _IMAGE_KEYS}
     if model.has_mrope:
-        kept |= {key: _without_mrope(kept[key]) for key in _ROPE_KEYS & kept.keys()}
+        kept |= {key: without_mrope(kept[key]) for key in _ROPE_KEYS & kept.keys()}
     shared = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
     # Older files say inside what newer ones say outside.
     said = [each.get("tie_word_embeddings") for each in (config, text)]
@@ -206,7 +227,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
     return models[kind]
 
 
-def _without_mrope(rope: Any) -> Any:
+def without_mrope(rope: Any) -> Any:
     """Returns rotary settings as those of one position for each token."""
     if not isinstance(rope, Mapping):
         return rope

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, transfer_bytes
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
 from services.worker.models import StageModel, checkpoint_digest
 from services.worker.models.checkpoint import load_stage
@@ -132,8 +134,9 @@ class StageShard:
             can_follow_grammars=self._grammars is not None,
             records_decodes=self._new_graphs is not None,
             block_size=settings.block_size,
-            n_kv_blocks=self._n_kv_blocks(),
             kv_windows=_windows_on_wire(model),
+            n_kv_blocks=self._division.n_kv_blocks,
+            n_state_rows=self._division.n_state_rows,
             rendezvous_address=rendezvous_address,
         )
 
@@ -194,6 +197,7 @@ class StageShard:
             grammars=self._grammars,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
+            n_state_rows=self._division.n_state_rows,
         )
         member = EpochMember(request, runner, peers, self._clock(), self._activity)
         if runner.graphs is not None:
@@ -214,7 +218,10 @@ class StageShard:
         runs_ahead = device.type == "cuda" and not is_staged(self._settings)
         return StreamClock() if runs_ahead else HostClock(device)
 
-    def _n_kv_blocks(self) -> int:
+    @cached_property
+    def _division(self) -> Division:
+        """The blocks and states for which there is memory. Each epoch has as many states, and of
+        the blocks what all stages have."""
         settings, model = self._settings, self._model
         block_bytes = kv_block_bytes(
             model.config,
@@ -223,14 +230,22 @@ class StageShard:
             dtype=model.dtype,
             tp_size=settings.tp_size,
         )
-        kv_memory_bytes = self.kv_memory_bytes()
-        n_kv_blocks = kv_memory_bytes // block_bytes
-        if n_kv_blocks == 0:
-            raise CannotStart(
-                f"kv_memory: {kv_memory_bytes} bytes are less than one block "
-                f"of {settings.block_size} slots, {block_bytes} bytes"
+        row_bytes = state_bytes(
+            model.config, model.layers, dtype=model.dtype, tp_size=settings.tp_size
+        )
+        division = divide(
+            self.kv_memory_bytes(),
+            block_size=settings.block_size,
+            block_bytes=block_bytes,
+            row_bytes=row_bytes,
+        )
+        if division.n_state_rows:
+            log.info(
+                "%d requests at a time have states of %d KiB each",
+                division.n_state_rows,
+                row_bytes >> 10,
             )
-        return n_kv_blocks
+        return division
 
 
 def _windows_on_wire(model: StageModel) -> list[int]:

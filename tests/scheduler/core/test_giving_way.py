@@ -104,7 +104,12 @@ def token_at(request: Request, position: int) -> int:
 
 
 def system(
-    *, n_places: int = 4, n_blocks: int = 1000, order: Order | None = None, depth: int = 1
+    *,
+    n_places: int = 4,
+    n_blocks: int = 1000,
+    order: Order | None = None,
+    depth: int = 1,
+    max_rows: int | None = None,
 ) -> System:
     return System(
         build(
@@ -114,6 +119,7 @@ def system(
             pipeline_depth=depth,
             token_hand_off=depth > 1,
             order=fair() if order is None else order,
+            max_rows=max_rows,
         )
     )
 
@@ -193,6 +199,20 @@ def test_memory_is_taken_from_the_last_of_the_other_and_given_back_later(depth: 
     assert running.put_down == [large[3]], "it did not come back before it could stay"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_is_taken_from_the_last_of_the_other_where_there_is_no_more(depth: int) -> None:
+    running = system(max_rows=3, depth=depth)
+    large = [running.ask("large", n_new=20) for _ in range(5)]
+    assert running.step() == large[:3]
+    small = running.ask("small")
+    for _ in range(8):
+        riding = running.step()
+    assert small.state is RequestState.FINISHED
+    assert set(running.put_down) == {large[2]}
+    assert len(riding) <= 3
+    running.run_to_the_end()
+
+
 def test_nobody_is_put_down_where_that_is_not_enough() -> None:
     running = system(n_blocks=16)
     for _ in range(4):
@@ -258,6 +278,7 @@ WAYS = {
     "depth": st.integers(1, 3),
     "hand_off": st.booleans(),
     "n_blocks": st.integers(11, 26),
+    "max_rows": st.sampled_from([None, None, 1, 2, 5]),
 }
 
 
@@ -270,6 +291,7 @@ def serve_all(
     depth: int,
     hand_off: bool,
     n_blocks: int,
+    max_rows: int | None,
 ) -> None:
     """Serves requests to their ends; checks that somebody always runs, that all get their tokens,
     and how often they are put down."""
@@ -291,6 +313,7 @@ def serve_all(
             order=fair(),
             has_prefix_cache=has_prefix_cache,
             expected_use=use,
+            max_rows=max_rows,
         )
     )
     scheduler, cancelled = running.scheduler, set[Request]()
@@ -304,6 +327,8 @@ def serve_all(
         riding = running.select()
         assert riding or running.in_flight or not len(scheduler.pool), "somebody always runs"
         assert scheduler.kv_manager.n_reserved_blocks <= n_blocks
+        rows = [one.reservation.row for one in running.requests if one.reservation is not None]
+        assert max_rows is None or max(rows, default=0) < max_rows
         places = [request.place for request in scheduler.pool.running]
         assert len(places) == len(set(places))
         if running.in_flight and (not riding or data.draw(st.booleans())):
@@ -333,8 +358,11 @@ def test_everybody_ends_with_his_tokens_whoever_gives_way(
     depth: int,
     hand_off: bool,
     n_blocks: int,
+    max_rows: int | None,
 ) -> None:
-    serve_all(coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks)
+    serve_all(
+        coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks, max_rows
+    )
 
 
 @pytest.mark.thorough
@@ -350,5 +378,8 @@ def test_everybody_ends_with_his_tokens_on_a_thousand_traces(
     depth: int,
     hand_off: bool,
     n_blocks: int,
+    max_rows: int | None,
 ) -> None:
-    serve_all(coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks)
+    serve_all(
+        coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks, max_rows
+    )

@@ -80,6 +80,7 @@ def build(
     has_prefix_cache: bool = False,
     expected_use: ExpectedUse | None = None,
     drafter: Drafter | None = None,
+    max_rows: int | None = None,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
@@ -89,6 +90,7 @@ def build(
             block_size=block_size,
             has_prefix_cache=has_prefix_cache,
             expected_use=expected_use,
+            max_rows=max_rows,
         ),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,

@@ -16,10 +16,13 @@ from services.common.watch_json import HEADER, to_json
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import Request
+from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.replay import NotARecording, replay
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.watching.core_facts import CoreFacts, core_of, facts_of
 from services.scheduler.watching.replaying import Difference, NotReplayable
 from services.scheduler.watching.watcher import Watcher
+from tests.scheduler.core.workload import build
 from tests.scheduler.watching.play import Play
 
 SETTINGS = st.builds(
@@ -243,3 +246,12 @@ def test_a_recording_without_all_decisions_is_refused(lines: list[bytes]) -> Non
     cores = [index for index, line in enumerate(lines) if b'"core"' in line]
     with pytest.raises(NotReplayable, match="does not begin with the first decision"):
         replay([lines[0], *lines[cores[0] + 1 :]])
+
+
+def test_a_core_of_facts_has_as_many_rows() -> None:
+    core = build(max_batch_size=4, n_blocks=9, block_size=4, pipeline_depth=1, max_rows=3)
+    facts = facts_of(core, is_first=True)
+    assert facts is not None
+    assert core_of(facts, RequestPool(max_requests=8)).kv_manager.max_rows == 3
+    older = facts.model_dump(exclude={"max_rows"})
+    assert CoreFacts.model_validate(older).max_rows is None

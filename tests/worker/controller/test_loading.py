@@ -16,17 +16,17 @@ async def test_progress_of_all_ranks_is_added_up() -> None:
     assert (loading.n_bytes_loaded, loading.n_bytes) == (110, 200)
 
 
-async def test_a_stage_has_the_blocks_that_every_rank_has_when_all_have_loaded() -> None:
+async def test_a_stage_has_the_memory_that_every_rank_has_when_all_have_loaded() -> None:
     loading = Loading(2)
     waiting = asyncio.create_task(loading.wait())
     for tp_rank, n_kv_blocks in enumerate((70, 60)):
         assert loading.describe() is None
         description = describe_stage()
-        description.n_kv_blocks = n_kv_blocks
+        description.n_kv_blocks, description.n_state_rows = n_kv_blocks, n_kv_blocks // 10
         await asyncio.sleep(0)
         assert not waiting.done()
         loading.note_loaded(tp_rank, description.SerializeToString())
     await asyncio.wait_for(waiting, 5)
     described = loading.describe()
     assert described is not None
-    assert (described.model, described.n_kv_blocks) == ("fake", 60)
+    assert (described.model, described.n_kv_blocks, described.n_state_rows) == ("fake", 60, 6)

@@ -34,8 +34,11 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -98,6 +101,36 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         num_experts=8,
         num_experts_per_tok=3,
         moe_intermediate_size=40,
+    ),
+    "qwen2-moe": Qwen2MoeConfig(
+        **SIZES,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=36,
+    ),
+    "qwen3-next": Qwen3NextConfig(
+        **SIZES,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=33,
+        linear_value_head_dim=40,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=36,
+    ),
+    "qwen3.5": Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_conv_kernel_dim=3,
     ),
     "gemma2": Gemma2Config(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16, query_pre_attn_scalar=16, sliding_window=50),
@@ -293,7 +326,7 @@ def test_company_changes_nothing(tmp_path: Path, config: PreTrainedConfig, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe", "qwen3.5"])
 def test_company_changes_nothing_with_int8_weights(tmp_path: Path, family: str, dtype: str) -> None:
     if not can_compute("int8", torch.device("cpu")):
         pytest.skip("no int8 on this processor")
@@ -301,7 +334,7 @@ def test_company_changes_nothing_with_int8_weights(tmp_path: Path, family: str, 
     check(directory, dtype=dtype, quantization="int8")
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3-next"])
 def test_company_changes_nothing_where_ranks_share_layers(tmp_path: Path, family: str) -> None:
     check(write_family_checkpoint(tmp_path, FAMILIES[family]), dtype="bfloat16", tp_size=2)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.engine.recurrent_state import state_bytes
 from services.worker.models import ModelConfig, UnsupportedModel
 from services.worker.models.config import KVSizes
 from services.worker.models.config_file import read_config
@@ -24,6 +25,7 @@ from services.worker.models.families.gpt_oss import GptOssConfig
 from services.worker.models.families.ministral3 import Ministral3Config
 from services.worker.models.families.olmo3 import Olmo3Config
 from services.worker.models.families.phi3 import Phi3Config
+from services.worker.models.families.qwen3_next import HybridConfig
 from services.worker.models.group_mixture import Groups
 from services.worker.models.rope import attention_scale
 
@@ -332,6 +334,78 @@ STARCODER2_3B: dict[str, Any] = {
     "sliding_window": 4096,
     "use_bias": True,
     "vocab_size": 49152,
+}
+QWEN3_NEXT_80B = {
+    **{key: value for key, value in QWEN3_30B_A3B.items() if key != "max_window_layers"},
+    "architectures": ["Qwen3NextForCausalLM"],
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 512,
+}
+QWEN35_TEXT: dict[str, Any] = {
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "router_aux_loss_coef": 0.001,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 248320,
+}
+QWEN35_35B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": QWEN35_TEXT,
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_config": {"depth": 27, "model_type": "qwen3_5_moe"},
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
 }
 QWEN15_MOE = QWEN2_7B | {
     "architectures": ["Qwen2MoeForCausalLM"],
@@ -740,6 +814,8 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (GEMMA3N_E2B, 256, ([512] * 4 + [None]) * 6),
         (GEMMA4_26B, 256, ([1024] * 5 + [None]) * 5),
         (STARCODER2_3B, 128, [4096] * 30),
+        (QWEN3_NEXT_80B, 256, [None] * 48),
+        (QWEN35_35B_A3B, 256, [None] * 40),
         (QWEN15_MOE, 128, [None] * 24),
         (PHI3_MINI, 96, [2047] * 32),
         (PHI4_MINI, 128, [262144] * 32),
@@ -852,6 +928,24 @@ def test_deepseek_v2_lite_makes_queries_of_no_latents(tmp_path: Path) -> None:
     assert config.score_scale == pytest.approx(192**-0.5 * 1.26080377741**2)
     without = {key: value for key, value in DEEPSEEK_V2_LITE.items() if key != "q_lora_rank"}
     assert read(tmp_path, without).query_rank == 1536  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("config", "n_linear", "n_state_mib"), [(QWEN3_NEXT_80B, 36, 73.7), (QWEN35_35B_A3B, 30, 61.4)]
+)
+def test_hybrids_keep_a_state_of_each_request_in_three_layers_of_four(
+    tmp_path: Path, config: dict[str, Any], n_linear: int, n_state_mib: float
+) -> None:
+    ours = read(tmp_path, config)
+    kinds = [state is not None for state in ours.layer_states]
+    assert kinds == [True, True, True, False] * (ours.n_layers // 4)
+    assert [sizes.n_heads == 0 for sizes in ours.layer_kv] == kinds
+    assert sum(kinds) == n_linear
+    layers = range(ours.n_layers)
+    n_bytes = state_bytes(ours, layers, dtype=torch.bfloat16, tp_size=1)
+    assert n_bytes / 2**20 == pytest.approx(n_state_mib, rel=0.001)
+    assert isinstance(ours, HybridConfig)
+    assert (ours.rotary_dim, ours.rope.rope_theta) == (64, 1e7)
 
 
 def test_opt_350m_is_refused_for_its_projected_embeddings(tmp_path: Path) -> None:

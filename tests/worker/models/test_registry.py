@@ -44,9 +44,12 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
     Starcoder2Config,
 )
@@ -506,6 +509,53 @@ SHAPES |= {
     ),
 }
 
+# Two key heads at least, and full attention on both of two stages. What a first token reads of its
+# own state may be next to nothing: normalised with a smaller epsilon, or after wider weights, the
+# oracle's own float32 is 1e-4 from exact.
+HYBRID: dict[str, Any] = {
+    **LLAMA_LIKE,
+    "initializer_range": 0.15,
+    "rms_norm_eps": 1e-3,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+}
+HYBRID_VARIANT: dict[str, Any] = {
+    **HYBRID,
+    "num_key_value_heads": 6,
+    "head_dim": 12,
+    # The first of two stages attends to nothing.
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_value_heads": 2,
+    "linear_conv_kernel_dim": 3,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+}
+HYBRID_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 22,
+    "shared_expert_intermediate_size": 26,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+}
+SHAPES |= {
+    "qwen3_next": Qwen3NextConfig(**HYBRID, **HYBRID_EXPERTS),
+    "qwen3_next-dense-layers": Qwen3NextConfig(
+        **HYBRID_VARIANT,
+        **{**HYBRID_EXPERTS, "num_experts": 4, "num_experts_per_tok": 2},
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+    ),
+    "qwen3_5": Qwen3_5TextConfig(**HYBRID),
+    "qwen3_5-variant": Qwen3_5TextConfig(**HYBRID_VARIANT),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID, **HYBRID_EXPERTS),
+    "qwen3_5_moe-variant": Qwen3_5MoeTextConfig(**HYBRID_VARIANT, **HYBRID_EXPERTS),
+}
+
 CUTS = [  # stages, ranks that share each
     (1, 1),
     pytest.param(2, 1, marks=pytest.mark.thorough),
@@ -700,6 +750,17 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("deepseek_v3", {"index_topk": 2048}, "index_topk"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
         ("glm4_moe_lite", {"mlp_layer_types": ["linear"] * 4}, "linear"),
+        ("qwen3_next", {"num_experts_per_tok": 8}, "num_experts_per_tok"),
+        ("qwen3_next", {"linear_num_value_heads": 5}, "linear_num_value_heads"),
+        ("qwen3_next", {"layer_types": ["linear_attention"] * 4}, "no layer of full_attention"),
+        ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen3_next", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
+        ("qwen3_next", {"use_sliding_window": True}, "use_sliding_window"),
+        ("qwen3_next", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
+        ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate"),
+        ("qwen3_5", {"hidden_act": "gelu"}, "hidden_act"),
+        ("qwen3_5", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+        ("qwen3_5_moe", {"num_experts": None, "num_experts_per_tok": 300}, "num_experts"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias"),
         ("qwen3", {"rope_parameters": {"rope_type": "axial", "factor": 4.0}}, "axial"),
     ],

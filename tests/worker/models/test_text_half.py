@@ -20,15 +20,26 @@ from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
 )
 
 from services.worker.models import UnsupportedModel
 from services.worker.models.config_file import read_config
+from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.text_half import WRAPPERS
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
-from tests.worker.models.test_registry import CUTS, GEMMA4, LATENT, SHAPES, last_logits
+from tests.worker.models.test_registry import (
+    CUTS,
+    GEMMA4,
+    HYBRID,
+    HYBRID_EXPERTS,
+    LATENT,
+    SHAPES,
+    last_logits,
+)
 from tests.worker.pipeline import Pipeline
 
 EYE: dict[str, Any] = {
@@ -62,6 +73,11 @@ GEMMA4_EYE: dict[str, Any] = {
 def mrope(*section: int) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": list(section)}
     return {"rope_parameters": rope}
+
+
+def hybrid_mrope(*section: int) -> dict[str, Any]:
+    rope = {"partial_rotary_factor": 0.25, "mrope_interleaved": True}
+    return {"rope_parameters": {**mrope(*section)["rope_parameters"], **rope}}
 
 
 HALVES: dict[str, PreTrainedConfig] = {
@@ -134,6 +150,14 @@ HALVES: dict[str, PreTrainedConfig] = {
             "max_window_layers": 1,
         },
         vision_config={**QWEN_EYE, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_5": Qwen3_5Config(
+        text_config={**HYBRID, **hybrid_mrope(1, 1, 1)},
+        vision_config={**QWEN_EYE, "num_position_embeddings": 4},
+    ),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config={**HYBRID, **HYBRID_EXPERTS, **hybrid_mrope(1, 1, 1)},
+        vision_config={**QWEN_EYE, "num_position_embeddings": 4},
     ),
     "qwen3_vl": Qwen3VLConfig(
         text_config={**SMALL, **mrope(2, 2, 1), "head_dim": 10, "attention_bias": True},
@@ -266,3 +290,29 @@ def test_what_is_neither_the_familys_nor_about_images_is_refused_by_name(
     read_config(tmp_path)
     with pytest.raises(UnsupportedModel, match=named):
         read_config(edit_config(tmp_path, **changes))
+
+
+def test_experts_may_be_stored_one_by_one_or_all_in_one_tensor(tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, HALVES["qwen3_5_moe"])
+    tokens = list(range(5, 30))
+    expected = last_logits(tmp_path, tokens)
+    path = tmp_path / "model.safetensors"
+    stacked = load_file(path)
+    modules = {name.partition(".experts.")[0] for name in stacked if ".experts.0." in name}
+    assert modules, "the oracle stores them one by one"
+    n_experts = HYBRID_EXPERTS["num_experts"]
+    for module in modules:
+        gate, up, down = (
+            [stacked.pop(f"{module}.experts.{i}.{kind}_proj.weight") for i in range(n_experts)]
+            for kind in ("gate", "up", "down")
+        )
+        pairs = [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+        stacked[f"{module}.experts.gate_up_proj"] = torch.stack(pairs)
+        stacked[f"{module}.experts.down_proj"] = torch.stack(down)
+    save_file(stacked, path)
+    assert torch.equal(last_logits(tmp_path, tokens), expected)
+    for module in modules:
+        stacked[f"{module}.experts.down_proj"] = stacked[f"{module}.experts.down_proj"][:-1].clone()
+    save_file(stacked, path)
+    with pytest.raises(CheckpointError, match=r"experts\.down_proj has shape .* of expert 6"):
+        last_logits(tmp_path, tokens)

@@ -87,16 +87,16 @@ class Qwen2MoeStage(RotaryStage):
             return super().read_mlp(source, prefix, index)
         size = self.config.shared_expert_size
         shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
-        gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, self.config.hidden_size)
+        hidden_size = self.config.hidden_size
         return read_experts(
             source,
             prefix,
             names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=self.config.hidden_size,
+            hidden_size=hidden_size,
             size=self.config.expert_size,
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
             ops=self.ops,
-            shared=SharedExpert(shared, gate),
+            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size, ops=self.ops),
         )

@@ -9,6 +9,7 @@ from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.quantised.mxfp4 import Mxfp4Tensor
 from services.worker.models.quantised.packed import PackedMatrix
 from services.worker.models.quantised.scaled import QUANTISED, ScaledMatrix
+from services.worker.models.stacked_experts import find_expert
 from services.worker.models.stored_tensor import PlainTensor, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weight_format import Layout, WeightFormat
@@ -37,13 +38,13 @@ def find_stored(
     name = files.find(part.name)
     module = part.name.removesuffix(".weight")
     if weight_format is None or module == part.name:
-        return None if name is None else PlainTensor(files, name)
+        return find_expert(files, part.name) if name is None else PlainTensor(files, name)
     if name is None:
         for numbers in sorted(set(_NUMBERS.values())):
             name = files.find(f"{module}.{numbers}")
             if name is not None:
                 return _matrix(files, part, name, weight_format)
-        return None
+        return find_expert(files, part.name)
     if files.header(name).element in QUANTISED:
         return _matrix(files, part, name, weight_format)
     return _FloatsOfQuantised(files, name)

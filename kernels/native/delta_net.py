@@ -1,0 +1,55 @@
+"""Gated DeltaNet between its projections on the CPU."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.delta_net import LENGTH_EPS, delta_net
+from kernels.delta_net_form import DeltaNetForm
+from kernels.native.call import ELEMENT, declare
+from kernels.state_spans import StateSpans
+
+
+class DeltaNet:
+    """Implements `kernels.delta_net`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._delta_net = declare(library, "delta_net", "ippppppppiiiiiippppff", allocates=True)
+
+    def delta_net(
+        self,
+        projected: Tensor,
+        inputs: Tensor,
+        states: Tensor,
+        spans: StateSpans,
+        form: DeltaNetForm,
+    ) -> Tensor:
+        is_dense = projected.is_contiguous() and inputs.is_contiguous() and states.is_contiguous()
+        if projected.dtype not in ELEMENT or inputs.dtype != projected.dtype or not is_dense:
+            return delta_net(projected, inputs, states, spans, form)
+        out = torch.empty((len(projected), form.n_out), dtype=projected.dtype)
+        self._delta_net(
+            ELEMENT[projected.dtype],
+            projected.data_ptr(),
+            inputs.data_ptr(),
+            states.data_ptr(),
+            spans.first_tokens.data_ptr(),
+            spans.n_tokens.data_ptr(),
+            spans.rows.data_ptr(),
+            spans.start_positions.data_ptr(),
+            out.data_ptr(),
+            len(spans.rows),
+            form.n_key_heads,
+            form.n_value_heads,
+            form.key_dim,
+            form.value_dim,
+            form.kernel_size,
+            form.conv.data_ptr(),
+            form.decay_rate.data_ptr(),
+            form.step_bias.data_ptr(),
+            form.norm.data_ptr(),
+            form.eps,
+            LENGTH_EPS,
+        )
+        return out

@@ -1,0 +1,270 @@
+"""Qwen3-Next: three layers in four keep a state (Gated DeltaNet), all have experts (Qwen, 2025).
+
+Norms scale by one more than their weights, a quarter of each head turns, and attention is gated.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kernels import HeadNorms
+from services.worker.models.config import (
+    Count,
+    JsonObject,
+    KVSizes,
+    PositiveInt,
+    StateSizes,
+    UnsupportedModel,
+    require,
+)
+from services.worker.models.decoder import RotaryStage
+from services.worker.models.decoder_layers import MLP, GatedMLP, Layer
+from services.worker.models.hybrid import (
+    DeltaNetShape,
+    DeltaNetShare,
+    GatedAttention,
+    GatedDeltaNet,
+    HybridLayer,
+    Mixer,
+)
+from services.worker.models.layers import ColumnParallelLinear
+from services.worker.models.mixture import SharedExpert, read_experts
+from services.worker.models.rope import head_order
+from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.weights import TensorSource
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_DEFAULT_INTERVAL = 4  # of layers with full attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(RotaryConfig):
+    """The fields that configurations of Qwen3-Next and later hybrids share."""
+
+    read_keys = RotaryConfig.read_keys | {
+        "layer_types", "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype",
+    }  # fmt: skip
+    # Layers behind the last one, which draft further tokens and are not run.
+    ignored_keys = frozenset(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
+    default_partial_rotary_factor = 0.25
+    # What a file means that leaves them out.
+    default_head_dim: ClassVar[int] = 256
+    default_n_kv_heads: ClassVar[int]
+
+    attention_bias: bool = False
+    n_key_heads: PositiveInt = field(default=16, metadata={"alias": "linear_num_key_heads"})
+    n_value_heads: PositiveInt = field(default=32, metadata={"alias": "linear_num_value_heads"})
+    key_dim: PositiveInt = field(default=128, metadata={"alias": "linear_key_head_dim"})
+    value_dim: PositiveInt = field(default=128, metadata={"alias": "linear_value_head_dim"})
+    kernel_size: PositiveInt = field(default=4, metadata={"alias": "linear_conv_kernel_dim"})
+    linear_layers: tuple[bool, ...]  # whether each layer keeps a state and no keys
+
+    def check(self) -> None:
+        super().check()
+        if self.n_value_heads % self.n_key_heads:
+            raise ValueError(
+                f"linear_num_value_heads ({self.n_value_heads}) is not a multiple of "
+                f"linear_num_key_heads ({self.n_key_heads})"
+            )
+        if all(self.linear_layers):
+            raise ValueError(f"layer_types names no layer of {_FULL}")
+
+    @property
+    def delta_net(self) -> DeltaNetShape:
+        """The heads of layers that keep a state."""
+        return DeltaNetShape(
+            self.n_key_heads, self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size
+        )
+
+    @property
+    def layer_kv(self) -> Sequence[KVSizes]:
+        stored = KVSizes(self.n_kv_heads, self.head_dim, self.head_dim)
+        return [KVSizes(0, 0, 0) if is_linear else stored for is_linear in self.linear_layers]
+
+    @property
+    def layer_states(self) -> Sequence[StateSizes | None]:
+        kept = self.delta_net.states
+        return [kept if is_linear else None for is_linear in self.linear_layers]
+
+    @classmethod
+    def read(cls, config: JsonObject) -> dict[str, Any]:
+        require(config, attn_output_gate=(True, None), mamba_ssm_dtype=("float32", None))
+        given = {key: value for key, value in config.items() if value is not None}
+        default = {"head_dim": cls.default_head_dim, "num_key_value_heads": cls.default_n_kv_heads}
+        return super().read({**default, **given}) | {"linear_layers": _linear(config)}
+
+
+def _linear(config: JsonObject) -> tuple[bool, ...]:
+    """Returns which layers keep a state; raises UnsupportedModel for those of another kind."""
+    n_layers, kinds = config.get("num_hidden_layers") or 0, config.get("layer_types")
+    if kinds is None:
+        interval = config.get("full_attention_interval") or _DEFAULT_INTERVAL
+        return tuple((i + 1) % interval != 0 for i in range(n_layers))
+    unknown = set(kinds) - {_LINEAR, _FULL}
+    if unknown or len(kinds) != n_layers:
+        raise UnsupportedModel(
+            f"config.json: layer_types has {len(kinds)} entries for {n_layers} layers, of unknown "
+            f"types {sorted(unknown)}"
+        )
+    return tuple(kind == _LINEAR for kind in kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseHybridConfig(HybridConfig):
+    """The fields of hybrids with experts."""
+
+    # Both matter to training only.
+    ignored_keys = HybridConfig.ignored_keys | {"output_router_logits", "router_aux_loss_coef"}
+
+    n_experts: Count = field(metadata={"alias": "num_experts"})
+    n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
+    expert_size: PositiveInt = field(default=512, metadata={"alias": "moe_intermediate_size"})
+    shared_expert_size: PositiveInt = field(
+        default=512, metadata={"alias": "shared_expert_intermediate_size"}
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.n_chosen > self.n_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.n_chosen}) is more than num_experts ({self.n_experts})"
+            )
+
+
+class HybridStage(RotaryStage):
+    """One stage of a hybrid; families say how they store projections, and what their MLPs are."""
+
+    config: HybridConfig
+
+    def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
+        return 1 + super().read_scale(source, name, size).float()  # not rounded
+
+    def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
+        hidden_size = self.config.hidden_size
+        read_mixer = self._read_delta_net if self.config.linear_layers[index] else self._read_full
+        return HybridLayer(
+            self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
+            read_mixer(source, prefix),
+            self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
+            self.read_mlp(source, f"{prefix}.mlp", index),
+        )
+
+    @abstractmethod
+    def read_delta_inputs(
+        self, source: TensorSource, prefix: str, share: DeltaNetShare
+    ) -> ColumnParallelLinear:
+        """Reads the projection to this rank's queries, keys, values, z, b and a."""
+
+    def _read_delta_net(self, source: TensorSource, prefix: str) -> Mixer:
+        prefix = f"{prefix}.linear_attn"
+        share = DeltaNetShare.of(self.config.delta_net, source)
+        return GatedDeltaNet.read(
+            source,
+            prefix,
+            self.read_delta_inputs(source, prefix, share),
+            share,
+            hidden_size=self.config.hidden_size,
+            eps=self.config.rms_norm_eps,
+            ops=self.ops,
+        )
+
+    def _read_full(self, source: TensorSource, prefix: str) -> Mixer:
+        prefix = f"{prefix}.self_attn"
+        order = head_order(self.config) or range(self.config.head_dim)
+        norms = self.read_head_norms(source, prefix)
+        return GatedAttention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            order=order,
+            has_bias=self.config.attention_bias,
+            head_norms=HeadNorms(norms.q[list(order)], norms.k[list(order)], norms.eps),
+        )
+
+    def read_mixture(
+        self,
+        source: TensorSource,
+        prefix: str,
+        config: SparseHybridConfig,
+        *,
+        normalises: bool,
+    ) -> MLP:
+        """Reads experts, and the shared one beside them."""
+        hidden_size, size = self.config.hidden_size, config.shared_expert_size
+        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
+        return read_experts(
+            source,
+            prefix,
+            names=("gate_proj", "up_proj", "down_proj"),
+            hidden_size=hidden_size,
+            size=config.expert_size,
+            n_experts=config.n_experts,
+            n_chosen=config.n_chosen,
+            normalises=normalises,
+            ops=self.ops,
+            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size, ops=self.ops),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextConfig(SparseHybridConfig):
+    """`Qwen3NextConfig` of Hugging Face."""
+
+    architecture = "Qwen3NextForCausalLM"
+    default_n_kv_heads = 2
+
+    n_experts: Count = field(default=512, metadata={"alias": "num_experts"})
+    n_chosen: PositiveInt = field(default=10, metadata={"alias": "num_experts_per_tok"})
+    normalises: bool = field(default=True, metadata={"alias": "norm_topk_prob"})
+    sparse_step: PositiveInt = field(default=1, metadata={"alias": "decoder_sparse_step"})
+    dense_layers: tuple[int, ...] = field(default=(), metadata={"alias": "mlp_only_layers"})
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer `index` has experts instead of one MLP."""
+        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
+
+
+class Qwen3NextStage(HybridStage):
+    """One stage of a Qwen3-Next model."""
+
+    config_type = Qwen3NextConfig
+    config: Qwen3NextConfig
+
+    def read_delta_inputs(
+        self, source: TensorSource, prefix: str, share: DeltaNetShare
+    ) -> ColumnParallelLinear:
+        # Stored key head by key head: its query, its key, and the values and z of its value heads;
+        # then, in another matrix, their b and a.
+        shape, n_groups = share.shape, len(share.key_heads)
+        n_values, n_heads = shape.group_size * shape.value_dim, shape.group_size
+        kinds = (shape.key_dim, shape.key_dim, n_values, n_values)
+        n_of_group = sum(kinds)
+        gates = n_groups * n_of_group + _rows_by_kind(n_groups, (n_heads, n_heads))
+        return ColumnParallelLinear.read(
+            source,
+            [f"{prefix}.in_proj_qkvz", f"{prefix}.in_proj_ba"],
+            n_in=self.config.hidden_size,
+            n_out=(shape.n_key_heads * n_of_group, 2 * shape.n_value_heads),
+            shares=(share.scaled(n_of_group), share.scaled(2 * n_heads)),
+            has_bias=False,
+            order=torch.cat((_rows_by_kind(n_groups, kinds), gates)),
+        )
+
+    def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
+        if not self.config.is_sparse(index):
+            return super().read_mlp(source, prefix, index)
+        return self.read_mixture(source, prefix, self.config, normalises=self.config.normalises)
+
+
+def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
+    """Returns the rows of `n_groups` groups, of each kind in turn; a group is stored with `kinds`
+    rows of each kind, one kind after the other."""
+    groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1)
+    return torch.cat([rows.flatten() for rows in torch.split(groups, list(kinds), 1)])

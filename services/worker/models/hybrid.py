@@ -1,0 +1,276 @@
+"""Layers of hybrids: most keep a state of each request, and the others attend to its keys.
+
+Beside each other in a model are Gated DeltaNet (`kernels.delta_net`) and attention whose output is
+gated. What a layer is given as its storage is its states or its keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionForm, DeltaNetForm, HeadNorms, Ops
+from kernels.ops import LayerKV
+from services.worker.models.config import ModelConfig, StateSizes
+from services.worker.models.decoder_layers import MLP, Norm
+from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.stage import StageBatch
+from services.worker.models.tensor_parallel import HeadShare, even_share
+from services.worker.models.weights import Part, Shard, TensorSource
+
+
+class Mixer(Protocol):
+    """Lets tokens of a sequence take in those before them."""
+
+    def __call__(
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridLayer:
+    """Adds a mixer and an MLP to the residual stream, each computed on its normalised form."""
+
+    mixer_norm: Norm
+    mixer: Mixer
+    mlp_norm: Norm
+    mlp: MLP
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        hidden = self.mixer(self.mixer_norm(hidden), batch, kv, hidden)
+        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetShape:
+    """The heads of a Gated DeltaNet layer, on all ranks together.
+
+    Consecutive value heads share a key head. Ranks share the key heads, each with its value heads.
+    """
+
+    n_key_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+
+    @property
+    def n_keys(self) -> int:
+        """The elements of a token's queries, or of its keys."""
+        return self.n_key_heads * self.key_dim
+
+    @property
+    def n_values(self) -> int:
+        """The elements of a token's values."""
+        return self.n_value_heads * self.value_dim
+
+    @property
+    def n_channels(self) -> int:
+        """The elements of a token's queries, keys and values together."""
+        return 2 * self.n_keys + self.n_values
+
+    @property
+    def group_size(self) -> int:
+        """How many value heads share a key head."""
+        return self.n_value_heads // self.n_key_heads
+
+    @property
+    def states(self) -> StateSizes:
+        """What the layer keeps of a request."""
+        return StateSizes(
+            self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size - 1, self.n_channels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetShare:
+    """The part of a layer that one rank has: its key heads, and what belongs to them."""
+
+    shape: DeltaNetShape
+    key_heads: range
+
+    @classmethod
+    def of(cls, shape: DeltaNetShape, source: TensorSource) -> Self:
+        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided so."""
+        n_heads, what = shape.n_key_heads, "linear_num_key_heads"
+        return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
+
+    def scaled(self, size: int, first: int = 0) -> range:
+        """Returns this rank's elements where each key head has `size`, the first at `first`."""
+        return range(first + self.key_heads.start * size, first + self.key_heads.stop * size)
+
+    @property
+    def value_heads(self) -> range:
+        return self.scaled(self.shape.group_size)
+
+    @property
+    def values(self) -> range:
+        """The elements of this rank's values."""
+        return self.scaled(self.shape.group_size * self.shape.value_dim)
+
+    @property
+    def channels(self) -> tuple[range, range, range]:
+        """The elements of this rank's queries, keys and values among those of all, side by side."""
+        n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
+        values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
+        return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """This rank's share of a Gated DeltaNet layer (Yang et al., 2025)."""
+
+    inputs: ColumnParallelLinear  # to a token's queries, keys, values, z, b and a
+    output: RowParallelLinear
+    form: DeltaNetForm
+    ops: Ops
+
+    @classmethod
+    def read(
+        cls,
+        source: TensorSource,
+        prefix: str,
+        inputs: ColumnParallelLinear,
+        share: DeltaNetShare,
+        *,
+        hidden_size: int,
+        eps: float,
+        ops: Ops,
+    ) -> Self:
+        """Reads what is under `prefix` beside the projection `inputs`, which families store in
+        different ways."""
+        shape, name = share.shape, f"{prefix}.conv1d.weight"
+        stored = (shape.n_channels, 1, shape.kernel_size)
+        conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
+
+        def of_heads(name: str) -> Tensor:
+            shard = Shard(0, share.value_heads)
+            return source.tensor(f"{prefix}.{name}", shape.n_value_heads, shard=shard).float()
+
+        form = DeltaNetForm(
+            n_key_heads=len(share.key_heads),
+            n_value_heads=len(share.value_heads),
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            conv=conv[:, 0].t().float().contiguous(),
+            decay_rate=-of_heads("A_log").exp(),
+            step_bias=of_heads("dt_bias"),
+            norm=source.tensor(f"{prefix}.norm.weight", shape.value_dim).float(),
+            eps=eps,
+        )
+        output = RowParallelLinear.read(
+            source,
+            f"{prefix}.out_proj",
+            n_in=shape.n_values,
+            n_out=hidden_size,
+            share=share.values,
+            has_bias=False,
+        )
+        return cls(inputs, output, form, ops)
+
+    def __call__(
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
+        """Implements `Mixer`; raises ValueError for a batch without the places of states."""
+        if batch.states is None:
+            raise ValueError("the batch does not say where the states of its requests are")
+        mixed = self.ops.delta_net(self.inputs(x), *kv, batch.states, self.form)
+        return self.output(mixed, batch.ranks, residual)  # [n_tokens, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttention:
+    """This rank's share of attention each of whose outputs has a gate, computed from its query's
+    token."""
+
+    inputs: ColumnParallelLinear  # to a token's queries, keys, values and gates
+    output: RowParallelLinear
+    n_heads: int
+    head_dim: int
+    n_attended: int  # outputs of `inputs` that are queries, keys or values
+    head_norms: HeadNorms
+    ops: Ops
+
+    @classmethod
+    def read(
+        cls,
+        source: TensorSource,
+        prefix: str,
+        config: ModelConfig,
+        ops: Ops,
+        *,
+        order: Sequence[int],
+        has_bias: bool,
+        head_norms: HeadNorms,
+    ) -> Self:
+        """Reads `q_proj`, which has the gates of each head behind its queries, `k_proj`, `v_proj`
+        and `o_proj` under `prefix`. `order` is the stored place of each element of a head of
+        queries or keys, as `rope.head_order` has it."""
+        heads = HeadShare.of(config, source.tp_rank, source.tp_size)
+        head_dim, hidden_size = config.head_dim, config.hidden_size
+        q, kv = heads.q_elements(config), heads.kv_elements(config)
+        n_q, n_kv = config.n_heads * head_dim, config.n_kv_heads * head_dim
+        inputs = ColumnParallelLinear.read(
+            source,
+            [f"{prefix}.{name}_proj" for name in "qkv"],
+            n_in=hidden_size,
+            n_out=(2 * n_q, n_kv, n_kv),
+            shares=(range(2 * q.start, 2 * q.stop), kv, kv),
+            has_bias=has_bias,
+            order=_gates_last(len(heads.q), len(heads.kv), torch.tensor(order)),
+        )
+        output = RowParallelLinear.read(
+            source, f"{prefix}.o_proj", n_in=n_q, n_out=hidden_size, share=q, has_bias=has_bias
+        )
+        return cls(
+            inputs=inputs,
+            output=output,
+            n_heads=len(heads.q),
+            head_dim=head_dim,
+            n_attended=len(q) + 2 * len(kv),
+            head_norms=head_norms,
+            ops=ops,
+        )
+
+    def __call__(
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
+        """Implements `Mixer`."""
+        projected, (keys, values), (cos, sin) = self.inputs(x), kv, batch.angles[0]
+        q = self.ops.rotary_write_kv(
+            projected[:, : self.n_attended].contiguous(),
+            cos,
+            sin,
+            keys,
+            values,
+            batch.slots,
+            self.n_heads,
+            self.head_norms,
+        )
+        attended = self.ops.attention(q, keys, values, batch.attention, AttentionForm())
+        gates = projected[:, self.n_attended :]
+        gated = self.ops.sigmoid_and_mul(gates, attended.flatten(1))
+        return self.output(gated, batch.ranks, residual)  # [n_tokens, hidden]
+
+
+def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:
+    """Returns the stored rows of a rank's queries, keys, values and gates, heads of the first two
+    in `order`; the gates of each head are stored behind its queries."""
+    head_dim = len(order)
+    queries = 2 * head_dim * torch.arange(n_heads)[:, None]
+    first_key = 2 * head_dim * n_heads
+    keys = first_key + head_dim * torch.arange(n_kv_heads)[:, None]
+    n_kv = n_kv_heads * head_dim
+    return torch.cat(
+        (
+            (queries + order).flatten(),
+            (keys + order).flatten(),
+            torch.arange(first_key + n_kv, first_key + 2 * n_kv),
+            (queries + head_dim + torch.arange(head_dim)).flatten(),
+        )
+    )

@@ -1,0 +1,74 @@
+"""An expert's matrix where a checkpoint has those of all experts in one tensor.
+
+Files of some families have `experts.gate_up_proj` [n_experts, 2 * size, hidden], gates before what
+they gate, and `experts.down_proj` [n_experts, hidden, size], where others have a matrix for each
+expert by itself: `experts.7.gate_proj.weight` and so on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from services.worker.models.stored_tensor import FLOATS, Spans, StoredTensor
+from services.worker.models.tensor_files import TensorFiles
+from services.worker.models.weights import pieces
+
+_EXPERT = re.compile(
+    r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<kind>gate|up|down)_proj\.weight"
+)
+
+
+def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:
+    """Returns the expert's matrix `name` as a part of a stack; None if there is no such stack."""
+    said = _EXPERT.fullmatch(name)
+    if said is None:
+        return None
+    stack = "down_proj" if said["kind"] == "down" else "gate_up_proj"
+    found = files.find(f"{said['experts']}.{stack}")
+    return None if found is None else _StackedExpert(files, found, int(said["index"]), said["kind"])
+
+
+class _StackedExpert(StoredTensor):
+    """A matrix [n_out, n_in] that is a part of a stack of floats."""
+
+    def __init__(self, files: TensorFiles, stack: str, index: int, kind: str) -> None:
+        self._files = files
+        self._stack = stack
+        self._index = index
+        self._header = files.header(stack)
+        self._n_parts = 1 if kind == "down" else 2  # of an expert in this stack
+        self._part = 1 if kind == "up" else 0
+
+    def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
+        n_out, n_in = shape
+        stored, expected = self._header.shape, (self._n_parts * n_out, n_in)
+        if stored[1:] != expected or stored[0] <= self._index:
+            yield (
+                f"{self._stack} has shape {list(stored)}, without a matrix {list(expected)} of "
+                f"expert {self._index}"
+            )
+        elif self._header.element not in FLOATS:
+            yield f"{self._stack} has element type {self._header.element}"
+
+    def pieces(self, spans: Spans) -> Iterator[Spans]:
+        rows, columns = spans
+        for begin, end in pieces(len(rows), self._row_bytes):
+            yield range(rows.start + begin, rows.start + end), columns
+
+    def n_bytes(self, spans: Spans) -> int:
+        rows, columns = spans
+        return len(rows) * self._row_bytes * len(columns) // max(self._header.shape[2], 1)
+
+    def read(self, spans: Spans) -> Tensor:
+        rows, columns = spans
+        first = self._part * self._header.shape[1] // self._n_parts
+        shifted = range(first + rows.start, first + rows.stop)
+        expert = range(self._index, self._index + 1)
+        return self._files.read(self._stack, (expert, shifted, columns))[0]
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._header.row_bytes // max(self._header.shape[1], 1)
