@@ -6,11 +6,14 @@ A residual is added to the sums before they are rounded, so that fusing it makes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.expert_form import Clamp
 
 Quantization = Literal["none", "int8"]
 Gate = Literal["silu", "gelu_tanh"]
@@ -48,6 +51,10 @@ class TableWeight(LinearWeight, Protocol):
 class GatedWeight(Protocol):
     """Two matrices [n_out, n_in] each: a gate's, and that of what it gates."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes of both together, 2 * n_out and n_in."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """Returns `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_out].
 
@@ -78,3 +85,20 @@ class PlainWeight:
 
     def rows(self, indices: Tensor) -> Tensor:
         return self.weight.index_select(0, indices)  # [n, n_in]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedInTwo:
+    """A `GatedWeight` that multiplies, then gates, in two operations."""
+
+    weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
+    gate: Gate | Clamp
+    op: Callable[[Tensor], Tensor]  # computes the gate, of gates and what they gate side by side
+    bias: Tensor | None = None  # [2 * n_out]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.op(self.weight(x, self.bias))  # [n_tokens, n_out]

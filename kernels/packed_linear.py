@@ -19,18 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.expert_mlp import ExpertMLP, mix_experts
 from kernels.linear_weight import (
     Gate,
+    GatedInTwo,
     GatedWeight,
     LinearWeight,
     PlainWeight,
@@ -53,9 +53,12 @@ from kernels.ops import ExpertMLPs, Ops
 __all__ = [
     "CublasWeight",
     "Gate",
+    "GatedInTwo",
     "GatedWeight",
     "LinearWeight",
     "OneDnnWeight",
+    "PackedExpert",
+    "PackedExperts",
     "PlainWeight",
     "Quantization",
     "TableWeight",
@@ -117,40 +120,28 @@ class OneDnnWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class _GatedInTwo:
-    """Multiplies, then gates, in two operations."""
+class PackedExpert:
+    """The gated MLP of one expert."""
 
-    weight: LinearWeight
-    gate: Callable[[Tensor], Tensor]  # of gate and what it gates side by side
-    bias: Tensor | None = None  # [n_out], of both
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.gate(self.weight(x, self.bias))
-
-
-@dataclass(frozen=True, slots=True)
-class _Biased:
-    """Multiplies and adds a bias."""
-
-    weight: LinearWeight
-    bias: Tensor  # [n_out]
+    gate_up: GatedWeight
+    down: LinearWeight
+    down_bias: Tensor | None  # [hidden]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.weight(x, self.bias)
+        return self.down(self.gate_up(x), self.down_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
     """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
 
-    gate_up: Sequence[GatedWeight]
-    down: Sequence[Callable[[Tensor], Tensor]]
+    each: Sequence[PackedExpert]
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
+        return mix_experts(x, experts, weights, n_experts=len(self.each), mlp=self._mlp)
 
     def _mlp(self, expert: int, x: Tensor) -> Tensor:
-        return self.down[expert](self.gate_up[expert](x))
+        return self.each[expert](x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +200,7 @@ def pack_gated(
         return forms.gated(weight, gate)
     if quantization == "none" and can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
-    return _GatedInTwo(pack(weight, quantization), op)
+    return GatedInTwo(pack(weight, quantization), gate, op)
 
 
 def pack_experts(
@@ -223,11 +214,14 @@ def pack_experts(
     if not can_pack(down):
         return _PlainExperts(gate_up, down, form, ops.expert_mlp)
     return PackedExperts(
-        [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
         [
-            pack(weight) if form.down_bias is None else _Biased(pack(weight), form.down_bias[i])
-            for i, weight in enumerate(down)
-        ],
+            PackedExpert(
+                _pack_gates(gates, form, i, ops),
+                pack(weight),
+                None if form.down_bias is None else form.down_bias[i],
+            )
+            for i, (gates, weight) in enumerate(zip(gate_up, down, strict=True))
+        ]
     )
 
 
@@ -235,9 +229,11 @@ def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> Gate
     """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
     if form.gate_up_bias is None and form.clamp is None:
         return pack_gated(weight, "silu", ops.silu_and_mul)
-    gate = ops.silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
     bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    return _GatedInTwo(pack(weight), gate, bias)
+    if form.clamp is None:
+        return GatedInTwo(pack(weight), "silu", ops.silu_and_mul, bias)
+    clamp = form.clamp
+    return GatedInTwo(pack(weight), clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
 
 
 @dataclass(frozen=True, slots=True)

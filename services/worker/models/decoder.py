@@ -65,7 +65,9 @@ class DecoderStage(StageModel):
             self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers
         ]
         self._head = self.read_head(source) if place.is_last else None
-        by_layer = LayerByLayer(embedding, self.make_rotaries(), self._decoder_layers, self._head)
+        by_layer = LayerByLayer(
+            embedding, self.make_rotaries(), self._decoder_layers, self._head, config.hidden_size
+        )
         self._layer_stack = stack(by_layer, place, dtype)
 
     def _read_table(self, source: TensorSource) -> VocabParallelEmbedding:

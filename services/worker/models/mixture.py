@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
 from kernels.expert_mlp import ExpertMLP
-from kernels.layer import GatedMLPWeights
-from kernels.packed_linear import LinearWeight, pack, pack_experts
+from kernels.packed_linear import LinearWeight, PackedExperts, pack, pack_experts
+from kernels.program import Buffer, Expert, gated_part
+from services.worker.models.decoder_layers import GatedMLP
+from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -24,12 +25,18 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class SharedExpert:
     """A gated MLP that every token goes through, as far as a gate of its own lets it."""
 
-    mlp: GatedMLPWeights  # this rank's share
-    gate: Tensor  # [1, hidden]
+    mlp: GatedMLP  # this rank's share
+    gate: LinearWeight  # [1, hidden]
+    ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns this rank's share of the result, [n_tokens, hidden]."""
-        return F.linear(x, self.gate).sigmoid() * self.mlp.down.weight(self.mlp.gate_up(x))
+        changed = self.mlp.down.weight(self.mlp.gate_up(x))
+        return self.ops.sigmoid_and_mul(self.gate(x), changed)
+
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        changed = to.multiply(self.mlp.down.weight, to.gated(self.mlp.gate_up, x))
+        return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +47,41 @@ class ExpertMixture:
     experts: ExpertMLP  # this rank's share
     n_chosen: int
     normalises: bool  # the weights of those chosen add up to one
+    ops: Ops
     shared: SharedExpert | None = None  # beside those chosen
     router_bias: Tensor | None = None  # [n_experts]
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
-        shares = self.router(x, self.router_bias).float().softmax(-1)  # [n_tokens, n_experts]
-        weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
-        if self.normalises:
-            weights = weights / weights.sum(-1, keepdim=True)
+        scores = self.router(x, self.router_bias)  # [n_tokens, n_experts]
+        weights, experts = self.ops.route(scores, self.n_chosen, self.normalises)
         out = self.experts(x, experts, weights)
         if self.shared is not None:
             out += self.shared(x)
         ranks.all_reduce(out)
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        scores = to.multiply(self.router, x, self.router_bias)
+        experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
+        out = self._record_experts(to, x, experts, weights)
+        if self.shared is not None:
+            out = to.add(out, self.shared.record(to, x))
+        to.all_reduce(out)
+        return out if residual is None else to.add(residual, out)
+
+    def _record_experts(
+        self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer
+    ) -> Buffer:
+        if isinstance(self.experts, PackedExperts):
+            each = [Expert(gated_part(e.gate_up), e.down, e.down_bias) for e in self.experts.each]
+            return to.run_experts(each, x, experts, weights)
+        out = to.buffer(x.width)
+        to.call(
+            lambda batch, kv, out, *inputs: out.copy_(self.experts(*inputs)),
+            out, x, experts, weights,
+        )  # fmt: skip
+        return out
 
 
 def read_experts(
@@ -92,4 +120,4 @@ def read_experts(
         downs.view(n_experts, hidden_size, len(share)),
         ops,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises, ops, shared)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels import AttentionForm
+from kernels.packed_linear import pack
 from services.worker.models.config import Count, JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
@@ -98,5 +99,5 @@ class Qwen2MoeStage(RotaryStage):
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
             ops=self.ops,
-            shared=SharedExpert(shared, gate),
+            shared=SharedExpert(shared, pack(gate), self.ops),
         )
