@@ -1,9 +1,9 @@
-"""A stage as a program: a flat list of steps over buffers, which an implementation runs in one call.
+"""A stage as a program: a flat list of steps over buffers, which can be run in one call.
 
 Layers record their steps once, when they have been read, in the order in which they would call
-operations (`Program` has a method for each kind). An implementation (`Ops.fuse_layers`) may then run
-them all without Python in between. What there is no step for is a `Call`, for which it returns to
-Python: so any stage can be recorded, and those of known pieces are quick.
+operations (`Program` has a method for each kind). An implementation (`Ops.fuse_layers`) may then
+run them all without Python in between. What there is no step for is a `Call`, for which it returns
+to Python: so any stage can be recorded, and those of known pieces are quick.
 
 A step is a dataclass. The native library's structures are derived from their fields, in their order
 (`kernels.native.structs`), and `STEPS` numbers them.

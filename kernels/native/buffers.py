@@ -84,9 +84,7 @@ def _shared(program: Program) -> tuple[list[int], list[_Form]]:
 
 def _last_uses(program: Program) -> dict[int, int]:
     """Returns the last step that uses each buffer."""
-    return {
-        buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)
-    }
+    return {buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)}
 
 
 def buffers_of(step: Any) -> Iterator[Buffer]:

@@ -78,7 +78,9 @@ class NativeLayers:
         self._buffers = Buffers(program)
         self._kv = _KVAddresses(steps)
         self._angles = _AnglesAddresses(program)
-        self._max_ids = min((_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT)
+        self._max_ids = min(
+            (_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT
+        )
         self._max_positions = min(
             (len(step.table) for step in steps if isinstance(step, AddPositions)),
             default=_NO_LIMIT,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
+from kernels.expert_form import Clamp
 from kernels.native import linear
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import has_int8
@@ -177,23 +178,23 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
         lambda rows: build.gelu_tanh(x[rows]),
         lambda rows: build.silu_and_mul(x[rows, : size // 2 * 2]),
         lambda rows: build.gelu_and_mul(x[rows, : size // 2 * 2]),
+        lambda rows: build.clamp_and_mul(x[rows, : size // 2 * 2], Clamp(1.7, 0.9)),
+        lambda rows: build.sigmoid_and_mul(x[rows, :1], x[rows]),
+        lambda rows: build.add_scaled(x[rows], x[rows].flip(1), 0.3),
+        lambda rows: build.soft_cap(x[rows], 30.0),
         # PyTorch's, of which families make use.
         lambda rows: torch.nn.functional.gelu(x[rows]),
-        lambda rows: torch.tanh(x[rows].float() / 30),
-        lambda rows: x[rows].float().softmax(-1),
     ):
         check_rows(call, 90)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_chosen", [1, 2, 3, 8, 10])
-def test_shares_of_chosen_experts(n_chosen: int) -> None:
-    shares = torch.rand(90, 64, generator=torch.Generator().manual_seed(1)).softmax(-1)
-
-    def normalised(rows: Tensor) -> Tensor:
-        weights, _ = shares[rows].topk(n_chosen)
-        return weights / weights.sum(-1, keepdim=True)
-
-    check_rows(normalised, 90)
+def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(90, 67, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for normalises in (True, False):
+        check_rows(lambda rows, how=normalises: build.route(scores[rows], n_chosen, how)[0], 90)
+        check_rows(lambda rows, how=normalises: build.route(scores[rows], n_chosen, how)[1], 90)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

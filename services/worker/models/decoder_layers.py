@@ -193,13 +193,9 @@ class Attention:
         attended = self.ops.attention(q, keys, values, batch.attention, self.form, self.sinks)
         return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
-    def record(
-        self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None
-    ) -> Buffer:
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
         qkv = self.qkv.record(to, x)
-        heads = Heads(
-            n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim
-        )
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
         if type(self)._take_in is not Attention._take_in:
             to.call(partial(self._take_in_place, layer), qkv)
         elif self.rotary is None:

@@ -1,8 +1,8 @@
 """How a stage runs its layers: one after the other, or as a program where that is quicker.
 
-Every stage can run layer by layer. It is also recorded as a program (`recording.py`), from tokens to
-logits as far as its pieces say their steps, and operations may run that without Python in between
-(`Ops.fuse_layers`). Results are equal to the bit.
+Every stage can run layer by layer. It is also recorded as a program (`recording.py`), from tokens
+to logits as far as its pieces say their steps, and operations may run that without Python in
+between (`Ops.fuse_layers`). Results are equal to the bit.
 """
 
 from __future__ import annotations

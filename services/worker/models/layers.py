@@ -22,8 +22,8 @@ from torch import Tensor
 from kernels import Ops
 from kernels.packed_linear import (
     Gate,
-    GatedWeight,
     GatedInTwo,
+    GatedWeight,
     LinearWeight,
     PlainWeight,
     TableWeight,

@@ -70,9 +70,7 @@ class ExpertMixture:
         to.all_reduce(out)
         return out if residual is None else to.add(residual, out)
 
-    def _record_experts(
-        self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer
-    ) -> Buffer:
+    def _record_experts(self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer) -> Buffer:
         if isinstance(self.experts, PackedExperts):
             each = [Expert(gated_part(e.gate_up), e.down, e.down_bias) for e in self.experts.each]
             return to.run_experts(each, x, experts, weights)

@@ -84,14 +84,10 @@ class Recorder(Program):
         """Returns `layer(hidden, batch, kv)` for the storage of the layer `index` of the stage."""
         if isinstance(layer, Recorded):
             return layer.record(self, hidden, index)
-        self.call(
-            lambda batch, kv, hidden: hidden.copy_(layer(hidden, batch, kv[index])), hidden
-        )
+        self.call(lambda batch, kv, hidden: hidden.copy_(layer(hidden, batch, kv[index])), hidden)
         return hidden
 
-    def _called(
-        self, function: Callable[..., None], x: Buffer, residual: Buffer | None
-    ) -> Buffer:
+    def _called(self, function: Callable[..., None], x: Buffer, residual: Buffer | None) -> Buffer:
         """Returns the buffer that `function` writes, given `x`, it, and the residual if any, which
         it is then."""
         if residual is None:

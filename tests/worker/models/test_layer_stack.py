@@ -68,6 +68,8 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
     "glm": GlmConfig(**LLAMA_LIKE, head_dim=16, pad_token_id=None),
     "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }
+
+
 def skip_without_native(dtype: str) -> None:
     if isinstance(pack(torch.zeros(64, 64, dtype=DTYPES[dtype])), OneDnnWeight | PlainWeight):
         pytest.skip(f"no native linear layers for {dtype}")
@@ -444,7 +446,7 @@ class TestWhatNoFamilyHas:
         assert isinstance(at_once, AllAtOnce)
         expected = self.run(at_once, self.hidden())
         assert torch.equal(self.run(at_once, self.hidden()), expected)
-        assert at_once.fused._kv._keys() is None  # type: ignore[attr-defined]
+        assert at_once.fused._kv._first() is None  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("place", [-1, N_TOKENS])
     def test_places_that_are_not_in_the_batch_are_refused(self, place: int) -> None:
