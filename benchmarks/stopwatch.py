@@ -1,5 +1,7 @@
 """A stopwatch in a model: the time of its operations and its linear layers, by their kinds."""
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Callable
@@ -75,6 +77,10 @@ class Choice:
     n_chosen: int = 1
     expert: int = 0
 
+    def of(self, expert: int) -> Choice:
+        """Returns the share of one of the experts, if there are several."""
+        return self if self.n_experts == 1 else dataclasses.replace(self, expert=expert)
+
     def n_tokens(self, n: int) -> int:
         """Returns the tokens of `n` that choose it, where all experts are chosen alike."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
@@ -102,10 +108,7 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
         if isinstance(value, Ops):
             return model.ops
         if isinstance(value, (list, tuple)):
-            return type(value)(
-                visited(item, dataclasses.replace(choice, expert=i) if choice.n_experts > 1 else choice)
-                for i, item in enumerate(value)
-            )
+            return type(value)(visited(item, choice.of(i)) for i, item in enumerate(value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             of_experts = choice
             if isinstance(value, ExpertMixture):

@@ -6,14 +6,11 @@ A residual is added to the sums before they are rounded, so that fusing it makes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor
-
-from kernels.expert_form import Clamp
 
 Quantization = Literal["none", "int8"]
 Gate = Literal["silu", "gelu_tanh"]
@@ -46,6 +43,15 @@ class TableWeight(LinearWeight, Protocol):
 
     def rows(self, indices: Tensor) -> Tensor:
         """Returns rows of the matrix, [n, n_in], for `indices` [n]."""
+
+
+@runtime_checkable
+class PanelTable(TableWeight, Protocol):
+    """A table that lies in panels of whole numbers of a word, as the native library packs it."""
+
+    @property
+    def packed(self) -> Tensor:
+        """The rows in their panels, [n_panels, n_steps, panel, inputs]."""
 
 
 class GatedWeight(Protocol):
@@ -85,20 +91,3 @@ class PlainWeight:
 
     def rows(self, indices: Tensor) -> Tensor:
         return self.weight.index_select(0, indices)  # [n, n_in]
-
-
-@dataclass(frozen=True, slots=True)
-class GatedInTwo:
-    """A `GatedWeight` that multiplies, then gates, in two operations."""
-
-    weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
-    gate: Gate | Clamp
-    op: Callable[[Tensor], Tensor]  # computes the gate, of gates and what they gate side by side
-    bias: Tensor | None = None  # [2 * n_out]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.op(self.weight(x, self.bias))  # [n_tokens, n_out]

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.expert_mlp import ExpertMLP, mix_experts
+from kernels.gated_in_two import GatedInTwo
 from kernels.linear_weight import (
     Gate,
-    GatedInTwo,
     GatedWeight,
     LinearWeight,
     PlainWeight,
@@ -53,7 +53,6 @@ from kernels.ops import ExpertMLPs, Ops
 __all__ = [
     "CublasWeight",
     "Gate",
-    "GatedInTwo",
     "GatedWeight",
     "LinearWeight",
     "OneDnnWeight",

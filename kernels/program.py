@@ -20,8 +20,9 @@ from torch import Tensor
 
 from kernels.attention_form import AttentionForm
 from kernels.expert_form import Clamp
+from kernels.gated_in_two import GatedInTwo
 from kernels.head_norms import HeadNorms
-from kernels.linear_weight import Gate, GatedInTwo, GatedWeight, LinearWeight
+from kernels.linear_weight import Gate, GatedWeight, LinearWeight, PanelTable, TableWeight
 
 Matrix = LinearWeight | GatedWeight
 
@@ -356,8 +357,11 @@ class Program:
         self.steps.append(Embed(table, out))
         return out
 
-    def embed_packed(self, table: LinearWeight) -> Buffer:
-        """Looks up the batch's tokens in `table` [vocab_size, width]."""
+    def embed_packed(self, table: TableWeight) -> Buffer | None:
+        """Looks up the batch's tokens in `table` [vocab_size, width]; returns None if it is in no
+        form that there is a step for."""
+        if not isinstance(table, PanelTable):
+            return None
         out = self.buffer(table.shape[1])
         self.steps.append(EmbedPacked(table, out))
         return out

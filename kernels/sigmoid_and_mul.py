@@ -1,11 +1,11 @@
-"""Gates whole tokens by one number each."""
+"""A gate of its own for what is already there: attention's output, or that of an expert."""
 
 from torch import Tensor
 
 
-def sigmoid_and_mul(gates: Tensor, x: Tensor) -> Tensor:
-    """Returns `sigmoid(gates) * x`, [n_tokens, size], for `gates` [n_tokens, 1].
+def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Returns `sigmoid(gate) * x`, [n_tokens, size].
 
-    `x` may be used up. The sigmoid may be rounded to the element type, or the product alone.
+    `gate` is [n_tokens, size], or [n_tokens, 1] for one of the whole token.
     """
-    return gates.sigmoid() * x
+    return gate.float().sigmoid().mul(x.float()).to(x.dtype)

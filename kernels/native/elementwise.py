@@ -7,17 +7,15 @@ from torch import Tensor
 
 from kernels.add_scaled import add_scaled
 from kernels.native.call import ELEMENT, declare
-from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.soft_cap import soft_cap
 
 
 class Elementwise:
-    """Implements `kernels.add_scaled`, `kernels.soft_cap` and `kernels.sigmoid_and_mul`."""
+    """Implements `kernels.add_scaled` and `kernels.soft_cap`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._add_scaled = declare(library, "add_scaled", "ippiif")
         self._soft_cap = declare(library, "soft_cap", "ippiif")
-        self._sigmoid_and_mul = declare(library, "sigmoid_and_mul", "ippii")
 
     def add_scaled(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
         if x.dtype not in ELEMENT or y.dtype != x.dtype:
@@ -33,10 +31,3 @@ class Elementwise:
         out = torch.empty(x.shape)
         self._soft_cap(ELEMENT[x.dtype], x.data_ptr(), out.data_ptr(), *x.shape, cap)
         return out
-
-    def sigmoid_and_mul(self, gates: Tensor, x: Tensor) -> Tensor:
-        if x.dtype not in ELEMENT or gates.dtype != x.dtype:
-            return sigmoid_and_mul(gates, x)
-        gates, x = gates.contiguous(), x.contiguous()
-        self._sigmoid_and_mul(ELEMENT[x.dtype], gates.data_ptr(), x.data_ptr(), *x.shape)
-        return x

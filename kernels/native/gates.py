@@ -11,17 +11,20 @@ from kernels.expert_form import Clamp
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.native.call import ELEMENT, declare
+from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
 
 
 class Gates:
-    """Implements `kernels.gelu_tanh`, and `kernels.silu_and_mul` and those like it."""
+    """Implements `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it, and
+    `kernels.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "ippii")
         self._gelu = declare(library, "gelu_and_mul", "ippii")
         self._clamp = declare(library, "clamp_and_mul", "ippiiff")
         self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
+        self._sigmoid = declare(library, "sigmoid_and_mul", "ipiippii")
 
     def gelu_tanh(self, x: Tensor) -> Tensor:
         if x.dtype not in ELEMENT:
@@ -45,6 +48,22 @@ class Gates:
         if gate_up.dtype not in ELEMENT:
             return clamp_and_mul(gate_up, clamp)
         return _gated(self._clamp, gate_up, clamp.slope, clamp.limit)
+
+    def sigmoid_and_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        if x.dtype not in ELEMENT or gate.dtype != x.dtype or gate.stride(1) != 1:
+            return sigmoid_and_mul(gate, x)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._sigmoid(
+            ELEMENT[x.dtype],
+            gate.data_ptr(),
+            gate.stride(0),
+            gate.shape[1],
+            x.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+        )
+        return out
 
 
 def _gated(function: Callable[..., None], gate_up: Tensor, *numbers: float) -> Tensor:

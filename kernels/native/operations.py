@@ -41,7 +41,7 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
         clamp_and_mul=gates.clamp_and_mul,
-        sigmoid_and_mul=elementwise.sigmoid_and_mul,
+        sigmoid_and_mul=gates.sigmoid_and_mul,
         add_scaled=elementwise.add_scaled,
         soft_cap=elementwise.soft_cap,
         route=Router(library).route,

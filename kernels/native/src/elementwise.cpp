@@ -80,19 +80,3 @@ extern "C" void orcinus_soft_cap(int64_t element, const void* x, void* out, int6
         x, out, n_tokens, size, [=](Floats some) { return cap * orcinus::tanh(some / cap); });
   });
 }
-
-// x *= sigmoid(gates), with one of `gates` for each token.
-extern "C" void orcinus_sigmoid_and_mul(int64_t element, const void* gates, void* x,
-                                        int64_t n_tokens, int64_t size) {
-  using namespace orcinus;
-  with_element(element, [&](auto type) {
-    using T = typename decltype(type)::type;
-    for_each_token(n_tokens, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t token) {
-      const Floats gate = sigmoid(load_some(static_cast<const T*>(gates) + token, 1));
-      T* row = static_cast<T*>(x) + token * size;
-      for (int64_t i = 0; i < size; i += kLanes) {
-        store_up_to(row + i, load_up_to(row + i, size - i) * gate[0], size - i);
-      }
-    });
-  });
-}

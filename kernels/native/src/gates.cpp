@@ -33,6 +33,23 @@ void gate_and_mul(const T* gate_up, T* out, int64_t n_tokens, int64_t size, cons
   });
 }
 
+// `gate` has `gate_size` elements for each token, `size` or one for all; its rows are `stride` apart.
+template <class T>
+void sigmoid_and_mul(const T* gate, int64_t stride, int64_t gate_size, const T* x, T* out,
+                     int64_t n_tokens, int64_t size) {
+  for_rows(n_tokens, 3 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* gates = gate + token * stride;
+      const Floats of_all = sigmoid(splat(load_some(gates, 1)[0]));
+      for (int64_t i = 0; i < size; i += kLanes) {
+        const int64_t n = size - i;
+        const Floats factor = gate_size == 1 ? of_all : sigmoid(load_up_to(gates + i, n));
+        store_up_to(out + token * size + i, factor * load_up_to(x + token * size + i, n), n);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace orcinus
 
@@ -92,5 +109,16 @@ extern "C" void orcinus_clamp_and_mul(int64_t element, const void* gate_up, void
     gates = select(gates > limit, splat(limit), gates);
     ups = select(ups > limit, splat(limit), select(ups < -limit, splat(-limit), ups));
     return (ups + 1.0f) * gates * sigmoid(slope * gates);
+  });
+}
+
+extern "C" void orcinus_sigmoid_and_mul(int64_t element, const void* gate, int64_t stride,
+                                        int64_t gate_size, const void* x, void* out,
+                                        int64_t n_tokens, int64_t size) {
+  using namespace orcinus;
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    sigmoid_and_mul(static_cast<const T*>(gate), stride, gate_size, static_cast<const T*>(x),
+                    static_cast<T*>(out), n_tokens, size);
   });
 }

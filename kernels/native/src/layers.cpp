@@ -533,8 +533,9 @@ struct SigmoidAndMul {
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
-    orcinus_sigmoid_and_mul(of.element, batch.buffers[gates].data, of.data, batch.n_rows(of),
-                            of.width);
+    const Buffer& gate = batch.buffers[gates];
+    orcinus_sigmoid_and_mul(of.element, gate.data, gate.width, gate.width, of.data, of.data,
+                            batch.n_rows(of), of.width);
   }
 };
 

@@ -61,8 +61,8 @@ void orcinus_add_scaled(int64_t element, void* x, const void* y, int64_t n_token
 void orcinus_soft_cap(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size,
                       float cap);
 
-void orcinus_sigmoid_and_mul(int64_t element, const void* gates, void* x, int64_t n_tokens,
-                             int64_t size);
+void orcinus_sigmoid_and_mul(int64_t element, const void* gate, int64_t stride, int64_t gate_size,
+                             const void* x, void* out, int64_t n_tokens, int64_t size);
 
 void orcinus_route(int64_t element, const void* scores, int64_t* experts, float* weights,
                    int64_t n_tokens, int64_t n_experts, int64_t n_chosen, int64_t normalises);

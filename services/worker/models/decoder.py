@@ -66,7 +66,7 @@ class DecoderStage(StageModel):
         ]
         self._head = self.read_head(source) if place.is_last else None
         by_layer = LayerByLayer(
-            embedding, self.make_rotaries(), self._decoder_layers, self._head, config.hidden_size
+            embedding, self.make_rotaries(), self._decoder_layers, self._head, self.hidden_size
         )
         self._layer_stack = stack(by_layer, place, dtype)
 

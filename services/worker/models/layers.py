@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
+from kernels.gated_in_two import GatedInTwo
 from kernels.packed_linear import (
     Gate,
-    GatedInTwo,
     GatedWeight,
     LinearWeight,
     PlainWeight,

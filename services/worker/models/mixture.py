@@ -8,6 +8,7 @@ same experts needs no message, since they see the same hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
@@ -29,10 +30,17 @@ class SharedExpert:
     gate: LinearWeight  # [1, hidden]
     ops: Ops
 
+    @classmethod
+    def read(
+        cls, source: TensorSource, prefix: str, mlp: GatedMLP, *, hidden_size: int, ops: Ops
+    ) -> Self:
+        """Reads the gate `shared_expert_gate` under `prefix`, of the shared expert `mlp`."""
+        gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
+        return cls(mlp, pack(gate), ops)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Returns this rank's share of the result, [n_tokens, hidden]."""
-        changed = self.mlp.down.weight(self.mlp.gate_up(x))
-        return self.ops.sigmoid_and_mul(self.gate(x), changed)
+        return self.ops.sigmoid_and_mul(self.gate(x), self.mlp.down.weight(self.mlp.gate_up(x)))
 
     def record(self, to: Recorder, x: Buffer) -> Buffer:
         changed = to.multiply(self.mlp.down.weight, to.gated(self.mlp.gate_up, x))

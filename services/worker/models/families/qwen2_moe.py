@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels import AttentionForm
-from kernels.packed_linear import pack
 from services.worker.models.config import Count, JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import MLP, Attention, GatedMLP
@@ -88,16 +87,16 @@ class Qwen2MoeStage(RotaryStage):
             return super().read_mlp(source, prefix, index)
         size = self.config.shared_expert_size
         shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
-        gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, self.config.hidden_size)
+        hidden_size = self.config.hidden_size
         return read_experts(
             source,
             prefix,
             names=("gate_proj", "up_proj", "down_proj"),
-            hidden_size=self.config.hidden_size,
+            hidden_size=hidden_size,
             size=self.config.expert_size,
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
             ops=self.ops,
-            shared=SharedExpert(shared, pack(gate), self.ops),
+            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size, ops=self.ops),
         )
