@@ -107,7 +107,8 @@ class NativeLayers:
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
         """Returns the steps up to each that is Python's, and that one."""
-        segments, native = [], []
+        segments: list[_Segment] = []
+        native: list[StepStruct] = []
         for step in steps:
             if isinstance(step, Call):
                 segments.append(_Segment(native, step))

@@ -199,7 +199,8 @@ def _value(kind: Any, value: Any, kept: list[object]) -> Any:
     if kind in _MATRICES:
         return _weight(value)
     if get_origin(kind) is Sequence:
-        return _sequence(*get_args(kind), value, kept)
+        (description,) = get_args(kind)
+        return _sequence(description, value, kept)
     return value if kind in _NUMBERS else filled(kind, value, kept)
 
 

@@ -51,7 +51,8 @@ class Recorder(Program):
     def norm(self, norm: Callable[[Tensor], Tensor], x: Buffer) -> Buffer:
         """Returns `norm(x)`."""
         if isinstance(norm, Recorded):
-            return norm.record(self, x)
+            recorded: Buffer = norm.record(self, x)
+            return recorded
         out = self.buffer(x.width, is_of_sampled=x.is_of_sampled)
         self.call(lambda batch, kv, x, out: out.copy_(norm(x)), x, out)
         return out
@@ -61,7 +62,8 @@ class Recorder(Program):
     ) -> Buffer:
         """Returns `attention(x, batch, kv, residual)` for the storage of a layer."""
         if isinstance(attention, Recorded):
-            return attention.record(self, x, layer, residual)
+            recorded: Buffer = attention.record(self, x, layer, residual)
+            return recorded
 
         def attend(
             batch: StageBatch, kv: Sequence[LayerKV], x: Tensor, out: Tensor, *rest: Tensor
@@ -73,7 +75,8 @@ class Recorder(Program):
     def mlp(self, mlp: _MLP, x: Buffer, residual: Buffer | None = None) -> Buffer:
         """Returns `mlp(x, batch.ranks, residual)`."""
         if isinstance(mlp, Recorded):
-            return mlp.record(self, x, residual)
+            recorded: Buffer = mlp.record(self, x, residual)
+            return recorded
 
         def run(batch: StageBatch, kv: object, x: Tensor, out: Tensor, *rest: Tensor) -> None:
             out.copy_(mlp(x, batch.ranks, *rest))
@@ -83,7 +86,8 @@ class Recorder(Program):
     def layer(self, layer: _Layer, hidden: Buffer, index: int) -> Buffer:
         """Returns `layer(hidden, batch, kv)` for the storage of the layer `index` of the stage."""
         if isinstance(layer, Recorded):
-            return layer.record(self, hidden, index)
+            recorded: Buffer = layer.record(self, hidden, index)
+            return recorded
         self.call(lambda batch, kv, hidden: hidden.copy_(layer(hidden, batch, kv[index])), hidden)
         return hidden
 

@@ -206,6 +206,11 @@ class Silent:
         return self._piece(*args)
 
 
+def silent(piece: Any) -> Any:
+    """`piece`, without its steps."""
+    return Silent(piece)
+
+
 class TestWhatNoFamilyHas:
     """Scale, soft cap, sinks, the other gate, and biases everywhere, on two threads."""
 
@@ -376,28 +381,28 @@ class TestWhatNoFamilyHas:
         assert isinstance(first, PreNormLayer)
         layers = [
             PreNormLayer(
-                Silent(first.attention_norm),
-                Silent(first.attention),
-                Silent(first.mlp_norm),
-                Silent(first.mlp),
+                silent(first.attention_norm),
+                silent(first.attention),
+                silent(first.mlp_norm),
+                silent(first.mlp),
             ),
-            Silent(second),
+            silent(second),
             SandwichLayer(
-                Silent(first.attention_norm),
-                Silent(first.attention),
+                silent(first.attention_norm),
+                silent(first.attention),
                 first.attention_norm,
                 first.mlp_norm,
-                Silent(first.mlp),
+                silent(first.mlp),
                 first.mlp_norm,
             ),
         ]
-        embedding, head = Silent(self.embedding()), Silent(self.head())
-        silent = replace(by_layer, layers=layers, embedding=embedding, head=head)
-        at_once = stack(silent, self.place(), torch.float32)
+        embedding, head = silent(self.embedding()), silent(self.head())
+        quiet = replace(by_layer, layers=layers, embedding=embedding, head=head)
+        at_once = stack(quiet, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
         assert at_once.fused.program.inputs is not None
         assert at_once.fused.program.logits is None
-        expected = self.run(silent, inputs, [4, 8], n_layers=3)
+        expected = self.run(quiet, inputs, [4, 8], n_layers=3)
         assert torch.equal(self.run(at_once, inputs, [4, 8], n_layers=3), expected)
 
     def test_angles_may_be_replaced(self) -> None:
