@@ -51,12 +51,12 @@ from kernels.native.linear import (
 from kernels.ops import ExpertMLPs, Ops
 
 __all__ = [
+    "Biased",
     "CublasWeight",
     "Gate",
     "GatedWeight",
     "LinearWeight",
     "OneDnnWeight",
-    "PackedExpert",
     "PackedExperts",
     "PlainWeight",
     "Quantization",
@@ -119,28 +119,28 @@ class OneDnnWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedExpert:
-    """The gated MLP of one expert."""
+class Biased:
+    """Multiplies and adds a bias."""
 
-    gate_up: GatedWeight
-    down: LinearWeight
-    down_bias: Tensor | None  # [hidden]
+    weight: LinearWeight
+    bias: Tensor  # [n_out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x), self.down_bias)
+        return self.weight(x, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
     """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
 
-    each: Sequence[PackedExpert]
+    gate_up: Sequence[GatedWeight]
+    down: Sequence[LinearWeight | Biased]
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return mix_experts(x, experts, weights, n_experts=len(self.each), mlp=self._mlp)
+        return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
 
     def _mlp(self, expert: int, x: Tensor) -> Tensor:
-        return self.each[expert](x)
+        return self.down[expert](self.gate_up[expert](x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +213,11 @@ def pack_experts(
     if not can_pack(down):
         return _PlainExperts(gate_up, down, form, ops.expert_mlp)
     return PackedExperts(
+        [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
         [
-            PackedExpert(
-                _pack_gates(gates, form, i, ops),
-                pack(weight),
-                None if form.down_bias is None else form.down_bias[i],
-            )
-            for i, (gates, weight) in enumerate(zip(gate_up, down, strict=True))
-        ]
+            pack(weight) if form.down_bias is None else Biased(pack(weight), form.down_bias[i])
+            for i, weight in enumerate(down)
+        ],
     )
 
 

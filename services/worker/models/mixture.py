@@ -14,7 +14,14 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import LinearWeight, PackedExperts, pack, pack_experts
+from kernels.packed_linear import (
+    Biased,
+    GatedWeight,
+    LinearWeight,
+    PackedExperts,
+    pack,
+    pack_experts,
+)
 from kernels.program import Buffer, Expert, gated_part
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.recording import Recorder
@@ -80,7 +87,8 @@ class ExpertMixture:
 
     def _record_experts(self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer) -> Buffer:
         if isinstance(self.experts, PackedExperts):
-            each = [Expert(gated_part(e.gate_up), e.down, e.down_bias) for e in self.experts.each]
+            both = zip(self.experts.gate_up, self.experts.down, strict=True)
+            each = [_expert(gate_up, down) for gate_up, down in both]
             return to.run_experts(each, x, experts, weights)
         out = to.buffer(x.width)
         to.call(
@@ -88,6 +96,13 @@ class ExpertMixture:
             out, x, experts, weights,
         )  # fmt: skip
         return out
+
+
+def _expert(gate_up: GatedWeight, down: LinearWeight | Biased) -> Expert:
+    """Returns the description of one expert."""
+    if isinstance(down, Biased):
+        return Expert(gated_part(gate_up), down.weight, down.bias)
+    return Expert(gated_part(gate_up), down, None)
 
 
 def read_experts(
