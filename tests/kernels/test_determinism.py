@@ -193,8 +193,14 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
 def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype) -> None:
     scores = torch.randn(90, 67, generator=torch.Generator().manual_seed(1)).to(dtype)
     for normalises in (True, False):
-        check_rows(lambda rows, how=normalises: build.route(scores[rows], n_chosen, how)[0], 90)
-        check_rows(lambda rows, how=normalises: build.route(scores[rows], n_chosen, how)[1], 90)
+        for part in (0, 1):  # weights and experts
+            check_rows(partial(_routed, build, scores, n_chosen, normalises, part), 90)
+
+
+def _routed(
+    build: Ops, scores: Tensor, n_chosen: int, normalises: bool, part: int, rows: Tensor
+) -> Tensor:
+    return build.route(scores[rows], n_chosen, normalises)[part]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
