@@ -27,6 +27,8 @@ class Buffers:
         self._buffers = program.buffers
         self._places, self._forms = _shared(program)
         self._memory: list[Tensor] = []
+        # Kept from call to call, since to make one costs more than to look it up.
+        self._tensors: dict[int, Tensor] = {}
         self._n_tokens, self._n_sampled = -1, -1
         self._structs: Any = None
 
@@ -38,11 +40,16 @@ class Buffers:
 
     def tensor(self, buffer: Buffer, n_rows: int) -> Tensor:
         """Returns the first rows of a buffer, [n_rows, width]."""
-        return self._memory[self._places[buffer.index]][:n_rows]
+        known = self._tensors.get(buffer.index)
+        if known is None or known.shape[0] != n_rows:
+            known = self._memory[self._places[buffer.index]][:n_rows]
+            self._tensors[buffer.index] = known
+        return known
 
     def _allocate(self, n_tokens: int, n_sampled: int) -> None:
         self._n_tokens, self._n_sampled = n_tokens, n_sampled
-        self._memory.clear()  # before there is more
+        self._tensors.clear()  # before there is more
+        self._memory.clear()
         # Tensors that are made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             for width, dtype, is_of_sampled in self._forms:

@@ -64,7 +64,6 @@ class NativeLayers:
         check(program)
         self.program = program
         self.seconds = Seconds()
-        self._library = library
         self._run = library.orcinus_layers
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
         self._run.restype = ctypes.c_int64
@@ -85,13 +84,14 @@ class NativeLayers:
             (len(step.table) for step in steps if isinstance(step, AddPositions)),
             default=_NO_LIMIT,
         )
-        self._argmax = np.empty(0, np.int64)
+        self._argmax = _Argmax(0)
 
     def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `kernels.ops.FusedStage`."""
         self._compute(self._layers, inputs, batch, kv, None)
         hidden = _given(self.program.hidden)
-        return self._buffers.tensor(hidden, len(inputs)).clone()  # it may still be sent later
+        # A copy, since it may still be sent when the next batch runs.
+        return self._buffers.tensor(hidden, inputs.shape[0]).clone()
 
     def logits(
         self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
@@ -99,11 +99,12 @@ class NativeLayers:
         """Implements `kernels.ops.FusedStage`."""
         if self.program.logits is None:
             raise ValueError("layers without a head have no logits")
-        n_sampled = len(sampled)
-        if len(self._argmax) != n_sampled:
-            self._argmax = np.empty(n_sampled, np.int64)
+        n_sampled = sampled.shape[0]
+        if self._argmax.n != n_sampled:
+            self._argmax = _Argmax(n_sampled)
         self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
-        return Logits(self._buffers.tensor(self.program.logits, n_sampled), self._argmax)
+        logits = self._buffers.tensor(self.program.logits, n_sampled)
+        return Logits(logits, self._argmax.values)
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
         """Returns the steps up to each that is Python's, and that one."""
@@ -127,9 +128,9 @@ class NativeLayers:
     ) -> None:
         """Checks a batch and runs steps of the program; results are in its buffers."""
         spans = AttentionSpans.of(batch.attention)
-        n_tokens, n_sampled = len(inputs), 0 if sampled is None else len(sampled)
+        n_tokens, n_sampled = inputs.shape[0], 0 if sampled is None else sampled.shape[0]
         positions, slots, into = batch.positions, batch.slots, self.program.inputs
-        if not n_tokens == len(positions) == len(slots):
+        if not n_tokens == positions.shape[0] == slots.shape[0]:
             raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {len(slots)} slots")
         if into is not None and (inputs.dtype, inputs.shape[1]) != (into.dtype, into.width):
             raise ValueError(
@@ -148,7 +149,7 @@ class NativeLayers:
             *spans.block_tables.shape,
             None if sampled is None else _int64_address(sampled),
             n_sampled,
-            self._argmax.ctypes.data,
+            self._argmax.address,
             self._max_ids,
             min(self._max_positions, self._angles.n_positions),
         )
@@ -171,6 +172,15 @@ class NativeLayers:
                     for each in segment.call.buffers
                 )
                 segment.call.function(batch, kv, *tensors)
+
+
+class _Argmax:
+    """Memory for the argmax of the logits of `n` tokens."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.values = np.empty(n, np.int64)
+        self.address = self.values.ctypes.data
 
 
 _TABLES = (Embed, EmbedPacked)
