@@ -6,11 +6,12 @@ form.
 Prints for each batch the milliseconds of an iteration, and the floor beside it: the larger of what
 it takes to read the weights at the measured bandwidth, and of what the linear layers take by
 themselves, one after the other over the same weights. Of experts, these are as many as tokens can
-choose, each with an even part of them. The two run in turns, and medians are compared. Then where the iteration's time goes, by medians too: linear layers, attention, the other
-operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling, and
-everything outside kernels: laying out the batch, the Python between calls, and what PyTorch does.
-The time to make a plan is not in it. With several stages it is the first one that is measured,
-whose layers are the most.
+choose, each with an even part of them. The two run in turns, and medians are compared. Then where
+the iteration's time goes, by medians too: linear layers, attention, the other operations (norms,
+rotary embedding with K/V, gates that are not in a linear layer), sampling, and everything outside
+kernels: laying out the batch, the Python between calls, and what PyTorch does. The time to make a
+plan is not in it. With several stages it is the first one that is measured, whose layers are the
+most.
 
 `--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
 """
