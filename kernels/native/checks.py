@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.call import ELEMENT
-from kernels.native.linear import NativeGatedWeight, NativeInt8GatedWeight, NativeWeight
-from kernels.native.structs import NATIVE
+from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
 from kernels.program import (
     AddPositions,
     Attend,
@@ -40,7 +39,9 @@ from kernels.program import (
 def is_native(program: Program) -> bool:
     """Whether all matrices of a program are packed for the library."""
     return program.dtype in ELEMENT and all(
-        isinstance(weight, NATIVE) for step in program.steps for weight in _matrices(step)
+        isinstance(weight, NativeLinear | NativeGated)
+        for step in program.steps
+        for weight in _matrices(step)
     )
 
 
@@ -98,7 +99,7 @@ def _(step: LayerNorm, program: Program) -> None:
 @_check.register
 def _(step: Multiply, program: Program) -> None:
     n_out, n_in = step.weight.shape
-    is_gated = isinstance(step.weight, NativeGatedWeight | NativeInt8GatedWeight)
+    is_gated = isinstance(step.weight, NativeGated)
     if step.x.width != n_in:
         raise ValueError(f"a matrix of {n_in} inputs for {step.x.width}")
     if step.out.width != (n_out // 2 if is_gated else n_out):
@@ -165,7 +166,7 @@ def _check_expert(expert: Expert, step: RunExperts) -> None:
 
 def _check_gates(gate_up: Gated) -> None:
     """Raises ValueError unless either the matrix gates, or an operation after it."""
-    is_gated = isinstance(gate_up.weight, NativeGatedWeight | NativeInt8GatedWeight)
+    is_gated = isinstance(gate_up.weight, NativeGated)
     if is_gated == (gate_up.form is not None):
         raise ValueError("a matrix that gates twice, or never")
 

@@ -28,21 +28,13 @@ from torch import Tensor
 
 from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
+from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
 from kernels.program import STEPS, Buffer, Matrix
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _NUMBERS: dict[Any, Any] = {int: _int, float: _float, Buffer: _int}
 _MATRICES = (LinearWeight, Matrix)
-
-NATIVE = NativeWeight | NativeGatedWeight | NativeInt8Weight | NativeInt8GatedWeight
-"""The matrices that have a structure."""
 
 
 class ArrayStruct(ctypes.Structure):
@@ -211,11 +203,9 @@ def _sequence(description: type, values: Sequence[Any], kept: list[object]) -> S
     return SequenceStruct(ctypes.addressof(array), len(each))
 
 
-def _weight(weight: NATIVE) -> WeightStruct:
+def _weight(weight: NativeLinear | NativeGated) -> WeightStruct:
     n_out, n_in = weight.shape
-    finish = 0
-    if isinstance(weight, NativeGatedWeight | NativeInt8GatedWeight):
-        finish = weight.gate
+    finish = weight.gate if isinstance(weight, NativeGated) else 0
     if isinstance(weight, NativeWeight | NativeGatedWeight):
         return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
     panels = weight.panels
