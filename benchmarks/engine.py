@@ -5,12 +5,13 @@ form.
 
 Prints for each batch the milliseconds of an iteration, and the floor beside it: the larger of what
 it takes to read the weights at the measured bandwidth, and of what the linear layers take by
-themselves, one after the other over the same weights. The two run in turns, and medians are
-compared. Then where the iteration's time goes, by medians too: linear layers, attention, the other
-operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling, and
-everything outside kernels: laying out the batch, the Python between calls, and what PyTorch does.
-The time to make a plan is not in it. With several stages it is the first one that is measured,
-whose layers are the most.
+themselves, one after the other over the same weights. Of experts, these are as many as tokens can
+choose, each with an even part of them. The two run in turns, and medians are compared. Then where
+the iteration's time goes, by medians too: linear layers, attention, the other operations (norms,
+rotary embedding with K/V, gates that are not in a linear layer), sampling, and everything outside
+kernels: laying out the batch, the Python between calls, and what PyTorch does. The time to make a
+plan is not in it. With several stages it is the first one that is measured, whose layers are the
+most.
 
 `--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
 """
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.stopwatch import SHARED, Stopwatch, instrument, seconds_at_once
+from benchmarks.stopwatch import SHARED, Stopwatch, Use, instrument, seconds_at_once
 from kernels.packed_linear import PlainWeight
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
@@ -153,13 +154,18 @@ def seconds_of(work: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - start
 
 
-def linears_alone(model: StageModel, weights: Sequence[Any], case: Case) -> Callable[[], None]:
-    """Returns a function that runs all linear layers, one after the other."""
+def calls_of(model: StageModel, uses: Sequence[Use], case: Case) -> list[tuple[Any, int]]:
+    """Returns each weight that a case needs, and the tokens that it is multiplied with."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
-    *layers, last = weights
-    calls = [(weight, n_tokens) for weight in layers]
-    calls.append((last, n_sampled if model.is_last else n_tokens))
+    *layers, last = uses
+    calls = [(use.weight, use.choice.n_tokens(n_tokens)) for use in layers]
+    calls.append((last.weight, n_sampled if model.is_last else n_tokens))
+    return [(weight, n) for weight, n in calls if n]
+
+
+def linears_alone(model: StageModel, calls: Sequence[tuple[Any, int]]) -> Callable[[], None]:
+    """Returns a function that runs all linear layers, one after the other."""
     inputs = {
         shape: torch.randn(shape).to(model.dtype)
         for shape in {(n, weight.shape[1]) for weight, n in calls}
@@ -184,7 +190,7 @@ class Line:
 
 def measure(
     model: StageModel,
-    weights: Sequence[Any],
+    uses: Sequence[Use],
     watch: Stopwatch,
     case: Case,
     *,
@@ -193,8 +199,9 @@ def measure(
     rate: float,
 ) -> Line:
     """Measures one case; `rate` is the bandwidth in bytes per second."""
-    n_bytes = sum(weight.nbytes for weight in weights)
-    multiply = linears_alone(model, weights, case)
+    calls = calls_of(model, uses, case)
+    n_bytes = sum(weight.nbytes for weight, _ in calls)
+    multiply = linears_alone(model, calls)
     batch = Batch(model, case, context, n_iterations + N_WARM_UPS)
     for _ in range(N_WARM_UPS):
         batch.run(batch.next_plan())
@@ -258,14 +265,14 @@ def main() -> None:
         on_progress=lambda n_done, n_total: None,
     )
     watch = Stopwatch()
-    weights = instrument(model, watch)
+    uses = instrument(model, watch)
     rate = bandwidth()
     print(f"{arguments.threads} threads, reading {rate / 1e9:.1f} GB/s")
     with torch.inference_mode():
         lines = [
             measure(
                 model,
-                weights,
+                uses,
                 watch,
                 case,
                 context=arguments.context,

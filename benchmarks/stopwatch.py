@@ -1,5 +1,7 @@
 """A stopwatch in a model: the time of its operations and its linear layers, by their kinds."""
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from kernels import Ops
 from kernels.packed_linear import LinearWeight
 from services.worker.models import StageModel
 from services.worker.models.layer_stack import AllAtOnce
+from services.worker.models.mixture import ExpertMixture
 
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
 UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
@@ -66,28 +69,58 @@ class TimedWeight:
         return getattr(self.weight, name)
 
 
-def instrument(model: StageModel, watch: Stopwatch) -> list[Any]:
-    """Times everything that the model computes with; returns its weights in the order of their
-    use."""
-    weights: list[Any] = []
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The share of all tokens that go through a weight: those that choose its expert."""
+
+    n_experts: int = 1
+    n_chosen: int = 1
+    expert: int = 0
+
+    def of(self, expert: int) -> Choice:
+        """Returns the share of one of the experts, if there are several."""
+        return self if self.n_experts == 1 else dataclasses.replace(self, expert=expert)
+
+    def n_tokens(self, n: int) -> int:
+        """Returns the tokens of `n` that choose it, where all experts are chosen alike."""
+        n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
+        return n_of_each + (self.expert < n_left)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A weight, and which tokens it is multiplied with."""
+
+    weight: Any
+    choice: Choice
+
+
+def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
+    """Times everything that the model computes with; returns the uses of its weights in their
+    order."""
+    uses: list[Use] = []
     model.ops = timed_ops(model.ops, watch)
 
-    def visited(value: Any) -> Any:
+    def visited(value: Any, choice: Choice) -> Any:
         if isinstance(value, LinearWeight):
-            weights.append(value)
+            uses.append(Use(value, choice))
             return TimedWeight(value, watch.of("linear", value))
         if isinstance(value, Ops):
             return model.ops
         if isinstance(value, (list, tuple)):
-            return type(value)(visited(item) for item in value)
+            return type(value)(visited(item, choice.of(i)) for i, item in enumerate(value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            of_experts = choice
+            if isinstance(value, ExpertMixture):
+                of_experts = Choice(value.router.shape[0], value.n_chosen)
             for one in dataclasses.fields(value):
-                object.__setattr__(value, one.name, visited(getattr(value, one.name)))
+                of_field = of_experts if one.name == "experts" else choice
+                object.__setattr__(value, one.name, visited(getattr(value, one.name), of_field))
         return value
 
     for name in ("_decoder_layers", "_head"):
-        setattr(model, name, visited(getattr(model, name)))
-    return weights
+        setattr(model, name, visited(getattr(model, name), Choice()))
+    return uses
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import torch
 
+from kernels.add_scaled import add_scaled
 from kernels.attention import attention, plan_attention
 from kernels.attention_form import AttentionForm
+from kernels.clamp_and_mul import clamp_and_mul
 from kernels.delta_net import delta_net
 from kernels.delta_net_form import DeltaNetForm
 from kernels.embedding import embedding
@@ -30,9 +32,11 @@ from kernels.ops import AttentionPlan, Ops
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
+from kernels.route import route
 from kernels.sample import sample
 from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
+from kernels.soft_cap import soft_cap
 from kernels.state_spans import StateSpans
 from kernels.triton.operations import triton_ops
 from kernels.write_kv import write_kv
@@ -58,7 +62,11 @@ TORCH = Ops(
     silu_and_mul=silu_and_mul,
     gelu_tanh=gelu_tanh,
     gelu_and_mul=gelu_and_mul,
+    clamp_and_mul=clamp_and_mul,
     sigmoid_and_mul=sigmoid_and_mul,
+    add_scaled=add_scaled,
+    soft_cap=soft_cap,
+    route=route,
     expert_mlp=expert_mlp,
     write_kv=write_kv,
     rotary_write_kv=rotary_write_kv,

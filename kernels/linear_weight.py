@@ -45,8 +45,21 @@ class TableWeight(LinearWeight, Protocol):
         """Returns rows of the matrix, [n, n_in], for `indices` [n]."""
 
 
+@runtime_checkable
+class PanelTable(TableWeight, Protocol):
+    """A table that lies in panels of whole numbers of a word, as the native library packs it."""
+
+    @property
+    def packed(self) -> Tensor:
+        """The rows in their panels, [n_panels, n_steps, panel, inputs]."""
+
+
 class GatedWeight(Protocol):
     """Two matrices [n_out, n_in] each: a gate's, and that of what it gates."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes of both together, 2 * n_out and n_in."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_out].

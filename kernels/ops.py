@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
 from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import ExpertForm
+from kernels.expert_form import Clamp, ExpertForm
 from kernels.head_norms import HeadNorms
-from kernels.layer import StageWeights
 from kernels.logits import Logits
+from kernels.program import Program
 from kernels.sampling_columns import SamplingColumns
 from kernels.state_spans import StateSpans
 from kernels.upload import Uploads
@@ -153,41 +152,49 @@ class FusedSeconds(Protocol):
     def other(self) -> float: ...
 
 
+class FusedBatch(Protocol):
+    """A flat batch, as a program takes it."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Places of tokens in their sequences, [n_tokens] int64."""
+
+    @property
+    def slots(self) -> Tensor:
+        """Where the keys and values of tokens are stored, [n_tokens] int64."""
+
+    @property
+    def attention(self) -> AttentionPlan:
+        """The batch's plan, of the same operations."""
+
+    def of_groups(self) -> Sequence[FusedBatch]:
+        """Returns the batch as the layers of each K/V group have it; plans differ in nothing but
+        block tables."""
+
+
 class FusedStage(Protocol):
-    """The layers of a stage, and perhaps what is around them, in one call.
+    """A program that is run by its operations.
 
     Its results are those of the operations called one after the other, to the bit.
     """
 
     @property
-    def stage(self) -> StageWeights:
-        """The part of the stage that it computes: a table or a head may have been left out."""
+    def program(self) -> Program:
+        """What it runs."""
 
     @property
     def seconds(self) -> FusedSeconds:
-        """The time of all calls until now."""
+        """The time of all its operations until now; what its calls of Python take is not in it."""
 
-    def __call__(
-        self,
-        inputs: Tensor,
-        positions: Tensor,
-        slots: Sequence[Tensor],
-        plans: Sequence[AttentionPlan],
-        kv: Sequence[LayerKV],
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Returns the hidden states after the last layer, [n_tokens, hidden_size].
 
         Args:
-            inputs: tokens [n_tokens] if the stage has a table; else hidden states
-                [n_tokens, hidden_size], which are used up.
-            positions: [n_tokens], of tokens in their sequences.
-            slots: [n_tokens] for each K/V group, where its layers store keys and values.
-            plans: the batch's for each K/V group, of the same operations; they differ in nothing
-                but block tables.
+            inputs: tokens [n_tokens] int64, or hidden states [n_tokens, hidden_size] if the program
+                takes them in.
+            batch: where the tokens are, and how they attend.
             kv: the storage of each layer; if the first tensor is that of the call before, so must
                 the others be.
-
-        Integers are int64.
 
         Raises:
             TypeError: a plan is another's.
@@ -197,13 +204,7 @@ class FusedStage(Protocol):
         """
 
     def logits(
-        self,
-        inputs: Tensor,
-        positions: Tensor,
-        slots: Sequence[Tensor],
-        plans: Sequence[AttentionPlan],
-        kv: Sequence[LayerKV],
-        sampled: Tensor,
+        self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
@@ -212,26 +213,20 @@ class FusedStage(Protocol):
 
         Raises:
             TypeError: a plan is another's.
-            ValueError: a tensor has another type or shape, or the stage has no head.
+            ValueError: a tensor has another type or shape, or the program makes no logits.
             IndexError: a token or position is not in the tables, or a place not in the batch;
                 nothing has been computed.
         """
 
 
 class FuseLayers(Protocol):
-    """Makes one call of a stage."""
+    """Makes one call of a program, or a few."""
 
-    def __call__(self, stage: StageWeights, dtype: torch.dtype, /) -> FusedStage | None:
-        """Returns what runs the stage; None if layers like these are to be run one by one.
+    def __call__(self, program: Program, /) -> FusedStage | None:
+        """Returns what runs the program; None if layers like these are to be run one by one.
 
-        `dtype` is that of hidden states, and with them of tables, biases, K/V and logits. Raises
-        ValueError for tensors of other types.
+        Raises ValueError for tensors that do not fit each other.
         """
-
-
-def never_fused(stage: StageWeights, dtype: torch.dtype, /) -> FusedStage | None:
-    """Returns None: every layer is run by itself."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +240,11 @@ class Ops:
     silu_and_mul: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
+    clamp_and_mul: Callable[[Tensor, Clamp], Tensor]
     sigmoid_and_mul: Callable[[Tensor, Tensor], Tensor]
+    add_scaled: Callable[[Tensor, Tensor, float], Tensor]
+    soft_cap: Callable[[Tensor, float], Tensor]
+    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV
@@ -254,7 +253,8 @@ class Ops:
     delta_net: Callable[[Tensor, Tensor, Tensor, StateSpans, DeltaNetForm], Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    fuse_layers: FuseLayers = never_fused
+    fuse_layers: FuseLayers | None = None
+    """Runs layers that have been recorded; None: every layer is run by itself."""
     has_fixed_shapes: bool = False
     """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
     can be recorded as a graph."""

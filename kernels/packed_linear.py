@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.expert_mlp import ExpertMLP, mix_experts
+from kernels.gated_in_two import GatedInTwo
 from kernels.linear_weight import (
     Gate,
     GatedWeight,
@@ -51,11 +51,13 @@ from kernels.native.linear import (
 from kernels.ops import ExpertMLPs, Ops
 
 __all__ = [
+    "Biased",
     "CublasWeight",
     "Gate",
     "GatedWeight",
     "LinearWeight",
     "OneDnnWeight",
+    "PackedExperts",
     "PlainWeight",
     "Quantization",
     "TableWeight",
@@ -117,19 +119,7 @@ class OneDnnWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class _GatedInTwo:
-    """Multiplies, then gates, in two operations."""
-
-    weight: LinearWeight
-    gate: Callable[[Tensor], Tensor]  # of gate and what it gates side by side
-    bias: Tensor | None = None  # [n_out], of both
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.gate(self.weight(x, self.bias))
-
-
-@dataclass(frozen=True, slots=True)
-class _Biased:
+class Biased:
     """Multiplies and adds a bias."""
 
     weight: LinearWeight
@@ -144,7 +134,7 @@ class PackedExperts:
     """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
 
     gate_up: Sequence[GatedWeight]
-    down: Sequence[Callable[[Tensor], Tensor]]
+    down: Sequence[LinearWeight | Biased]
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
@@ -209,7 +199,7 @@ def pack_gated(
         return forms.gated(weight, gate)
     if quantization == "none" and can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
-    return _GatedInTwo(pack(weight, quantization), op)
+    return GatedInTwo(pack(weight, quantization), gate, op)
 
 
 def pack_experts(
@@ -225,7 +215,7 @@ def pack_experts(
     return PackedExperts(
         [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
         [
-            pack(weight) if form.down_bias is None else _Biased(pack(weight), form.down_bias[i])
+            pack(weight) if form.down_bias is None else Biased(pack(weight), form.down_bias[i])
             for i, weight in enumerate(down)
         ],
     )
@@ -236,10 +226,11 @@ def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> Gate
     gate = ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
     if form.gate_up_bias is None and form.clamp is None:
         return pack_gated(weight, form.gate, gate)
-    if form.clamp is not None:
-        gate = partial(clamp_and_mul, clamp=form.clamp)
     bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    return _GatedInTwo(pack(weight), gate, bias)
+    if form.clamp is None:
+        return GatedInTwo(pack(weight), form.gate, gate, bias)
+    clamp = form.clamp
+    return GatedInTwo(pack(weight), clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
 
 
 @dataclass(frozen=True, slots=True)

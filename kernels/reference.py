@@ -207,6 +207,28 @@ def expert_mlp(
     return out.to(x.dtype)
 
 
+def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
+    """Returns `x + factor * y` in float32."""
+    return (x.float() + factor * y.float()).to(x.dtype)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Returns `cap * tanh(x / cap)` in float32."""
+    return cap * torch.tanh(x.float() / cap)
+
+
+def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
+    """Returns weights and experts, one token after the other; of equal scores the first counts."""
+    weights, experts = [], []
+    for row in scores.double().tolist():
+        shares = [math.exp(score - max(row)) for score in row]
+        chosen = sorted(range(len(row)), key=lambda i: (-row[i], i))[:n_chosen]
+        total = sum(shares[i] for i in chosen) if normalises else sum(shares)
+        experts.append(chosen)
+        weights.append([shares[i] / total for i in chosen])
+    return torch.tensor(weights), torch.tensor(experts)
+
+
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
     """One row and one token after the other, in float64."""
     penalized = logits.to(torch.float64, copy=True)

@@ -1,125 +1,204 @@
-"""Which stages the native library runs in one call, and that a stage is sound.
+"""Which programs the native library runs, and that a program is sound.
 
 The library follows addresses and checks nothing, so all of it is checked here, once, before any
-address is taken. A stage that merely has other forms of weights is left to layer by layer; one
-whose tensors do not fit each other is an error.
+address is taken. A program with other forms of matrices is left to layer by layer; one whose
+tensors do not fit each other is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.layer import AttentionWeights, LayerWeights, StageWeights
-from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
+from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
+from kernels.program import (
+    AddPositions,
+    Attend,
+    Buffer,
+    Embed,
+    EmbedPacked,
+    Expert,
+    Gated,
+    Heads,
+    LayerNorm,
+    Multiply,
+    Program,
+    RMSNorm,
+    RotaryWriteKV,
+    RunExperts,
+    WriteKV,
 )
 
 
-def native_part(stage: StageWeights) -> StageWeights | None:
-    """Returns what the library runs of `stage`; None if it does not have the form of its layers.
-
-    All matrices must be packed for the library and all layers of the same sizes. A head whose
-    matrix is not packed for it is left out.
-    """
-    if not all(_is_native(layer) for layer in stage.layers):
-        return None
-    if len({_sizes(layer) for layer in stage.layers}) != 1:
-        return None
-    if stage.head is None or isinstance(stage.head.weight, NativeWeight | NativeInt8Weight):
-        return stage
-    return dataclasses.replace(stage, head=None)
-
-
-def check(stage: StageWeights, dtype: torch.dtype) -> None:
-    """Raises ValueError for a tensor that the library would misread where hidden states are of
-    `dtype`. `stage` is one that `native_part` has returned."""
-    if dtype not in ELEMENT:
-        raise ValueError(f"the native library does not compute with {dtype}")
-    hidden_size, head_dim = hidden_size_of(stage), stage.layers[0].attention.head_dim
-    for layer in stage.layers:
-        _check_layer(layer, dtype)
-    if stage.head is not None:
-        _check_norm(stage.head.norm.weight, hidden_size)
-        _check_weight(stage.head.weight, dtype)
-        if stage.head.weight.shape[1] != hidden_size:
-            raise ValueError("a head for other hidden states than those of the layers")
-    if stage.table is not None:
-        _check_table(stage.table, (hidden_size,), dtype)
-    _check_table(stage.angles.cos, (1, head_dim), dtype)
-    _check_table(stage.angles.sin, (1, head_dim), dtype)
-    if len(stage.angles.cos) != len(stage.angles.sin):
-        raise ValueError("cosines and sines of different positions")
-
-
-def hidden_size_of(stage: StageWeights) -> int:
-    """Returns the size of what goes from layer to layer."""
-    return stage.layers[0].attention.qkv.weight.shape[1]
-
-
-def _is_native(layer: LayerWeights) -> bool:
-    attention, mlp = layer.attention, layer.mlp
-    weights = attention.qkv.weight, attention.output.weight, mlp.down.weight
-    return isinstance(mlp.gate_up, NativeGatedWeight | NativeInt8GatedWeight) and all(
-        isinstance(weight, NativeWeight | NativeInt8Weight) for weight in weights
+def is_native(program: Program) -> bool:
+    """Whether all matrices of a program are packed for the library."""
+    return program.dtype in ELEMENT and all(
+        isinstance(weight, NativeLinear | NativeGated)
+        for step in program.steps
+        for weight in _matrices(step)
     )
 
 
-def _sizes(layer: LayerWeights) -> tuple[int, ...]:
-    """Returns what layers that run in one call have in common."""
-    attention, mlp = layer.attention, layer.mlp
-    gate_up = mlp.gate_up
-    if not isinstance(gate_up, NativeGatedWeight | NativeInt8GatedWeight):
-        raise TypeError(f"{type(gate_up).__name__} is no weight of the native library")
-    matrices = attention.qkv.weight, attention.output.weight, gate_up, mlp.down.weight
-    heads = attention.n_heads, attention.n_kv_heads, attention.head_dim
-    return (*heads, *(size for matrix in matrices for size in matrix.shape))
+def _matrices(step: object) -> Iterator[object]:
+    if isinstance(step, Multiply):
+        yield step.weight
+    elif isinstance(step, EmbedPacked):
+        yield step.table
+    elif isinstance(step, RunExperts):
+        for expert in step.each:
+            yield from (expert.gate_up.weight, expert.down)
 
 
-def _check_layer(layer: LayerWeights, dtype: torch.dtype) -> None:
-    attention, mlp = layer.attention, layer.mlp
-    projections = attention.qkv, attention.output, mlp.down
-    for weight in (*(each.weight for each in projections), mlp.gate_up):
-        _check_weight(weight, dtype)
-    for bias in (each.bias for each in projections):
-        if bias is not None and (bias.dtype != dtype or not bias.is_contiguous()):
-            raise ValueError(f"a bias of {bias.dtype} where layers are {dtype}")
-    hidden_size = attention.qkv.weight.shape[1]
-    _check_norm(layer.attention_norm.weight, hidden_size)
-    _check_norm(layer.mlp_norm.weight, hidden_size)
-    _check_sinks(attention)
-    heads = attention.head_norms
-    if heads is not None:
-        _check_norm(heads.q, attention.head_dim)
-        _check_norm(heads.k, attention.head_dim)
-        if heads.q.dtype != heads.k.dtype:
-            raise ValueError("norms of queries and of keys of different types")
+def check(program: Program) -> None:
+    """Raises ValueError for a tensor that the library would misread; the program `is_native`."""
+    for step in program.steps:
+        _check(step, program)
 
 
-def _check_sinks(attention: AttentionWeights) -> None:
-    sinks = attention.sinks
+@singledispatch
+def _check(step: Any, program: Program) -> None:
+    """Raises ValueError for tensors of a step that are not as its buffers need them.
+
+    Steps without tensors are sound if their buffers are, which `Program` makes.
+    """
+
+
+@_check.register
+def _(step: Embed, program: Program) -> None:
+    _check_rows(step.table, step.out)
+
+
+@_check.register
+def _(step: EmbedPacked, program: Program) -> None:
+    _check_product(step.table, program.dtype)
+
+
+@_check.register
+def _(step: AddPositions, program: Program) -> None:
+    _check_rows(step.table, step.x)
+
+
+@_check.register
+def _(step: RMSNorm, program: Program) -> None:
+    _check_norm(step.weight, step.x.width)
+
+
+@_check.register
+def _(step: LayerNorm, program: Program) -> None:
+    _check_norm(step.weight, step.x.width)
+    _check_norm(step.bias, step.x.width)
+    _check_same(step.weight, step.bias)
+
+
+@_check.register
+def _(step: Multiply, program: Program) -> None:
+    n_out, n_in = step.weight.shape
+    is_gated = isinstance(step.weight, NativeGated)
+    if step.x.width != n_in:
+        raise ValueError(f"a matrix of {n_in} inputs for {step.x.width}")
+    if step.out.width != (n_out // 2 if is_gated else n_out):
+        raise ValueError(f"a matrix of {n_out} outputs for {step.out.width}")
+    _check_product(step.weight, step.x.dtype)
+    _check_bias(step.bias, n_out, step.x.dtype)
+
+
+@_check.register
+def _(step: RotaryWriteKV, program: Program) -> None:
+    _check_heads(step.heads, step.qkv)
+    for angles in (step.cos, step.sin):
+        if angles.width != step.heads.head_dim:
+            raise ValueError(f"{angles.width} angles for heads of {step.heads.head_dim}")
+    if step.norms is not None:
+        _check_norm(step.norms.q, step.heads.head_dim)
+        _check_norm(step.norms.k, step.heads.head_dim)
+        _check_same(step.norms.q, step.norms.k)
+
+
+@_check.register
+def _(step: WriteKV, program: Program) -> None:
+    _check_heads(step.heads, step.qkv)
+
+
+@_check.register
+def _(step: Attend, program: Program) -> None:
+    if step.qkv.width < step.heads.n_heads * step.heads.head_dim:
+        raise ValueError(f"{dataclasses.astuple(step.heads)} heads in {step.qkv.width} elements")
+    sinks = step.sinks
     if sinks is None:
         return
-    is_dense = sinks.shape == (attention.n_heads,) and sinks.is_contiguous()
+    is_dense = sinks.shape == (step.heads.n_heads,) and sinks.is_contiguous()
     if sinks.dtype != torch.float32 or not is_dense:
         raise ValueError(
-            f"sinks {tuple(sinks.shape)} of {sinks.dtype} where layers need {attention.n_heads} of "
-            "float32"
+            f"sinks {tuple(sinks.shape)} of {sinks.dtype} where layers need {step.heads.n_heads} "
+            "of float32"
         )
 
 
-def _check_weight(weight: LinearWeight | GatedWeight, dtype: torch.dtype) -> None:
+@_check.register
+def _(step: RunExperts, program: Program) -> None:
+    for expert in step.each:
+        _check_expert(expert, step)
+
+
+def _check_expert(expert: Expert, step: RunExperts) -> None:
+    gate_up = expert.gate_up
+    size = step.inner.width
+    if gate_up.weight.shape != (2 * size, step.x.width) or expert.down.shape != (
+        step.x.width,
+        size,
+    ):
+        raise ValueError(
+            f"experts of {gate_up.weight.shape} and {expert.down.shape} where they need "
+            f"{(2 * size, step.x.width)} and {(step.x.width, size)}"
+        )
+    _check_gates(gate_up)
+    _check_product(gate_up.weight, step.x.dtype)
+    _check_product(expert.down, step.x.dtype)
+    _check_bias(gate_up.bias, 2 * size, step.x.dtype)
+    _check_bias(expert.down_bias, step.x.width, step.x.dtype)
+
+
+def _check_gates(gate_up: Gated) -> None:
+    """Raises ValueError unless either the matrix gates, or an operation after it."""
+    is_gated = isinstance(gate_up.weight, NativeGated)
+    if is_gated == (gate_up.form is not None):
+        raise ValueError("a matrix that gates twice, or never")
+
+
+def _check_rows(table: Tensor, out: Buffer) -> None:
+    """Raises ValueError for a table whose rows are not dense and as those of `out`."""
+    if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
+        raise ValueError(
+            f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "
+            f"{(out.width,)} of {out.dtype}"
+        )
+
+
+def _check_heads(heads: Heads, qkv: Buffer) -> None:
+    if qkv.width != (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim:
+        raise ValueError(f"{dataclasses.astuple(heads)} heads in {qkv.width} elements")
+
+
+def _check_product(weight: object, dtype: torch.dtype) -> None:
     if not isinstance(weight, NativeWeight | NativeGatedWeight):
         return  # of int8, which multiplies tokens of every type
     if weight.packed.dtype != dtype:
         raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
+
+
+def _check_bias(bias: Tensor | None, n_out: int, dtype: torch.dtype) -> None:
+    if bias is None:
+        return
+    if bias.dtype != dtype or bias.shape != (n_out,) or not bias.is_contiguous():
+        raise ValueError(
+            f"a bias {tuple(bias.shape)} of {bias.dtype} where layers need {n_out} of {dtype}"
+        )
 
 
 def _check_norm(norm: Tensor, size: int) -> None:
@@ -130,10 +209,6 @@ def _check_norm(norm: Tensor, size: int) -> None:
         )
 
 
-def _check_table(table: Tensor, row: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raises ValueError for a table whose rows are not dense, of `dtype` and of the shape `row`."""
-    if table.dtype != dtype or table.shape[1:] != row or not table.is_contiguous():
-        raise ValueError(
-            f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "
-            f"{row} of {dtype}"
-        )
+def _check_same(one: Tensor, other: Tensor) -> None:
+    if one.dtype != other.dtype:
+        raise ValueError(f"a norm of {one.dtype} and {other.dtype}")

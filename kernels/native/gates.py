@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.clamp_and_mul import clamp_and_mul
+from kernels.expert_form import Clamp
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.native.call import ELEMENT, declare
@@ -14,12 +16,13 @@ from kernels.silu_and_mul import silu_and_mul
 
 
 class Gates:
-    """Implements `kernels.gelu_tanh`, `kernels.silu_and_mul`, `kernels.gelu_and_mul` and
+    """Implements `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it, and
     `kernels.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "ippii")
         self._gelu = declare(library, "gelu_and_mul", "ippii")
+        self._clamp = declare(library, "clamp_and_mul", "ippiiff")
         self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
         self._sigmoid = declare(library, "sigmoid_and_mul", "ipiippii")
 
@@ -41,6 +44,11 @@ class Gates:
             return gelu_and_mul(gate_up)
         return _gated(self._gelu, gate_up)
 
+    def clamp_and_mul(self, gate_up: Tensor, clamp: Clamp) -> Tensor:
+        if gate_up.dtype not in ELEMENT:
+            return clamp_and_mul(gate_up, clamp)
+        return _gated(self._clamp, gate_up, clamp.slope, clamp.limit)
+
     def sigmoid_and_mul(self, gate: Tensor, x: Tensor) -> Tensor:
         if x.dtype not in ELEMENT or gate.dtype != x.dtype or gate.stride(1) != 1:
             return sigmoid_and_mul(gate, x)
@@ -58,10 +66,10 @@ class Gates:
         return out
 
 
-def _gated(function: Callable[..., None], gate_up: Tensor) -> Tensor:
+def _gated(function: Callable[..., None], gate_up: Tensor, *numbers: float) -> Tensor:
     gate_up = gate_up.contiguous()
     n_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_tokens, size), dtype=gate_up.dtype)
     element = ELEMENT[gate_up.dtype]
-    function(element, gate_up.data_ptr(), out.data_ptr(), n_tokens, size)
+    function(element, gate_up.data_ptr(), out.data_ptr(), n_tokens, size, *numbers)
     return out

@@ -1,8 +1,8 @@
-"""A stage of a decoder that descends from Llama in one call of the library.
+"""Programs in calls of the library: one call for all steps between two that are Python's.
 
-The call may begin with a table of tokens and end with a head's logits. It computes the operations
-that layer by layer computes, in the same order, so the results are equal to the bit. It saves the
-interpreter between operations (`docs/performance.md` says how much time that is).
+A call computes the operations that layer by layer computes, in the same order, so the results are
+equal to the bit. It saves the interpreter between operations (`docs/performance.md` says how much
+time that is).
 """
 
 from __future__ import annotations
@@ -17,157 +17,224 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionSpans
-from kernels.layer import Angles, StageWeights
 from kernels.logits import Logits
+from kernels.native.buffers import Buffers
 from kernels.native.call import NO_MEMORY, out_of_memory
-from kernels.native.checks import check, hidden_size_of, native_part
-from kernels.native.structs import BatchStruct, Seconds, StageStruct, filled
-from kernels.ops import AttentionPlan, LayerKV
+from kernels.native.checks import check, is_native
+from kernels.native.structs import (
+    AnglesStruct,
+    BatchStruct,
+    LayerKVStruct,
+    Seconds,
+    StepStruct,
+    step_of,
+)
+from kernels.ops import FusedBatch, LayerKV
+from kernels.program import (
+    AddPositions,
+    Angles,
+    Attend,
+    Buffer,
+    Call,
+    Embed,
+    EmbedPacked,
+    LookUpAngles,
+    Program,
+    RotaryWriteKV,
+    WriteKV,
+)
+
+_NO_LIMIT = 2**63 - 1
 
 
-def fuse_layers(
-    library: ctypes.CDLL, stage: StageWeights, dtype: torch.dtype, /
-) -> NativeLayers | None:
+def fuse_layers(library: ctypes.CDLL, program: Program, /) -> NativeLayers | None:
     """Implements `kernels.ops.FuseLayers`, for one build of the library."""
-    part = native_part(stage)
-    return None if part is None else NativeLayers(library, part, dtype)
+    return NativeLayers(library, program) if is_native(program) else None
 
 
 class NativeLayers:
     """Implements `kernels.ops.FusedStage`."""
 
-    def __init__(self, library: ctypes.CDLL, stage: StageWeights, dtype: torch.dtype) -> None:
-        """Takes the addresses of the tensors of `stage`, which is one of `native_part`, and keeps
-        the tensors. Raises ValueError for tensors that are not as `dtype` needs them."""
-        check(stage, dtype)
-        self.stage = stage
-        self.seconds = Seconds()
-        self._dtype = dtype
-        self._hidden_size = hidden_size_of(stage)
-        self._n_layers = len(stage.layers)
-        self._n_groups = 1 + max(layer.group for layer in stage.layers)
-        self._struct = StageStruct.of(stage, dtype)
-        self._run = library.orcinus_layers
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        self._run.restype = ctypes.c_int64
-        self._memory_bytes = library.orcinus_layers_memory
-        self._memory_bytes.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-        self._memory_bytes.restype = ctypes.c_int64
-        # Kept from call to call, since to allocate costs more than to use it.
-        self._memory = _Memory()
-        self._vocab_size = 0 if stage.head is None else stage.head.weight.shape[0]
-        self._room = _LogitsRoom(0, self._vocab_size, dtype)
-        self._kv = _KVAddresses()
+    def __init__(self, library: ctypes.CDLL, program: Program) -> None:
+        """Takes the addresses of the tensors of a program that `is_native`, and keeps the tensors.
 
-    def __call__(
-        self,
-        inputs: Tensor,
-        positions: Tensor,
-        slots: Sequence[Tensor],
-        plans: Sequence[AttentionPlan],
-        kv: Sequence[LayerKV],
-    ) -> Tensor:
+        Raises ValueError for tensors that do not fit each other.
+        """
+        check(program)
+        self.program = program
+        self.seconds = Seconds()
+        self._run = library.orcinus_layers
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+        self._run.restype = ctypes.c_int64
+        self._n_wrong = library.orcinus_layers_n_wrong
+        self._n_wrong.argtypes = (ctypes.c_void_p,)
+        self._n_wrong.restype = ctypes.c_int64
+        self._kept: list[object] = []
+        steps, n_hidden = program.steps, program.n_hidden_steps
+        self._layers = self._segments(steps[:n_hidden])
+        self._whole = self._segments(steps)
+        self._buffers = Buffers(program)
+        self._kv = _KVAddresses(program)
+        self._angles = _AnglesAddresses(program)
+        self._max_ids = min(
+            (_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT
+        )
+        self._max_positions = min(
+            (len(step.table) for step in steps if isinstance(step, AddPositions)),
+            default=_NO_LIMIT,
+        )
+        self._argmax = _Argmax(0)
+
+    def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `kernels.ops.FusedStage`."""
-        if self.stage.table is None:
-            hidden = inputs.contiguous()
-        else:
-            hidden = torch.empty((len(inputs), self._hidden_size), dtype=self._dtype)
-        self._compute(inputs, hidden, positions, slots, plans, kv)
-        return hidden
+        self._compute(self._layers, inputs, batch, kv, None)
+        hidden = _given(self.program.hidden)
+        # A copy, since it may still be sent when the next batch runs.
+        return self._buffers.tensor(hidden, inputs.shape[0]).clone()
 
     def logits(
-        self,
-        inputs: Tensor,
-        positions: Tensor,
-        slots: Sequence[Tensor],
-        plans: Sequence[AttentionPlan],
-        kv: Sequence[LayerKV],
-        sampled: Tensor,
+        self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
         """Implements `kernels.ops.FusedStage`."""
-        if self.stage.head is None:
+        if self.program.logits is None:
             raise ValueError("layers without a head have no logits")
         n_sampled = sampled.shape[0]
-        if self._room.n != n_sampled:
-            self._room = _LogitsRoom(n_sampled, self._vocab_size, self._dtype)
-        hidden = None if self.stage.table is not None else inputs.contiguous()
-        self._compute(inputs, hidden, positions, slots, plans, kv, sampled)
-        return self._room.logits
+        if self._argmax.n != n_sampled:
+            self._argmax = _Argmax(n_sampled)
+        self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
+        logits = self._buffers.tensor(self.program.logits, n_sampled)
+        return Logits(logits, self._argmax.values)
+
+    def _segments(self, steps: Sequence[object]) -> list[_Segment]:
+        """Returns the steps up to each that is Python's, and that one."""
+        segments: list[_Segment] = []
+        native: list[StepStruct] = []
+        for step in steps:
+            if isinstance(step, Call):
+                segments.append(_Segment(native, step))
+                native = []
+            else:
+                native.append(step_of(step, self._kept))
+        return [*segments, _Segment(native, None)]
 
     def _compute(
         self,
+        segments: Sequence[_Segment],
         inputs: Tensor,
-        hidden: Tensor | None,  # None: only logits are wanted
-        positions: Tensor,
-        slots: Sequence[Tensor],
-        plans: Sequence[AttentionPlan],
+        batch: FusedBatch,
         kv: Sequence[LayerKV],
-        sampled: Tensor | None = None,  # None: only hidden states are wanted
+        sampled: Tensor | None,  # None: only hidden states are wanted
     ) -> None:
-        """Checks a batch and runs it; hidden states are written to `hidden`, logits to the room."""
-        spans = [AttentionSpans.of(plan) for plan in plans]
-        given = kv[0] if hidden is None else (hidden, *kv[0])
-        if any(x.dtype != self._dtype for x in given):
-            raise ValueError(f"{[x.dtype for x in given]} where layers are {self._dtype}")
-        if len(kv) != self._n_layers:
-            raise ValueError(f"keys and values of {len(kv)} layers for {self._n_layers}")
-        n_tokens = inputs.shape[0]
-        if any(x.shape[0] != n_tokens for x in (positions, *slots)):
-            n_slots = [len(each) for each in slots]
-            raise ValueError(f"{n_tokens} inputs, {len(positions)} positions, {n_slots} slots")
-        if not self._n_groups <= len(slots) == len(spans):
-            raise ValueError(f"{len(slots)} K/V groups for layers of {self._n_groups}")
-        if hidden is not None and hidden.shape[1] != self._hidden_size:
-            raise ValueError(f"hidden states {tuple(hidden.shape)} for {self._hidden_size}")
-        if n_tokens > self._memory.n_tokens:
-            n_bytes = self._memory_bytes(ctypes.byref(self._struct), n_tokens)
-            self._memory = _Memory(n_tokens, n_bytes)
-        if self._struct.angles.cos.length != len(self.stage.angles.cos):  # longer ones have come
-            self._struct.angles = filled(Angles, self.stage.angles)
-        wanted = () if sampled is None else (_int64_address(sampled), *self._room.addresses)
-        batch = BatchStruct(
+        """Checks a batch and runs steps of the program; results are in its buffers."""
+        n_tokens, n_sampled = inputs.shape[0], 0 if sampled is None else sampled.shape[0]
+        positions, into = batch.positions, self.program.inputs
+        if n_tokens != positions.shape[0]:
+            raise ValueError(f"{n_tokens} inputs, {len(positions)} positions")
+        places = self._kv.places(batch, n_tokens)
+        if into is not None and (inputs.dtype, inputs.shape[1]) != (into.dtype, into.width):
+            raise ValueError(
+                f"hidden states {tuple(inputs.shape)} of {inputs.dtype} where layers are "
+                f"{into.dtype} and {into.width} wide"
+            )
+        struct = BatchStruct(
+            self._buffers.address(n_tokens, n_sampled),
+            self._kv.of(kv, self.program.dtype),
+            self._angles.current(),
             n_tokens,
-            None if self.stage.table is None else _int64_address(inputs),
+            _int64_address(inputs) if into is None else None,
             _int64_address(positions),
-            _addresses([_int64_address(each) for each in slots]),
-            spans[0].start_positions.data_ptr(),
-            spans[0].n_tokens.data_ptr(),
-            _addresses([each.block_tables.data_ptr() for each in spans]),
-            *spans[0].block_tables.shape,
-            self._kv.of(kv),
-            kv[0][0].shape[1],
-            None if hidden is None else hidden.data_ptr(),
-            self._memory.address,
-            *wanted,
+            *places,
+            None if sampled is None else _int64_address(sampled),
+            n_sampled,
+            self._argmax.address,
+            self._max_ids,
+            min(self._max_positions, self._angles.n_positions),
         )
-        n_wrong = self._run(
-            ctypes.byref(self._struct), ctypes.byref(batch), ctypes.byref(self.seconds)
-        )
-        if n_wrong == NO_MEMORY:
-            raise out_of_memory()
+        n_wrong = self._n_wrong(ctypes.byref(struct))
         if n_wrong:
             raise IndexError(
                 f"{n_wrong} tokens or positions are not in the tables, or places not in the batch"
             )
+        if into is not None:
+            self._buffers.tensor(into, n_tokens).copy_(inputs)
+        for segment in segments:
+            status = self._run(
+                segment.steps, segment.n_steps, ctypes.byref(struct), ctypes.byref(self.seconds)
+            )
+            if status == NO_MEMORY:
+                raise out_of_memory()
+            if segment.call is not None:
+                tensors = (
+                    self._buffers.tensor(each, n_sampled if each.is_of_sampled else n_tokens)
+                    for each in segment.call.buffers
+                )
+                segment.call.function(batch, kv, *tensors)
 
 
-class _Memory:
-    """Memory for intermediate results, for batches of up to `n_tokens`."""
+class _Argmax:
+    """Memory for the argmax of the logits of `n` tokens."""
 
-    def __init__(self, n_tokens: int = 0, n_bytes: int = 0) -> None:
-        self.n_tokens = n_tokens
-        self._bytes = torch.empty(n_bytes, dtype=torch.uint8)
-        self.address = self._bytes.data_ptr()
-
-
-class _LogitsRoom:
-    """Memory for the logits of `n` tokens and for their argmax."""
-
-    def __init__(self, n: int, vocab_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, n: int) -> None:
         self.n = n
-        values, argmax = torch.empty((n, vocab_size), dtype=dtype), np.empty(n, np.int64)
-        self.logits = Logits(values, argmax)
-        self.addresses = n, values.data_ptr(), argmax.ctypes.data
+        self.values = np.empty(n, np.int64)
+        self.address = self.values.ctypes.data
+
+
+_TABLES = (Embed, EmbedPacked)
+
+
+def _n_rows(step: Embed | EmbedPacked) -> int:
+    return int(step.table.shape[0])
+
+
+class _Segment:
+    """Steps of the library, and the step of Python that follows."""
+
+    def __init__(self, steps: Sequence[StepStruct], call: Call | None) -> None:
+        self.steps = (StepStruct * len(steps))(*steps)
+        self.n_steps = len(steps)
+        self.call = call
+
+
+class _AnglesAddresses:
+    """The addresses of the angles of all kinds, looked up again when they have been replaced."""
+
+    n_positions: int
+    """The positions that all of them have."""
+
+    def __init__(self, program: Program) -> None:
+        # With the size of the heads that each kind turns.
+        self._used = {
+            step.rotary: (program.angles[step.rotary], step.cos)
+            for step in program.steps
+            if isinstance(step, LookUpAngles)
+        }
+        self._structs = (AnglesStruct * (len(program.angles) + 1))()
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self.n_positions = _NO_LIMIT
+        self.current()
+
+    def current(self) -> int:
+        """Returns where the addresses of all kinds lie; raises ValueError for angles that the
+        library would misread."""
+        for kind, (angles, buffer) in self._used.items():
+            known = self._known.get(kind)
+            if known is None or known[0] is not angles.cos or known[1] is not angles.signed_sin:
+                self._look_up(kind, angles, buffer)
+        return ctypes.addressof(self._structs)
+
+    def _look_up(self, kind: int, angles: Angles, buffer: Buffer) -> None:
+        both = cos, sin = angles.cos, angles.signed_sin
+        for each in both:
+            is_dense = each.shape[1:] == (1, buffer.width) and each.is_contiguous()
+            if each.dtype != buffer.dtype or not is_dense or len(each) != len(cos):
+                raise ValueError(
+                    f"angles {tuple(each.shape)} of {each.dtype} where layers need "
+                    f"{(len(cos), 1, buffer.width)} of {buffer.dtype}"
+                )
+        self._known[kind] = both  # which keeps them
+        self._structs[kind] = AnglesStruct(cos.data_ptr(), sin.data_ptr())
+        self.n_positions = min(len(cos) for cos, _ in self._known.values())
 
 
 class _KVAddresses:
@@ -176,22 +243,70 @@ class _KVAddresses:
     Storage is recognised by its first tensor, and not kept alive.
     """
 
-    def __init__(self) -> None:
-        self._keys: Callable[[], Tensor | None] = lambda: None
-        self._addresses: Any = None
+    def __init__(self, program: Program) -> None:
+        kinds = RotaryWriteKV | WriteKV | Attend
+        users = [step for step in program.steps if isinstance(step, kinds)]
+        self._layers = {step.layer: step.heads for step in users}
+        self._groups = {layer: program.group_of(layer) for layer in self._layers}
+        self._first: Callable[[], Tensor | None] = lambda: None
+        self._structs: Any = None
 
-    def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns where the addresses of all keys and values lie, layer by layer."""
-        if self._keys() is not kv[0][0]:
-            addresses = [cache.data_ptr() for pair in kv for cache in pair]
-            self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
-            self._keys = weakref.ref(kv[0][0])
-        return ctypes.addressof(self._addresses)
+    def of(self, kv: Sequence[LayerKV], dtype: torch.dtype) -> int:
+        """Returns where the structures of all layers lie; raises ValueError for storage that layers
+        cannot use."""
+        if not self._layers:
+            return 0
+        first = kv[0][0]
+        if self._first() is not first or len(self._structs) != len(kv):
+            self._structs = (LayerKVStruct * len(kv))()
+            for layer, heads in self._layers.items():
+                for cache in kv[layer]:
+                    is_fit = cache.shape[2:] == (heads.n_kv_heads, heads.head_dim)
+                    if cache.dtype != dtype or not is_fit or not cache.is_contiguous():
+                        raise ValueError(
+                            f"storage {tuple(cache.shape)} of {cache.dtype} where layers are "
+                            f"{dtype} with heads {(heads.n_kv_heads, heads.head_dim)}"
+                        )
+                keys, values = kv[layer]
+                addresses = keys.data_ptr(), values.data_ptr()
+                self._structs[layer] = LayerKVStruct(*addresses, keys.shape[1], self._groups[layer])
+            self._first = weakref.ref(first)
+        return ctypes.addressof(self._structs)
+
+    def places(self, batch: FusedBatch, n_tokens: int) -> tuple[Any, ...]:
+        """Returns the fields of a `BatchStruct` that say where tokens are stored and how they
+        attend, in their order.
+
+        Raises ValueError for slots that are not as many as tokens, and for a batch that lacks a K/V
+        group of a layer; TypeError for a plan of other operations.
+        """
+        if not self._layers:
+            return None, None, None, None, 0, 0
+        groups = batch.of_groups()
+        if max(self._groups.values()) >= len(groups):
+            raise ValueError(f"{len(groups)} K/V groups for layers of {self._groups}")
+        slots = [each.slots for each in groups]
+        if any(each.shape[0] != n_tokens for each in slots):
+            raise ValueError(f"{n_tokens} inputs, {[len(each) for each in slots]} slots")
+        spans = [AttentionSpans.of(each.attention) for each in groups]
+        return (
+            _addresses([_int64_address(each) for each in slots]),
+            spans[0].start_positions.data_ptr(),
+            spans[0].n_tokens.data_ptr(),
+            _addresses([each.block_tables.data_ptr() for each in spans]),
+            *spans[0].block_tables.shape,
+        )
 
 
 def _addresses(addresses: list[int]) -> Any:
     """Returns an array of these addresses, which lives as long as what it is passed in."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _given(buffer: Buffer | None) -> Buffer:
+    if buffer is None:
+        raise ValueError("a program whose layers have not ended")
+    return buffer
 
 
 def _int64_address(x: Tensor) -> int:

@@ -240,6 +240,10 @@ class NativeInt8GatedWeight:
         return out  # [n_tokens, n_out of each]
 
 
+NativeLinear = NativeWeight | NativeInt8Weight
+NativeGated = NativeGatedWeight | NativeInt8GatedWeight
+
+
 def _needed_int8_functions() -> _Functions:
     functions = _int8_functions()
     if functions is None:

@@ -10,12 +10,14 @@ from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
 from kernels.native.attention import Attention
 from kernels.native.delta_net import DeltaNet
+from kernels.native.elementwise import Elementwise
 from kernels.native.gates import Gates
 from kernels.native.greedy import Greedy
 from kernels.native.layers import fuse_layers
 from kernels.native.library import library
 from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
+from kernels.native.route import Router
 from kernels.ops import Ops
 from kernels.sample import sample
 
@@ -30,7 +32,7 @@ def native_ops() -> Ops | None:
 def ops_of(library: ctypes.CDLL) -> Ops:
     """Returns the operations of one build."""
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
-    greedy = Greedy(library).greedy
+    elementwise, greedy = Elementwise(library), Greedy(library).greedy
     return Ops(
         embedding=embedding,
         rms_norm=norms.rms_norm,
@@ -39,7 +41,11 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         silu_and_mul=gates.silu_and_mul,
         gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
+        clamp_and_mul=gates.clamp_and_mul,
         sigmoid_and_mul=gates.sigmoid_and_mul,
+        add_scaled=elementwise.add_scaled,
+        soft_cap=elementwise.soft_cap,
+        route=Router(library).route,
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,
         rotary_write_kv=rotary.rotary_write_kv,

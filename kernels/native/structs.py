@@ -1,13 +1,14 @@
 """The structures that `src/layers.cpp` reads, and how they are filled.
 
-Those of a stage's weights are derived from the classes of `kernels.layer`: a structure has the
-fields of its class, in their order, each in the form of its declared type.
+Those of steps are derived from the classes of `kernels.program`: a structure has the fields of its
+class, in their order, each in the form of its declared type.
 
     declared type          field in C++
     int, float             int64_t, float; 0 for None
+    Buffer                 Place: its number; -1 for None
     Tensor                 Array: where it is, its element type, its length
-    LinearWeight and       Weight: a matrix as the library packs it
-      GatedWeight
+    LinearWeight, Matrix   Weight: a matrix as the library packs it
+    Sequence[...]          a pointer to structures, and their number
     another class          the structure of that class; all zeros for None
 
 So a field that is added to such a class is to be added to the struct of `layers.cpp`, in the same
@@ -18,26 +19,22 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import torch
 from torch import Tensor
 
-from kernels.layer import Angles, HeadWeights, LayerWeights, StageWeights
-from kernels.linear_weight import GatedWeight, LinearWeight
+from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
+from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
+from kernels.program import STEPS, Buffer, Matrix
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
-_NUMBERS: dict[Any, Any] = {int: _int, float: _float}
+_NUMBERS: dict[Any, Any] = {int: _int, float: _float, Buffer: _int}
+_MATRICES = (LinearWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
@@ -59,113 +56,49 @@ class WeightStruct(ctypes.Structure):
     )
 
 
-@cache
-def structure_of(description: type) -> type[ctypes.Structure]:
-    """Returns the structure with the fields of the dataclass `description`."""
-    fields = tuple((name, _form(kind)) for name, kind in _declared(description))
-    return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
+class SequenceStruct(ctypes.Structure):
+    """Structures of one kind, one after the other."""
+
+    _fields_ = (("first", _pointer), ("n", _int))
 
 
-def filled(description: type, value: Any) -> ctypes.Structure:
-    """Returns the structure of `description` with the fields of `value`, an instance of it.
+class StepStruct(ctypes.Structure):
+    """One step: the number of its kind, and its structure."""
 
-    `value` may be of a derived class: what that has beside the declared fields stays outside.
-    """
-    values = (_value(kind, getattr(value, name)) for name, kind in _declared(description))
-    return structure_of(description)(*values)
+    _fields_ = (("kind", _int), ("what", _pointer))
 
 
-@cache
-def _declared(description: type) -> tuple[tuple[str, Any], ...]:
-    """Returns the names of the fields of a dataclass and their declared types, less None."""
-    hints = get_type_hints(description)
-    return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
+class BufferStruct(ctypes.Structure):
+    """Where a buffer lies, and its form."""
 
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    (kind,) = (each for each in get_args(kind) if each is not type(None))
-    return kind
-
-
-def _form(kind: Any) -> Any:
-    """Returns the type of a field that is declared as `kind`."""
-    if kind is Tensor:
-        return ArrayStruct
-    if kind is LinearWeight or kind is GatedWeight:
-        return WeightStruct
-    return _NUMBERS.get(kind) or structure_of(kind)
-
-
-def _value(kind: Any, value: Any) -> Any:
-    """Returns what the field of an attribute that is declared as `kind` holds."""
-    if value is None:
-        return _form(kind)()
-    if kind is Tensor:
-        return _array(value)
-    if kind is LinearWeight or kind is GatedWeight:
-        return _weight(value)
-    return value if kind in _NUMBERS else filled(kind, value)
-
-
-def _array(tensor: Tensor | None) -> ArrayStruct:
-    if tensor is None:
-        return ArrayStruct()
-    return ArrayStruct(tensor.data_ptr(), ELEMENT[tensor.dtype], len(tensor))
-
-
-def _weight(
-    weight: NativeWeight | NativeGatedWeight | NativeInt8Weight | NativeInt8GatedWeight,
-) -> WeightStruct:
-    n_out, n_in = weight.shape
-    finish = 0
-    if isinstance(weight, NativeGatedWeight | NativeInt8GatedWeight):
-        finish = weight.gate
-    if isinstance(weight, NativeWeight | NativeGatedWeight):
-        return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
-    panels = weight.panels
-    addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
-    return WeightStruct(*addresses, n_in, n_out, finish)
-
-
-class StageStruct(ctypes.Structure):
-    """A stage, which has as many layers as there are after the address of the first."""
-
-    _fields_ = (
-        ("element", _int),
-        ("table", ArrayStruct),
-        ("angles", structure_of(Angles)),
-        ("head", structure_of(HeadWeights)),
-        ("layers", _pointer),
-        ("n_layers", _int),
-    )
-
-    kept: Any
-    """The structures of the layers, which live as long as this one."""
+    _fields_ = (("data", _pointer), ("width", _int), ("element", _int), ("is_of_sampled", _int))
 
     @classmethod
-    def of(cls, stage: StageWeights, dtype: torch.dtype) -> StageStruct:
-        """Returns the structure of `stage`, whose hidden states are of `dtype`."""
-        layers = (structure_of(LayerWeights) * len(stage.layers))(
-            *(filled(LayerWeights, layer) for layer in stage.layers)
-        )
-        struct = cls(
-            ELEMENT[dtype],
-            _array(stage.table),
-            filled(Angles, stage.angles),
-            structure_of(HeadWeights)() if stage.head is None else filled(HeadWeights, stage.head),
-            ctypes.addressof(layers),
-            len(layers),
-        )
-        struct.kept = layers
-        return struct
+    def of(cls, buffer: Buffer, address: int) -> BufferStruct:
+        """Returns the structure of `buffer` with memory at `address`."""
+        element = ELEMENT.get(buffer.dtype, -1)
+        return cls(address, buffer.width, element, buffer.is_of_sampled)
+
+
+class AnglesStruct(ctypes.Structure):
+    """The angles of one kind of rotary embedding."""
+
+    _fields_ = (("cos", _pointer), ("sin", _pointer))
+
+
+class LayerKVStruct(ctypes.Structure):
+    """The storage of one layer."""
+
+    _fields_ = (("keys", _pointer), ("values", _pointer), ("block_size", _int), ("group", _int))
 
 
 class BatchStruct(ctypes.Structure):
     """The arguments of one call; `Batch` in `src/layers.cpp` says what they are."""
 
     _fields_ = (
+        ("buffers", _pointer),
+        ("kv", _pointer),
+        ("angles", _pointer),
         ("n_tokens", _int),
         ("ids", _pointer),
         ("positions", _pointer),
@@ -175,14 +108,11 @@ class BatchStruct(ctypes.Structure):
         ("blocks", ctypes.POINTER(_pointer)),
         ("n_spans", _int),
         ("n_columns", _int),
-        ("kv", _pointer),
-        ("block_size", _int),
-        ("hidden", _pointer),
-        ("memory", _pointer),
         ("sampled", _pointer),
         ("n_sampled", _int),
-        ("logits", _pointer),
         ("argmax", _pointer),
+        ("max_ids", _int),
+        ("max_positions", _int),
     )
 
 
@@ -200,3 +130,84 @@ class Seconds(ctypes.Structure):
     attention: float
     sampling: float
     other: float
+
+
+def step_of(step: object, kept: list[object]) -> StepStruct:
+    """Returns the structure of a step; those that it points to are added to `kept`."""
+    what = filled(type(step), step, kept)
+    kept.append(what)
+    return StepStruct(STEPS.index(type(step)), ctypes.addressof(what))
+
+
+@cache
+def structure_of(description: type) -> type[ctypes.Structure]:
+    """Returns the structure with the fields of the dataclass `description`."""
+    fields = tuple((name, _form(kind)) for name, kind in _declared(description))
+    return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
+
+
+def filled(description: type, value: Any, kept: list[object]) -> ctypes.Structure:
+    """Returns the structure of `description` with the fields of `value`, an instance of it.
+
+    Structures that it points to are added to `kept`.
+    """
+    values = (_value(kind, getattr(value, name), kept) for name, kind in _declared(description))
+    return structure_of(description)(*values)
+
+
+@cache
+def _declared(description: type) -> tuple[tuple[str, Any], ...]:
+    """Returns the names of the fields of a dataclass and their declared types, less None."""
+    hints = get_type_hints(description)
+    return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) not in (Union, UnionType) or kind in _MATRICES:
+        return kind
+    (kind,) = (each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _form(kind: Any) -> Any:
+    """Returns the type of a field that is declared as `kind`."""
+    if kind is Tensor:
+        return ArrayStruct
+    if kind in _MATRICES:
+        return WeightStruct
+    if get_origin(kind) is Sequence:
+        return SequenceStruct
+    return _NUMBERS.get(kind) or structure_of(kind)
+
+
+def _value(kind: Any, value: Any, kept: list[object]) -> Any:
+    """Returns what the field of an attribute that is declared as `kind` holds."""
+    if value is None:
+        return -1 if kind is Buffer else _form(kind)()
+    if kind is Buffer:
+        return value.index
+    if kind is Tensor:
+        return ArrayStruct(value.data_ptr(), ELEMENT[value.dtype], len(value))
+    if kind in _MATRICES:
+        return _weight(value)
+    if get_origin(kind) is Sequence:
+        (description,) = get_args(kind)
+        return _sequence(description, value, kept)
+    return value if kind in _NUMBERS else filled(kind, value, kept)
+
+
+def _sequence(description: type, values: Sequence[Any], kept: list[object]) -> SequenceStruct:
+    each = [filled(description, value, kept) for value in values]
+    array = (structure_of(description) * len(each))(*each)
+    kept.append(array)
+    return SequenceStruct(ctypes.addressof(array), len(each))
+
+
+def _weight(weight: NativeLinear | NativeGated) -> WeightStruct:
+    n_out, n_in = weight.shape
+    finish = weight.gate if isinstance(weight, NativeGated) else 0
+    if isinstance(weight, NativeWeight | NativeGatedWeight):
+        return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
+    panels = weight.panels
+    addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
+    return WeightStruct(*addresses, n_in, n_out, finish)

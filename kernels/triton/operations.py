@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
+from kernels.add_scaled import add_scaled
+from kernels.clamp_and_mul import clamp_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.ops import Ops
+from kernels.route import route
+from kernels.soft_cap import soft_cap
 
 
 @cache
@@ -44,7 +48,11 @@ def triton_ops() -> Ops | None:
         silu_and_mul=silu_and_mul,
         gelu_tanh=gelu_tanh,
         gelu_and_mul=gelu_and_mul,
+        clamp_and_mul=clamp_and_mul,
         sigmoid_and_mul=sigmoid_and_mul,
+        add_scaled=add_scaled,
+        soft_cap=soft_cap,
+        route=route,
         expert_mlp=expert_mlp,
         write_kv=write_kv,
         rotary_write_kv=rotary_write_kv,

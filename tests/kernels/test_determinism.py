@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
+from kernels.expert_form import Clamp
 from kernels.head_products import pack_heads
 from kernels.native import heads, linear
 from kernels.native.library import open_library, runnable
@@ -223,6 +224,10 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
         lambda rows: build.gelu_tanh(x[rows]),
         lambda rows: build.silu_and_mul(x[rows, : size // 2 * 2]),
         lambda rows: build.gelu_and_mul(x[rows, : size // 2 * 2]),
+        lambda rows: build.clamp_and_mul(x[rows, : size // 2 * 2], Clamp(1.7, 0.9)),
+        lambda rows: build.sigmoid_and_mul(x[rows, :1], x[rows]),
+        lambda rows: build.add_scaled(x[rows], x[rows].flip(1), 0.3),
+        lambda rows: build.soft_cap(x[rows], 30.0),
         # PyTorch's, of which families make use.
         lambda rows: torch.nn.functional.gelu(x[rows]),
         lambda rows: torch.tanh(x[rows].float() / 30),
@@ -232,15 +237,19 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
         check_rows(call, 90)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_chosen", [1, 2, 3, 8, 10])
-def test_shares_of_chosen_experts(n_chosen: int) -> None:
-    shares = torch.rand(90, 64, generator=torch.Generator().manual_seed(1)).softmax(-1)
+def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(90, 67, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for normalises in (True, False):
+        for part in (0, 1):  # weights and experts
+            check_rows(partial(_routed, build, scores, n_chosen, normalises, part), 90)
 
-    def normalised(rows: Tensor) -> Tensor:
-        weights, _ = shares[rows].topk(n_chosen)
-        return weights / weights.sum(-1, keepdim=True)
 
-    check_rows(normalised, 90)
+def _routed(
+    build: Ops, scores: Tensor, n_chosen: int, normalises: bool, part: int, rows: Tensor
+) -> Tensor:
+    return build.route(scores[rows], n_chosen, normalises)[part]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels import HeadNorms, Ops, ops_for, reference
-from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import Clamp, ExpertForm
 from kernels.linear_weight import Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
@@ -115,6 +114,73 @@ def test_gelu_and_mul(ops: Ops, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clamp_and_mul(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        gate_up = 4 * torch.randn(n_tokens, 2 * 19, dtype=dtype)
+        before, clamp = gate_up.clone(), Clamp(1.7, 2.5)
+        expected = reference.clamp_and_mul(gate_up, clamp)
+        assert_close(ops.clamp_and_mul(gate_up, clamp), expected, f"{n_tokens} tokens")
+        assert torch.equal(gate_up, before), f"{n_tokens} tokens"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sigmoid_and_mul(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        gates, x = 3 * torch.randn(n_tokens, 1, dtype=dtype), torch.randn(n_tokens, 19, dtype=dtype)
+        expected = reference.sigmoid_and_mul(gates, x)
+        assert_close(ops.sigmoid_and_mul(gates, x.clone()), expected, f"{n_tokens} tokens")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_scaled(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens, factor in product(SIZES, [1.0, 0.22]):
+        x, y = torch.randn(2, n_tokens, 35, dtype=dtype)
+        expected = reference.add_scaled(x, y, factor)
+        assert_close(ops.add_scaled(x.clone(), y, factor), expected, f"{n_tokens} tokens")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_soft_cap(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        x = 5 * torch.randn(n_tokens, 35, dtype=dtype)
+        before = x.clone()
+        capped = ops.soft_cap(x, 3.0)
+        assert capped.dtype == torch.float32
+        assert_close(capped, reference.soft_cap(x, 3.0), f"{n_tokens} tokens")
+        assert torch.equal(x, before), f"{n_tokens} tokens"
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_experts", "n_chosen"), [(5, 2), (3, 3), (128, 8), (33, 1)])
+def test_route(
+    ops: Ops, n_experts: int, n_chosen: int, dtype: torch.dtype, normalises: bool
+) -> None:
+    for n_tokens in SIZES:
+        # All different, as far as they are: of equal ones any may be chosen.
+        places = torch.rand(n_tokens, n_experts).argsort(-1)
+        scores = (places.to(torch.get_default_dtype()) / 8 - 3).to(dtype)
+        weights, experts = ops.route(scores, n_chosen, normalises)
+        expected_weights, expected = reference.route(scores, n_chosen, normalises)
+        assert experts.tolist() == expected.tolist(), f"{n_tokens} tokens"
+        assert weights.dtype == torch.float32
+        torch.testing.assert_close(
+            weights, expected_weights.to(weights), rtol=1e-5, atol=1e-7, check_device=False
+        )
+
+
+def test_route_of_what_is_not_a_number_chooses_different_experts(ops: Ops) -> None:
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        scores = torch.randn(4, 9)
+        scores[1, 7], scores[2] = wrong, wrong
+        weights, experts = ops.route(scores, 4, True)
+        assert all(len({*row}) == 4 and {*row} <= {*range(9)} for row in experts.tolist())
+        assert weights[[0, 3]].isfinite().all()
+        assert weights[2].isnan().all()
+        assert weights[1].isnan().all() == (wrong != -torch.inf)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layer_norm(ops: Ops, dtype: torch.dtype) -> None:
     for n_tokens in SIZES:
         x = 3 * torch.randn(n_tokens, 35, dtype=dtype) + 1
@@ -194,17 +260,6 @@ def test_expert_mlp_of_other_forms(
     weights, experts = torch.rand(n_tokens, 5).topk(2)
     ours = ops.expert_mlp(x, gate_up, down, experts, weights, form)
     assert_close(ours, reference.expert_mlp(x, gate_up, down, experts, weights, form))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_clamp_and_mul(dtype: torch.dtype) -> None:
-    clamp = Clamp(slope=1.702, limit=2.5)
-    for n_tokens in SIZES:
-        gate_up = 4 * torch.randn(n_tokens, 2 * 19, dtype=dtype)
-        before = gate_up.clone()
-        ours = clamp_and_mul(gate_up, clamp)
-        assert_close(ours, reference.clamp_and_mul(gate_up, clamp), f"{n_tokens} tokens")
-        assert torch.equal(gate_up, before), f"{n_tokens} tokens"
 
 
 @pytest.mark.parametrize("n_tokens", [1, 16, 17, 270])

@@ -1,7 +1,8 @@
-// GeLU, and the gates of gated MLPs, act(gate) * up: about 20 operations an element, and 2 or 3 elements
+// GeLU, and gates of gated MLPs, mostly act(gate) * up: about 20 operations an element, and 2 or 3 elements
 // of memory.
 
 #include "element.h"
+#include "operations.h"
 #include "threads.h"
 
 namespace orcinus {
@@ -16,7 +17,7 @@ Floats gelu(Floats x) {
   return x * sigmoid(2 * kRoot2OverPi * (x + 0.044715f * x * x * x));
 }
 
-// `gate_up` is [n_tokens, 2 * size], `out` [n_tokens, size].
+// Stores `gate(gates, ups)`; `gate_up` is [n_tokens, 2 * size], `out` [n_tokens, size].
 template <class T, class Gate>
 void gate_and_mul(const T* gate_up, T* out, int64_t n_tokens, int64_t size, const Gate& gate) {
   for_rows(n_tokens, 3 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
@@ -26,7 +27,7 @@ void gate_and_mul(const T* gate_up, T* out, int64_t n_tokens, int64_t size, cons
       T* to = out + token * size;
       for (int64_t i = 0; i < size; i += kLanes) {
         const int64_t n = size - i;
-        store_up_to(to + i, gate(load_up_to(gates + i, n)) * load_up_to(ups + i, n), n);
+        store_up_to(to + i, gate(load_up_to(gates + i, n), load_up_to(ups + i, n)), n);
       }
     }
   });
@@ -70,21 +71,44 @@ extern "C" void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int
   });
 }
 
+namespace orcinus {
+namespace {
+
+template <class Gate>
+void gate_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens, int64_t size,
+                  const Gate& gate) {
+  with_element(element, [&](auto type) {
+    using T = typename decltype(type)::type;
+    gate_and_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), n_tokens, size, gate);
+  });
+}
+
+}  // namespace
+}  // namespace orcinus
+
 extern "C" void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out,
                                      int64_t n_tokens, int64_t size) {
   using namespace orcinus;
-  with_element(element, [&](auto type) {
-    using T = typename decltype(type)::type;
-    gate_and_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), n_tokens, size, silu);
-  });
+  gate_and_mul(element, gate_up, out, n_tokens, size,
+               [](Floats gates, Floats ups) { return silu(gates) * ups; });
 }
 
 extern "C" void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void* out,
                                      int64_t n_tokens, int64_t size) {
   using namespace orcinus;
-  with_element(element, [&](auto type) {
-    using T = typename decltype(type)::type;
-    gate_and_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), n_tokens, size, gelu);
+  gate_and_mul(element, gate_up, out, n_tokens, size,
+               [](Floats gates, Floats ups) { return gelu(gates) * ups; });
+}
+
+// (up + 1) * gate * sigmoid(slope * gate), of gates that are at most `limit` and ups between
+// `-limit` and `limit`; a NaN stays one.
+extern "C" void orcinus_clamp_and_mul(int64_t element, const void* gate_up, void* out,
+                                      int64_t n_tokens, int64_t size, float slope, float limit) {
+  using namespace orcinus;
+  gate_and_mul(element, gate_up, out, n_tokens, size, [=](Floats gates, Floats ups) {
+    gates = select(gates > limit, splat(limit), gates);
+    ups = select(ups > limit, splat(limit), select(ups < -limit, splat(-limit), ups));
+    return (ups + 1.0f) * gates * sigmoid(slope * gates);
   });
 }
 

@@ -1,9 +1,9 @@
-// A stage of a decoder that descends from Llama, in one call: a table of tokens, layers one after the
-// other, and a head. It calls the operations of the other files in the order in which Python would,
-// and computes nothing itself, so results are equal to the bit.
+// A stage as a program: steps over buffers, in one call or in a few. It calls the operations of the
+// other files in the order in which Python would, and computes next to nothing itself, so results are
+// equal to the bit.
 //
-// A layer has eight operations. Python would have to fetch the interpreter from memory for each of
-// them, because weights have gone through the caches since the one before.
+// A layer has eight operations or more. Python would have to fetch the interpreter from memory for each
+// of them, because weights have gone through the caches since the one before.
 
 #include <chrono>
 #include <cmath>
@@ -13,11 +13,9 @@
 #include "element.h"
 #include "memory.h"
 #include "operations.h"
+#include "threads.h"
 
 namespace orcinus {
-
-// The structs up to `Stage` are derived in Python from the classes of `kernels/layer.py`, field for
-// field (`structs.py` says how): a field that is added there is added here in the same place.
 
 // A dense tensor of one of the element types.
 struct Array {
@@ -35,8 +33,6 @@ struct Weight {
   int64_t n_out;
   int64_t finish;  // as `orcinus_linear` has it
 
-  int64_t n_results() const { return finish == 0 ? n_out : n_out / 2; }
-
   void multiply(int64_t element, const void* x, const void* bias, const void* residual, void* out,
                 int64_t n_tokens) const {
     if (scales == nullptr) {
@@ -48,107 +44,51 @@ struct Weight {
   }
 };
 
-struct Projection {
-  Weight weight;
-  Array bias;  // perhaps none
+// Numbers of every token, or of every sampled one, [n, width].
+struct Buffer {
+  char* data;
+  int64_t width;
+  int64_t element;  // negative: another type, of 8 bytes
+  int64_t is_of_sampled;
 
-  void multiply(int64_t element, const void* x, const void* residual, void* out,
-                int64_t n_tokens) const {
-    weight.multiply(element, x, bias.data, residual, out, n_tokens);
-  }
+  int64_t row_bytes() const { return width * (element == kFloat32 ? 4 : element == kBFloat16 ? 2 : 8); }
 };
 
-struct Norm {
-  Array weight;
-  float eps;
-};
-
-// Norms over each head of queries and of keys; without weights there are none.
-struct HeadNorms {
-  Array q;
-  Array k;
-  float eps;
-};
-
-struct AttentionForm {
-  int64_t window;  // 0: none
-  float scale;     // 0: 1 / sqrt(head_dim)
-  float soft_cap;  // 0: none
-};
-
-struct Attention {
-  Projection qkv;
-  Projection output;
-  int64_t n_heads;
-  int64_t n_kv_heads;
-  int64_t head_dim;
-  AttentionForm form;
-  HeadNorms head_norms;
-  Array sinks;  // [n_heads] float32; perhaps none
-
-  float scale() const {
-    // In double and then rounded, as Python does it.
-    return form.scale != 0 ? form.scale : static_cast<float>(std::pow(double(head_dim), -0.5));
-  }
-};
-
-struct GatedMLP {
-  Weight gate_up;
-  Projection down;
-};
-
-struct Layer {
-  Norm attention_norm;
-  Attention attention;
-  Norm mlp_norm;
-  GatedMLP mlp;
-  int64_t group;  // the K/V group of the batch that its keys and values belong to
-
-  int64_t hidden_size() const { return attention.qkv.weight.n_in; }
-};
-
-// Makes logits of hidden states.
-struct Head {
-  Norm norm;
-  Weight weight;
-};
-
-// Angles of the positions from 0 on, [n_positions, 1, head_dim] each.
+// Angles of every position, [n_positions, 1, head_dim] each.
 struct Angles {
-  Array cos;
-  Array sin;
+  const char* cos;
+  const char* sin;
 };
 
-struct Stage {
-  int64_t element;  // of hidden states, and with them of tables, biases, K/V and logits
-  Array table;      // [n_rows, hidden_size], rows of tokens; none: hidden states are given
-  Angles angles;
-  Head head;  // all zeros: there is none
-  const Layer* layers;
-  int64_t n_layers;
-
-  int64_t element_bytes() const { return element == kFloat32 ? 4 : 2; }
+// Where a layer stores keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each.
+struct LayerKV {
+  char* keys;
+  char* values;
+  int64_t block_size;
+  int64_t group;  // the K/V group whose slots and blocks it has
 };
 
-// A flat batch, and where its results go; declared once more in `structs.py`.
+// A flat batch, and what a program runs with; declared once more in `structs.py`.
 struct Batch {
+  const Buffer* buffers;
+  const LayerKV* kv;
+  const Angles* angles;  // of each kind
   int64_t n_tokens;
-  const int64_t* ids;  // [n_tokens], as the next; null where there is no table
+  const int64_t* ids;  // [n_tokens], as the next; null where hidden states come in
   const int64_t* positions;
-  const int64_t* const* slots;  // [n_tokens] of each K/V group
+  const int64_t* const* slots;  // of each K/V group, [n_tokens]
   const int64_t* starts;  // [n_spans], as the next
   const int64_t* counts;
-  const int64_t* const* blocks;  // [n_spans, n_columns] of each K/V group
+  const int64_t* const* blocks;  // of each K/V group, [n_spans, n_columns]
   int64_t n_spans;
   int64_t n_columns;
-  void* const* kv;  // keys and values of each layer, [n_blocks, block_size, n_kv_heads, head_dim]
-  int64_t block_size;
-  char* hidden;  // [n_tokens, hidden_size]; null, if only logits are wanted
-  char* memory;  // see `orcinus_layers_memory`
-  const int64_t* sampled;  // [n_sampled], places in the batch, in order
+  const int64_t* sampled;  // [n_sampled], places in the batch
   int64_t n_sampled;
-  void* logits;  // [n_sampled, vocab_size]; null: hidden states are wanted
   int64_t* argmax;  // [n_sampled], of logits; -1 where they are not finite
+  int64_t max_ids;  // tokens in tables, and positions in those of angles or learned ones
+  int64_t max_positions;
+
+  int64_t n_rows(const Buffer& buffer) const { return buffer.is_of_sampled ? n_sampled : n_tokens; }
 };
 
 // Seconds by kind, added to what is there.
@@ -160,6 +100,462 @@ struct Seconds {
 };
 
 namespace {
+
+// The number of a buffer.
+using Place = int64_t;
+
+// Copies the rows of a table, of `n_bytes` each, that `indices` name.
+void gather(const void* table, const int64_t* indices, char* out, int64_t n, int64_t n_bytes) {
+  const char* rows = static_cast<const char*>(table);
+  for_rows(n, 2 * n_bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(out + i * n_bytes, rows + indices[i] * n_bytes, n_bytes);
+    }
+  });
+}
+
+// The structs from here to `Greedy` are derived in Python from the classes of `kernels/program.py`,
+// field for field (`structs.py` says how), and so are those within them. `run` computes what the class
+// says, and `kKind` is where its time goes.
+
+struct Embed {
+  static constexpr auto kKind = &Seconds::other;
+  Array table;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& to = batch.buffers[out];
+    gather(table.data, batch.ids, to.data, batch.n_tokens, to.row_bytes());
+  }
+};
+
+struct EmbedPacked {
+  static constexpr auto kKind = &Seconds::other;
+  Weight table;
+  Place out;
+
+  // A row is a word of 32 bits of each step of its panel.
+  void run(const Batch& batch) const {
+    const Buffer& to = batch.buffers[out];
+    const int64_t n_bytes = to.row_bytes(), n_steps = (n_bytes + 3) / 4;
+    const int64_t panel = orcinus_linear_panel();
+    const char* words = static_cast<const char*>(table.packed);
+    for_rows(batch.n_tokens, kLineBytes * n_steps, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int64_t id = batch.ids[token];
+        const char* row = words + (id / panel * n_steps * panel + id % panel) * 4;
+        for (int64_t at = 0; at < n_bytes; at += 4) {
+          std::memcpy(to.data + token * n_bytes + at, row + at * panel,
+                      std::min<int64_t>(4, n_bytes - at));
+        }
+      }
+    });
+  }
+};
+
+struct AddPositions {
+  static constexpr auto kKind = &Seconds::other;
+  Array table;
+  Place x;
+
+  void run(const Batch& batch) const {
+    const Buffer& to = batch.buffers[x];
+    const char* rows = static_cast<const char*>(table.data);
+    const int64_t n_bytes = to.row_bytes();
+    for (int64_t token = 0; token < batch.n_tokens; ++token) {
+      orcinus_add_scaled(to.element, to.data + token * n_bytes,
+                         rows + batch.positions[token] * n_bytes, 1, to.width, 1.0f);
+    }
+  }
+};
+
+struct LookUpAngles {
+  static constexpr auto kKind = &Seconds::other;
+  int64_t rotary;
+  Place cos;
+  Place sin;
+
+  void run(const Batch& batch) const {
+    const Angles& angles = batch.angles[rotary];
+    const Buffer& to = batch.buffers[cos];
+    gather(angles.cos, batch.positions, to.data, batch.n_tokens, to.row_bytes());
+    gather(angles.sin, batch.positions, batch.buffers[sin].data, batch.n_tokens, to.row_bytes());
+  }
+};
+
+struct Select {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& to = batch.buffers[out];
+    gather(batch.buffers[x].data, batch.sampled, to.data, batch.n_sampled, to.row_bytes());
+  }
+};
+
+struct RMSNorm {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  Array weight;
+  float eps;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    orcinus_rms_norm(from.element, from.data, weight.element, weight.data, batch.buffers[out].data,
+                     batch.n_rows(from), from.width, 1, from.width, eps);
+  }
+};
+
+struct LayerNorm {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  Array weight;
+  Array bias;
+  float eps;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    orcinus_layer_norm(from.element, from.data, weight.element, weight.data, bias.data,
+                       batch.buffers[out].data, batch.n_rows(from), from.width, 1, from.width, eps);
+  }
+};
+
+struct Multiply {
+  static constexpr auto kKind = &Seconds::linear;
+  Place x;
+  Weight weight;
+  Array bias;      // perhaps none
+  Place residual;  // negative: none
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    weight.multiply(from.element, from.data, bias.data,
+                    residual < 0 ? nullptr : batch.buffers[residual].data, batch.buffers[out].data,
+                    batch.n_rows(from));
+  }
+};
+
+struct Activate {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  int64_t function;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[x];
+    if (function == 0) {
+      orcinus_relu(of.element, of.data, batch.n_rows(of), of.width);
+    } else {
+      orcinus_gelu_tanh(of.element, of.data, of.data, batch.n_rows(of), of.width);
+    }
+  }
+};
+
+struct GateForm {
+  int64_t function;
+  float slope;
+  float limit;
+
+  void apply(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size) const {
+    if (function == 0) {
+      orcinus_silu_and_mul(element, x, out, n_tokens, size);
+    } else if (function == 1) {
+      orcinus_gelu_and_mul(element, x, out, n_tokens, size);
+    } else {
+      orcinus_clamp_and_mul(element, x, out, n_tokens, size, slope, limit);
+    }
+  }
+};
+
+struct ApplyGate {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  GateForm form;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    const Buffer& to = batch.buffers[out];
+    form.apply(from.element, from.data, to.data, batch.n_rows(from), to.width);
+  }
+};
+
+struct Heads {
+  int64_t n_heads;
+  int64_t n_kv_heads;
+  int64_t head_dim;
+};
+
+// Norms over each head of queries and of keys; without weights there are none.
+struct HeadNorms {
+  Array q;
+  Array k;
+  float eps;
+};
+
+struct RotaryWriteKV {
+  static constexpr auto kKind = &Seconds::other;
+  Place qkv;
+  Place cos;
+  Place sin;
+  Heads heads;
+  HeadNorms norms;
+  int64_t layer;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[qkv];
+    const LayerKV& kv = batch.kv[layer];
+    orcinus_rotary_write_kv(of.element, of.data, batch.buffers[cos].data, batch.buffers[sin].data,
+                            kv.keys, kv.values, batch.slots[kv.group], batch.n_tokens, heads.n_heads,
+                            heads.n_kv_heads, heads.head_dim, norms.q.element, norms.q.data,
+                            norms.k.data, norms.eps);
+  }
+};
+
+struct WriteKV {
+  static constexpr auto kKind = &Seconds::other;
+  Place qkv;
+  Heads heads;
+  int64_t layer;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[qkv];
+    const LayerKV& kv = batch.kv[layer];
+    const int64_t row = of.row_bytes(), head = row / of.width * heads.head_dim;
+    const char* keys = of.data + heads.n_heads * head;
+    const int64_t size = heads.n_kv_heads * head;
+    orcinus_write_kv(keys, row, keys + size, row, kv.keys, kv.values, batch.slots[kv.group],
+                     batch.n_tokens, size);
+  }
+};
+
+struct AttentionForm {
+  int64_t window;  // 0: none
+  float scale;     // 0: 1 / sqrt(head_dim)
+  float soft_cap;  // 0: none
+};
+
+struct Attend {
+  static constexpr auto kKind = &Seconds::attention;
+  Place qkv;
+  Heads heads;
+  AttentionForm form;
+  Array sinks;  // perhaps none
+  int64_t layer;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[qkv];
+    const LayerKV& kv = batch.kv[layer];
+    // In double and then rounded, as Python does it.
+    const float scale =
+        form.scale != 0 ? form.scale : static_cast<float>(std::pow(double(heads.head_dim), -0.5));
+    check(orcinus_attention(from.element, from.data, from.width, kv.keys, kv.values,
+                            batch.buffers[out].data, batch.starts, batch.counts,
+                            batch.blocks[kv.group],
+                            batch.n_spans, batch.n_columns, heads.n_kv_heads,
+                            heads.n_heads / heads.n_kv_heads, heads.head_dim, heads.head_dim, kv.block_size,
+                            form.window, scale, form.soft_cap,
+                            static_cast<const float*>(sinks.data)));
+  }
+};
+
+struct Add {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  Place y;
+  float factor;
+
+  void run(const Batch& batch) const {
+    const Buffer& to = batch.buffers[x];
+    orcinus_add_scaled(to.element, to.data, batch.buffers[y].data, batch.n_rows(to), to.width,
+                       factor);
+  }
+};
+
+struct Scale {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  float factor;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[x];
+    orcinus_scale(of.element, of.data, batch.n_rows(of), of.width, factor);
+  }
+};
+
+struct SoftCap {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  float cap;
+  Place out;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    orcinus_soft_cap(from.element, from.data, batch.buffers[out].data, batch.n_rows(from),
+                     from.width, cap);
+  }
+};
+
+struct Route {
+  static constexpr auto kKind = &Seconds::other;
+  Place scores;
+  int64_t normalises;
+  Place experts;
+  Place weights;
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[scores];
+    const Buffer& to = batch.buffers[experts];
+    orcinus_route(from.element, from.data, reinterpret_cast<int64_t*>(to.data),
+                  reinterpret_cast<float*>(batch.buffers[weights].data), batch.n_rows(from),
+                  from.width, to.width, normalises);
+  }
+};
+
+// The first half of a gated MLP.
+struct Gated {
+  Weight weight;
+  Array bias;     // perhaps none
+  GateForm form;  // not used by a matrix that gates by itself
+
+  void run(int64_t element, const char* x, char* both, char* out, int64_t n) const {
+    if (weight.finish != 0) {
+      weight.multiply(element, x, nullptr, nullptr, out, n);
+    } else {
+      weight.multiply(element, x, bias.data, nullptr, both, n);
+      form.apply(element, both, out, n, weight.n_out / 2);
+    }
+  }
+};
+
+struct Expert {
+  Gated gate_up;
+  Weight down;
+  Array down_bias;  // perhaps none
+};
+
+struct Experts {
+  const Expert* first;
+  int64_t n;
+};
+
+// sums[tokens[i]] += rows[i] * its share, for the `n` tokens of one expert. Products are rounded.
+template <class T>
+void add_shares(const T* rows, const int64_t* places, const float* shares, float* sums, int64_t n,
+                int64_t n_chosen, int64_t size) {
+  for_rows(n, size * static_cast<int64_t>(sizeof(T) + 8), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = rows + row * size;
+      float* to = sums + places[row] / n_chosen * size;
+      const float share = shares[places[row]];
+      for (int64_t i = 0; i < size; i += kLanes) {
+        const int64_t left = size - i;
+        store_up_to(to + i, load_up_to(to + i, left) + load_up_to(from + i, left) * share, left);
+      }
+    }
+  });
+}
+
+struct RunExperts {
+  static constexpr auto kKind = &Seconds::linear;
+  Place x;
+  Place experts;
+  Place weights;
+  Experts each;
+  Place gathered;
+  Place both;
+  Place inner;
+  Place outer;
+  Place sums;
+  Place out;
+
+  // Places of `chosen` in the order of their experts, and behind them where the places of each begin.
+  const int64_t* sorted(const int64_t* chosen, int64_t n) const {
+    thread_local Memory memory;
+    auto* places = reinterpret_cast<int64_t*>(memory.of((n + each.n + 1) * sizeof(int64_t)));
+    int64_t* begins = places + n;
+    std::fill(begins, begins + each.n + 1, 0);
+    for (int64_t i = 0; i < n; ++i) ++begins[chosen[i] + 1];
+    for (int64_t i = 0; i < each.n; ++i) begins[i + 1] += begins[i];
+    for (int64_t i = 0; i < n; ++i) places[begins[chosen[i]]++] = i;
+    for (int64_t i = each.n; i > 0; --i) begins[i] = begins[i - 1];
+    begins[0] = 0;
+    return places;
+  }
+
+  void run(const Batch& batch) const {
+    const Buffer& from = batch.buffers[x];
+    const Buffer& to = batch.buffers[out];
+    const Buffer& choice = batch.buffers[experts];
+    const int64_t n_tokens = batch.n_rows(from), n_chosen = choice.width;
+    const int64_t n = n_tokens * n_chosen, n_bytes = from.row_bytes();
+    const int64_t* places = sorted(reinterpret_cast<const int64_t*>(choice.data), n);
+    const int64_t* begins = places + n;
+    const auto data = [&](Place place) { return batch.buffers[place].data; };
+    auto* total = reinterpret_cast<float*>(data(sums));
+    std::memset(total, 0, n_tokens * from.width * sizeof(float));
+    for (int64_t i = 0; i < each.n; ++i) {
+      const int64_t* mine = places + begins[i];
+      const int64_t n_mine = begins[i + 1] - begins[i];
+      if (n_mine == 0) continue;
+      for (int64_t row = 0; row < n_mine; ++row) {
+        std::memcpy(data(gathered) + row * n_bytes, from.data + mine[row] / n_chosen * n_bytes,
+                    n_bytes);
+      }
+      const Expert& expert = each.first[i];
+      expert.gate_up.run(from.element, data(gathered), data(both), data(inner), n_mine);
+      expert.down.multiply(from.element, data(inner), expert.down_bias.data, nullptr, data(outer),
+                           n_mine);
+      with_element(from.element, [&](auto type) {
+        using T = typename decltype(type)::type;
+        add_shares(reinterpret_cast<const T*>(data(outer)), mine,
+                   reinterpret_cast<const float*>(data(weights)), total, n_mine, n_chosen,
+                   from.width);
+      });
+    }
+    with_element(to.element, [&](auto type) {
+      using T = typename decltype(type)::type;
+      T* rounded = reinterpret_cast<T*>(to.data);
+      const int64_t n_all = n_tokens * from.width;
+      for (int64_t i = 0; i < n_all; i += kLanes) {
+        store_up_to(rounded + i, load_up_to(total + i, n_all - i), n_all - i);
+      }
+    });
+  }
+};
+
+struct SigmoidAndMul {
+  static constexpr auto kKind = &Seconds::other;
+  Place gates;
+  Place x;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[x];
+    const Buffer& gate = batch.buffers[gates];
+    orcinus_sigmoid_and_mul(of.element, gate.data, gate.width, gate.width, of.data, of.data,
+                            batch.n_rows(of), of.width);
+  }
+};
+
+struct Greedy {
+  static constexpr auto kKind = &Seconds::sampling;
+  Place logits;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[logits];
+    orcinus_greedy(of.element, of.data, of.width, batch.n_rows(of), of.width, batch.argmax);
+  }
+};
+
+// One step of a program.
+struct Step {
+  int64_t kind;  // its number in `STEPS`
+  const void* what;
+};
 
 // Adds the time since the last call to one kind.
 class Stopwatch {
@@ -174,54 +570,18 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// Memory for the angles of tokens, and for one layer's results, [n_tokens, ...] each.
-struct Room {
-  char* cos;
-  char* sin;
-  char* normalised;
-  char* qkv;
-  char* attended;
-  char* inner;
-};
-
-void normalise(int64_t element, const Norm& norm, const void* x, void* out, int64_t n_tokens) {
-  const int64_t size = norm.weight.length;
-  orcinus_rms_norm(element, x, norm.weight.element, norm.weight.data, out, 1, n_tokens * size,
-                   n_tokens, size, norm.eps);
+template <class What>
+void run(const void* what, const Batch& batch, Stopwatch& watch, Seconds& seconds) {
+  static_cast<const What*>(what)->run(batch);
+  watch.add_to(seconds.*What::kKind);
 }
 
-// Runs one layer; `hidden` is the residual stream, which it adds to.
-void run(const Layer& layer, int64_t element, const Batch& batch, void* keys, void* values,
-         char* hidden, const Room& room, Seconds& seconds) {
-  const int64_t n = batch.n_tokens;
-  const Attention& attention = layer.attention;
-  const HeadNorms& norms = attention.head_norms;
-  Stopwatch watch;
+using Run = void (*)(const void*, const Batch&, Stopwatch&, Seconds&);
 
-  normalise(element, layer.attention_norm, hidden, room.normalised, n);
-  watch.add_to(seconds.other);
-  attention.qkv.multiply(element, room.normalised, nullptr, room.qkv, n);
-  watch.add_to(seconds.linear);
-  orcinus_rotary_write_kv(element, room.qkv, room.cos, room.sin, keys, values,
-                          batch.slots[layer.group], n, attention.n_heads, attention.n_kv_heads, attention.head_dim,
-                          norms.q.element, norms.q.data, norms.k.data, norms.eps);
-  watch.add_to(seconds.other);
-  check(orcinus_attention(element, room.qkv, attention.qkv.weight.n_out, keys, values,
-                          room.attended, batch.starts, batch.counts, batch.blocks[layer.group],
-                          batch.n_spans, batch.n_columns, attention.n_kv_heads,
-                          attention.n_heads / attention.n_kv_heads, attention.head_dim,
-                          attention.head_dim, batch.block_size, attention.form.window, attention.scale(),
-                          attention.form.soft_cap,
-                          static_cast<const float*>(attention.sinks.data)));
-  watch.add_to(seconds.attention);
-  attention.output.multiply(element, room.attended, hidden, hidden, n);
-  watch.add_to(seconds.linear);
-
-  normalise(element, layer.mlp_norm, hidden, room.normalised, n);
-  watch.add_to(seconds.other);
-  layer.mlp.gate_up.multiply(element, room.normalised, nullptr, nullptr, room.inner, n);
-  layer.mlp.down.multiply(element, room.inner, hidden, hidden, n);
-  watch.add_to(seconds.linear);
+template <class... What>
+constexpr Run run_of(int64_t kind) {
+  constexpr Run table[] = {run<What>...};
+  return table[kind];
 }
 
 // Counts the indices that are not in [0, limit).
@@ -231,52 +591,6 @@ int64_t n_outside(const int64_t* indices, int64_t n, int64_t limit) {
   return n_wrong;
 }
 
-// Copies the rows of a table, of `n_bytes` each, that `indices` name.
-void gather(const Array& table, const int64_t* indices, char* out, int64_t n, int64_t n_bytes) {
-  const char* rows = static_cast<const char*>(table.data);
-  for (int64_t i = 0; i < n; ++i) {
-    std::memcpy(out + i * n_bytes, rows + indices[i] * n_bytes, n_bytes);
-  }
-}
-
-// Looks up what the first layer is given: hidden states, if there is a table, and angles.
-void look_up(const Stage& stage, const Batch& batch, char* hidden, const Room& room,
-             Seconds& seconds) {
-  const Layer& first = stage.layers[0];
-  const int64_t n = batch.n_tokens, n_bytes = stage.element_bytes();
-  const int64_t angle_bytes = first.attention.head_dim * n_bytes;
-  Stopwatch watch;
-  if (stage.table.data != nullptr) {
-    gather(stage.table, batch.ids, hidden, n, first.hidden_size() * n_bytes);
-  }
-  gather(stage.angles.cos, batch.positions, room.cos, n, angle_bytes);
-  gather(stage.angles.sin, batch.positions, room.sin, n, angle_bytes);
-  watch.add_to(seconds.other);
-}
-
-// Writes the logits of sampled tokens and their argmax. The hidden states of these tokens take the
-// places of the first ones.
-void sample(const Stage& stage, const Batch& batch, char* hidden, const Room& room,
-            Seconds& seconds) {
-  const Head& head = stage.head;
-  const int64_t vocab_size = head.weight.n_out, element = stage.element;
-  const int64_t n = batch.n_sampled, n_bytes = head.weight.n_in * stage.element_bytes();
-  Stopwatch watch;
-  for (int64_t i = 0; i < n; ++i) {
-    if (batch.sampled[i] != i) {
-      std::memcpy(hidden + i * n_bytes, hidden + batch.sampled[i] * n_bytes, n_bytes);
-    }
-  }
-  normalise(element, head.norm, hidden, room.normalised, n);
-  watch.add_to(seconds.other);
-  head.weight.multiply(element, room.normalised, nullptr, nullptr, batch.logits, n);
-  watch.add_to(seconds.linear);
-  orcinus_greedy(element, batch.logits, vocab_size, n, vocab_size, batch.argmax);
-  watch.add_to(seconds.sampling);
-}
-
-int64_t round_up_to_line(int64_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
-
 }  // namespace
 }  // namespace orcinus
 
@@ -284,59 +598,23 @@ using namespace orcinus;
 
 extern "C" {
 
-// Returns the bytes of memory that `orcinus_layers` needs beside its tensors.
-int64_t orcinus_layers_memory(const Stage* stage, int64_t n_tokens) {
-  const Layer& layer = stage->layers[0];
-  const int64_t n_bytes = n_tokens * stage->element_bytes();
-  return 2 * round_up_to_line(layer.attention.head_dim * n_bytes) +
-         2 * round_up_to_line(layer.hidden_size() * n_bytes) +
-         round_up_to_line(layer.attention.qkv.weight.n_out * n_bytes) +
-         round_up_to_line(layer.attention.output.weight.n_in * n_bytes) +
-         round_up_to_line(layer.mlp.gate_up.n_results() * n_bytes);
+// Returns how many tokens and positions of a batch are not in the tables, and how many sampled places
+// not in the batch. With any of these no step may run.
+int64_t orcinus_layers_n_wrong(const Batch* batch) {
+  int64_t n_wrong = n_outside(batch->positions, batch->n_tokens, batch->max_positions);
+  if (batch->ids != nullptr) n_wrong += n_outside(batch->ids, batch->n_tokens, batch->max_ids);
+  return n_wrong + n_outside(batch->sampled, batch->n_sampled, batch->n_tokens);
 }
 
-// Runs a stage, all of whose layers have the same sizes. Hidden states are written to the `hidden` of
-// the batch, which also holds those that come in where there is no table. If logits are wanted, it
-// writes these and their argmax, and leaves `hidden` in disorder.
-//
-// Returns how many tokens and positions are not in the tables, and sampled places not in the batch.
-// If there are any, nothing is done. Returns kNoMemory if memory ran out on the way.
-int64_t orcinus_layers(const Stage* stage, const Batch* batch, Seconds* seconds) {
-  const Layer& first = stage->layers[0];
-  int64_t n_wrong = n_outside(batch->positions, batch->n_tokens, stage->angles.cos.length);
-  if (stage->table.data != nullptr) {
-    n_wrong += n_outside(batch->ids, batch->n_tokens, stage->table.length);
-  }
-  if (batch->logits != nullptr) {
-    n_wrong += n_outside(batch->sampled, batch->n_sampled, batch->n_tokens);
-  }
-  if (n_wrong > 0) return n_wrong;
-
-  const int64_t n_bytes = batch->n_tokens * stage->element_bytes();
-  char* memory = batch->memory;
-  const auto take = [&memory, n_bytes](int64_t size) {
-    char* taken = memory;
-    memory += round_up_to_line(size * n_bytes);
-    return taken;
-  };
-  char* hidden = take(first.hidden_size());
-  if (batch->hidden != nullptr) hidden = batch->hidden;
-  Room room;
-  room.cos = take(first.attention.head_dim);
-  room.sin = take(first.attention.head_dim);
-  room.normalised = take(first.hidden_size());
-  room.qkv = take(first.attention.qkv.weight.n_out);
-  room.attended = take(first.attention.output.weight.n_in);
-  room.inner = take(first.mlp.gate_up.n_results());
-
+// Runs `n_steps` steps. Returns kDone, or kNoMemory if memory ran out on the way.
+int64_t orcinus_layers(const Step* steps, int64_t n_steps, const Batch* batch, Seconds* seconds) {
   return status_of([&] {
-    look_up(*stage, *batch, hidden, room, *seconds);
-    for (int64_t i = 0; i < stage->n_layers; ++i) {
-      run(stage->layers[i], stage->element, *batch, batch->kv[2 * i], batch->kv[2 * i + 1], hidden,
-          room, *seconds);
-    }
-    if (batch->logits != nullptr && batch->n_sampled > 0) {
-      sample(*stage, *batch, hidden, room, *seconds);
+    Stopwatch watch;
+    for (const Step* step = steps; step < steps + n_steps; ++step) {
+      // As in `STEPS`.
+      run_of<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, RMSNorm, LayerNorm, Multiply,
+             Activate, ApplyGate, RotaryWriteKV, WriteKV, Attend, Add, Scale, SoftCap, Route,
+             RunExperts, SigmoidAndMul, Greedy>(step->kind)(step->what, *batch, watch, *seconds);
     }
   });
 }

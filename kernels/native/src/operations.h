@@ -11,6 +11,8 @@ void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_element, co
                       void* out, int64_t n_outer, int64_t outer_stride, int64_t n_inner,
                       int64_t size, float eps);
 
+int64_t orcinus_linear_panel();
+
 int64_t orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
                        const void* residual, void* out, int64_t n_tokens, int64_t n_in,
                        int64_t n_out, int64_t finish);
@@ -30,6 +32,40 @@ int64_t orcinus_attention(int64_t element, const void* queries, int64_t query_st
                        int64_t n_columns, int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
                        int64_t value_dim, int64_t block_size, int64_t window, float scale,
                        float soft_cap, const float* sinks);
+
+void orcinus_layer_norm(int64_t element, const void* x, int64_t weight_element, const void* weight,
+                        const void* bias, void* out, int64_t n_outer, int64_t outer_stride,
+                        int64_t n_inner, int64_t size, float eps);
+
+void orcinus_write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_stride, char* keys,
+                      char* values, const int64_t* slots, int64_t n_tokens, int64_t size);
+
+void orcinus_relu(int64_t element, void* x, int64_t n_tokens, int64_t size);
+
+void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size);
+
+void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens,
+                          int64_t size);
+
+void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens,
+                          int64_t size);
+
+void orcinus_clamp_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens,
+                           int64_t size, float slope, float limit);
+
+void orcinus_scale(int64_t element, void* x, int64_t n_tokens, int64_t size, float factor);
+
+void orcinus_add_scaled(int64_t element, void* x, const void* y, int64_t n_tokens, int64_t size,
+                        float factor);
+
+void orcinus_soft_cap(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size,
+                      float cap);
+
+void orcinus_sigmoid_and_mul(int64_t element, const void* gate, int64_t stride, int64_t gate_size,
+                             const void* x, void* out, int64_t n_tokens, int64_t size);
+
+void orcinus_route(int64_t element, const void* scores, int64_t* experts, float* weights,
+                   int64_t n_tokens, int64_t n_experts, int64_t n_chosen, int64_t normalises);
 
 void orcinus_greedy(int64_t element, const void* logits, int64_t stride, int64_t n_rows,
                     int64_t size, int64_t* tokens);

@@ -98,9 +98,10 @@ class BatchBuilder:
         """Plans batches of the requests of `table`.
 
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of a layer of each
-        kind, without heads where no layer stores any. `n_heads` are this rank's, and `windows` those
-        of the stage's layers in each K/V group of the table; layers keep `states` if there are any.
-        `vocab_size` is the width of the logits that are sampled, None on stages that sample nothing.
+        kind, without heads where no layer stores any. `n_heads` are this rank's, and `windows`
+        those of the stage's layers in each K/V group of the table; layers keep `states`, if there
+        are any. `vocab_size` is the width of the logits that are sampled, None on stages that
+        sample nothing.
 
         Batches with padding store the keys and values of padding in the last block of the cache,
         which no request may have.

@@ -4,8 +4,8 @@ A family is a file in `families/` with its configuration and its `StageModel`, a
 `registry.py` (docs/adding-a-model.md). Families share the rest: `config.py` has the fields of every
 configuration, and `rotary_config.py` those of descendants of Llama, whose angles `rope.py` makes;
 `decoder.py` is the model that families fill in, of the layers in `decoder_layers.py`,
-`layer_forms.py` and `mixture.py`, which are made of those in `layers.py`; `layer_stack.py` runs
-them.
+`layer_forms.py` and `mixture.py`, which are made of those in `layers.py`; `recording.py` makes a
+program of them, and `layer_stack.py` runs that, or them.
 `tensor_parallel.py` says which rank holds what. Tensors are asked for by `weights.py` and come from
 `checkpoint_tensors.py`, which dequantises by `quantised/`, or `random_tensors.py`. How a layer
 computes is up to `kernels`.

@@ -70,6 +70,7 @@ class DecoderStage(StageModel):
             self.make_rotaries(),
             self._decoder_layers,
             self._head,
+            self.hidden_size,
             [self.kv_groups.of_layers[i] for i in place.layers],
         )
         self._layer_stack = stack(by_layer, place, dtype)

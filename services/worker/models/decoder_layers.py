@@ -1,14 +1,15 @@
 """The layers that several decoder families share: attention, MLPs and what holds them together.
 
-What families vary are plain fields, set once when weights are read. Attention and the gated MLP
-derive from the descriptions of `kernels.layer`, so that operations can read what they consist of.
-`decoder.py` has the stages that are made of them.
+What families vary are plain fields, set once when weights are read. A piece computes when it is
+called, and `record` says the same as steps of a program (`recording.py`). `decoder.py` has the
+stages that are made of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, Self
 
 import torch
@@ -16,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
-from kernels.layer import AttentionWeights, GatedMLPWeights
+from kernels.linear_weight import Gate, GatedWeight
 from kernels.ops import LayerKV
-from kernels.packed_linear import Gate
+from kernels.program import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -27,18 +28,13 @@ from services.worker.models.layers import (
     VocabParallelHead,
     read_gated,
 )
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
 from services.worker.models.weights import TensorSource
 
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
-
-
-def activation_of(name: Activation, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns what Hugging Face's `activation_function` means by `name`."""
-    if name == "relu":
-        return F.relu
-    return F.gelu if name == "gelu" else ops.gelu_tanh
+"""What Hugging Face's `activation_function` may be."""
 
 
 Norm = Callable[[Tensor], Tensor]  # [..., size] to the same shape
@@ -87,6 +83,9 @@ class TokenEmbedding:
     def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
         return self.table(token_ids, batch.ranks)
 
+    def record(self, to: Recorder) -> Buffer | None:
+        return self.table.record(to)
+
 
 @dataclass(frozen=True, slots=True)
 class PositionedEmbedding:
@@ -98,15 +97,25 @@ class PositionedEmbedding:
     def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
         return self.tokens(token_ids, batch) + F.embedding(batch.positions, self.table)
 
+    def record(self, to: Recorder) -> Buffer | None:
+        tokens = to.embedding(self.tokens)
+        return None if tokens is None else to.add_positions(self.table, tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention(AttentionWeights):
-    """This rank's share of grouped-query attention, computed operation by operation."""
+class Attention:
+    """This rank's share of grouped-query attention over paged K/V."""
 
-    qkv: ColumnParallelLinear
+    qkv: ColumnParallelLinear  # to a token's queries, keys and values, one after the other
     output: RowParallelLinear
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
     ops: Ops
+    form: AttentionForm
     rotary: int | None  # which of the batch's angles turn queries and keys; None: none do
+    head_norms: HeadNorms | None = None  # of queries and keys, before they turn
+    sinks: Tensor | None = None  # [n_heads] float32, scores beside those of keys
 
     @classmethod
     def read(
@@ -184,6 +193,18 @@ class Attention(AttentionWeights):
         attended = self.ops.attention(q, keys, values, batch.attention, self.form, self.sinks)
         return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
+        qkv = self.qkv.record(to, x)
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
+        if type(self)._take_in is not Attention._take_in:
+            to.call(partial(self._take_in_place, layer), qkv)
+        elif self.rotary is None:
+            to.write_kv(qkv, heads, layer=layer)
+        else:
+            to.rotary_write_kv(qkv, heads, self.head_norms, rotary=self.rotary, layer=layer)
+        attended = to.attend(qkv, heads, self.form, self.sinks, layer=layer)
+        return self.output.record(to, attended, residual)
+
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
         """Stores keys and values and returns queries [n_tokens, n_heads, head_dim], both turned
         where there are angles; `qkv` is used up."""
@@ -198,6 +219,13 @@ class Attention(AttentionWeights):
             qkv, cos, sin, keys, values, batch.slots, n_heads, self.head_norms
         )
 
+    def _take_in_place(
+        self, layer: int, batch: StageBatch, kv: Sequence[LayerKV], qkv: Tensor
+    ) -> None:
+        """Does `_take_in` and leaves the queries in their place in `qkv`."""
+        q = self._take_in(qkv, *kv[layer], batch).flatten(1)
+        qkv[:, : q.shape[1]].copy_(q)
+
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
     """Returns the stored rows of a rank's queries, keys and values, heads of the first two in
@@ -210,9 +238,10 @@ def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLP(GatedMLPWeights):
+class GatedMLP:
     """This rank's share of `down(activation(gate(x)) * up(x))`."""
 
+    gate_up: GatedWeight
     down: RowParallelLinear
 
     @classmethod
@@ -254,6 +283,9 @@ class GatedMLP(GatedMLPWeights):
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         return self.down(self.gate_up(x), ranks, residual)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        return self.down.record(to, to.gated(self.gate_up, x), residual)
+
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
@@ -261,10 +293,24 @@ class PlainMLP:
 
     up: ColumnParallelLinear
     down: RowParallelLinear
-    activation: Callable[[Tensor], Tensor]
+    activation: Activation
+    ops: Ops
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        return self.down(self.activation(self.up(x)), ranks, residual)  # [n_tokens, hidden]
+        return self.down(self._activated(self.up(x)), ranks, residual)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        inner = self.up.record(to, x)
+        if self.activation == "gelu":
+            to.call(lambda batch, kv, inner: inner.copy_(F.gelu(inner)), inner)
+        else:
+            to.activate("relu" if self.activation == "relu" else "gelu_tanh", inner)
+        return self.down.record(to, inner, residual)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.activation == "relu":
+            return F.relu(x)
+        return F.gelu(x) if self.activation == "gelu" else self.ops.gelu_tanh(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +331,9 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        return to.layer_norm(x, self.weight, self.bias, self.eps)
+
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
@@ -299,6 +348,10 @@ class PreNormLayer:
         hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
         return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        hidden = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer, hidden)
+        return to.mlp(self.mlp, to.norm(self.mlp_norm, hidden), hidden)
+
 
 @dataclass(frozen=True, slots=True)
 class NormedHead:
@@ -309,3 +362,6 @@ class NormedHead:
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
         return self.projection(self.norm(hidden), ranks)  # [n, vocab_size]
+
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        return self.projection.record(to, to.norm(self.norm, hidden))

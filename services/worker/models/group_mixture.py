@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.expert_mlp import ExpertMLP
-from kernels.layer import GatedMLPWeights
 from kernels.packed_linear import LinearWeight
+from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.tensor_parallel import TensorParallel
 
 _NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
@@ -81,7 +81,7 @@ class GroupMixture:
 
     router: GroupRouter
     experts: ExpertMLP  # this rank's share
-    shared: GatedMLPWeights  # this rank's share
+    shared: GatedMLP  # this rank's share
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         weights, experts = self.router(x)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from kernels import Ops
 from kernels.ops import LayerKV
+from kernels.program import Buffer
 from services.worker.models.decoder_layers import MLP, Attention, Embedding, Head, Norm
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import TensorParallel
 
@@ -22,6 +24,10 @@ class ScaledEmbedding:
 
     def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
         return self.tokens(token_ids, batch) * self.factor
+
+    def record(self, to: Recorder) -> Buffer | None:
+        tokens = to.embedding(self.tokens)
+        return None if tokens is None else to.scale(tokens, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,12 @@ class SandwichLayer:
         # [n_tokens, hidden]
         return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden), batch.ranks))
 
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        attended = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer)
+        hidden = to.add(hidden, to.norm(self.attended_norm, attended))
+        changed = to.mlp(self.mlp, to.norm(self.mlp_norm, hidden))
+        return to.add(hidden, to.norm(self.mlp_out_norm, changed))
+
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
@@ -55,6 +67,11 @@ class PostNormLayer:
         hidden = hidden + self.attended_norm(self.attention(hidden, batch, kv))
         return hidden + self.mlp_out_norm(self.mlp(hidden, batch.ranks))  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        attended = to.attention(self.attention, hidden, layer)
+        hidden = to.add(hidden, to.norm(self.attended_norm, attended))
+        return to.add(hidden, to.norm(self.mlp_out_norm, to.mlp(self.mlp, hidden)))
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledLayer:
@@ -65,12 +82,18 @@ class ScaledLayer:
     mlp_norm: Norm
     mlp: MLP
     factor: float
+    ops: Ops
 
     def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         attended = self.attention(self.attention_norm(hidden), batch, kv)
-        hidden = torch.add(hidden, attended, alpha=self.factor)
+        hidden = self.ops.add_scaled(hidden, attended, self.factor)
         changed = self.mlp(self.mlp_norm(hidden), batch.ranks)
-        return torch.add(hidden, changed, alpha=self.factor)  # [n_tokens, hidden]
+        return self.ops.add_scaled(hidden, changed, self.factor)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        attended = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer)
+        hidden = to.add(hidden, attended, self.factor)
+        return to.add(hidden, to.mlp(self.mlp, to.norm(self.mlp_norm, hidden)), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +109,10 @@ class ParallelLayer:
         hidden = self.attention(normed, batch, kv, hidden)
         return self.mlp(normed, batch.ranks, hidden)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        normed = to.norm(self.norm, hidden)
+        return to.mlp(self.mlp, normed, to.attention(self.attention, normed, layer, hidden))
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledHead:
@@ -97,6 +124,10 @@ class ScaledHead:
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
         return self.head(hidden, ranks) * self.factor
 
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        logits = to.head(self.head, hidden)
+        return None if logits is None else to.scale(logits, self.factor)
+
 
 @dataclass(frozen=True, slots=True)
 class CappedHead:
@@ -104,6 +135,11 @@ class CappedHead:
 
     head: Head
     cap: float
+    ops: Ops
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.cap * torch.tanh(self.head(hidden, ranks).float() / self.cap)
+        return self.ops.soft_cap(self.head(hidden, ranks), self.cap)
+
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        logits = to.head(self.head, hidden)
+        return None if logits is None else to.soft_cap(logits, self.cap)

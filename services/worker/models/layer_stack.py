@@ -1,10 +1,8 @@
-"""How a stage runs its layers: one after the other, or all in one call where there is one.
+"""How a stage runs its layers: one after the other, or as a program where that is quicker.
 
-Every stage can run layer by layer. A stage of a single rank that descends from Llama (rotary
-attention and a gated MLP behind root-mean-square norms) is described to its operations by
-`kernels.layer.StageWeights`, and these may have one call for all of it (`Ops.fuse_layers`). The
-call begins with tokens where they are the rows of a plain table, and ends with logits where the
-head is a norm and a product. Results are equal to the bit.
+Every stage can run layer by layer. It is also recorded as a program (`recording.py`), from tokens
+to logits as far as its pieces say their steps, and operations may run that without Python in
+between (`Ops.fuse_layers`). Results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -16,20 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan
-from kernels.layer import GatedMLPWeights, HeadWeights, LayerWeights, Norm, StageWeights
 from kernels.logits import Logits
 from kernels.ops import FusedStage, LayerKV
-from kernels.packed_linear import PlainWeight
-from services.worker.models.decoder_layers import (
-    Attention,
-    Embedding,
-    Head,
-    Layer,
-    NormedHead,
-    PreNormLayer,
-    TokenEmbedding,
-)
+from kernels.program import Angles, Program
+from services.worker.models.decoder_layers import Embedding, Head, Layer
+from services.worker.models.recording import Recorder
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.stage import StageBatch, StagePlace
 
@@ -63,12 +52,13 @@ class LayerByLayer:
     rotaries: Sequence[RotaryEmbedding]
     layers: Sequence[Layer]
     head: Head | None  # the last stage has one
+    hidden_size: int
     groups: Sequence[int] = ()  # the K/V group of each layer; empty: all are in the first
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `LayerStack`."""
         hidden = self.embedded(inputs, batch)
-        batch = replace(batch, angles=[rotary(batch.positions) for rotary in self.rotaries])
+        batch = self.angled(batch)
         batches = batch.of_groups()
         groups = self.groups or (0,) * len(self.layers)
         for layer, group, layer_kv in zip(self.layers, groups, kv, strict=True):
@@ -80,6 +70,10 @@ class LayerByLayer:
     ) -> Logits:
         """Implements `LayerStack.logits`."""
         return self.headed(self(inputs, batch, kv), batch, sampled)
+
+    def angled(self, batch: StageBatch) -> StageBatch:
+        """Returns the batch with the angles of its tokens."""
+        return replace(batch, angles=[rotary(batch.positions) for rotary in self.rotaries])
 
     def embedded(self, inputs: Tensor, batch: StageBatch) -> Tensor:
         """Returns what goes into the first layer, [n_tokens, hidden]."""
@@ -99,107 +93,65 @@ class LayerByLayer:
 
 @dataclass(frozen=True, slots=True)
 class AllAtOnce:
-    """Calls all layers at once, and with them the table and the head if the call has them."""
+    """Runs the program of all layers, and of the embedding and the head if they are in it."""
 
     fused: FusedStage
-    by_layer: LayerByLayer  # whose embedding and head are called where the fused stage has none
+    by_layer: LayerByLayer  # whose embedding and head are called where the program has none
 
     def __call__(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Implements `LayerStack`; raises TypeError for a plan of other operations."""
-        inputs = self._given(inputs, batch)
-        return self.fused(inputs, batch.positions, *_of_groups(batch), kv)
+        return self.fused(self._given(inputs, batch), self._angled(batch), kv)
 
     def logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
         """Implements `LayerStack.logits`; raises TypeError for a batch that other operations have
         planned."""
-        if self.fused.stage.head is None:
+        if self.fused.program.logits is None:
             return self.by_layer.headed(self(inputs, batch, kv), batch, sampled)
-        inputs = self._given(inputs, batch)
-        return self.fused.logits(inputs, batch.positions, *_of_groups(batch), kv, sampled)
+        return self.fused.logits(self._given(inputs, batch), self._angled(batch), kv, sampled)
 
     def _given(self, inputs: Tensor, batch: StageBatch) -> Tensor:
-        """Returns what the fused stage begins with: tokens, or hidden states. Angles reach as far
-        as the batch then."""
+        """Returns what the program begins with: tokens, or hidden states. Angles reach as far as
+        the batch then."""
         for rotary in self.by_layer.rotaries:
             rotary.cover(batch.positions)
-        if self.fused.stage.table is None:
-            return self.by_layer.embedded(inputs, batch)
-        return inputs
+        if self.fused.program.inputs is None:
+            return inputs
+        return self.by_layer.embedded(inputs, batch)
 
-
-def _of_groups(batch: StageBatch) -> tuple[Sequence[Tensor], Sequence[AttentionPlan]]:
-    """Returns the slots and the attention of each K/V group of a batch."""
-    batches = batch.of_groups()
-    return [each.slots for each in batches], [each.attention for each in batches]
+    def _angled(self, batch: StageBatch) -> StageBatch:
+        """Returns the batch with its angles, if the program has calls that may want them."""
+        return self.by_layer.angled(batch) if self.fused.program.has_calls else batch
 
 
 def stack(by_layer: LayerByLayer, place: StagePlace, dtype: torch.dtype) -> LayerStack:
-    """Returns the fastest way to compute what `by_layer` does, which has one layer at least.
+    """Returns the fastest way to compute what `by_layer` does.
 
-    `dtype` is that of hidden states and K/V. Raises ValueError for weights of other types.
+    `dtype` is that of hidden states and K/V. Raises ValueError for tensors of other types.
     """
-    if place.tp_size > 1:
-        return by_layer  # ranks meet within each layer
-    weights = described(by_layer)
-    fused = None if weights is None else place.ops.fuse_layers(weights, dtype)
+    angles = [rotary.angles for rotary in by_layer.rotaries if rotary.angles is not None]
+    if place.ops.fuse_layers is None or len(angles) < len(by_layer.rotaries):
+        return by_layer
+    fused = place.ops.fuse_layers(recorded(by_layer, angles, place.tp_size, dtype))
     return by_layer if fused is None else AllAtOnce(fused, by_layer)
 
 
-def described(by_layer: LayerByLayer) -> StageWeights | None:
-    """Returns the description of a stage whose layers descend from Llama; None for others.
+def recorded(
+    by_layer: LayerByLayer, angles: Sequence[Angles], tp_size: int, dtype: torch.dtype
+) -> Program:
+    """Returns the program of a stage that `tp_size` ranks share.
 
-    A table or a head that is more than that is left out of it.
+    It takes in hidden states where the embedding does not say its steps, and makes none of logits
+    where the head does not.
     """
-    layers: list[LayerWeights] = []
-    rotaries: set[int] = set()
-    groups = by_layer.groups or (0,) * len(by_layer.layers)
-    for layer, group in zip(by_layer.layers, groups, strict=True):
-        if not isinstance(layer, PreNormLayer) or layer.attention.rotary is None:
-            return None
-        weights = _layer_weights(layer, group)
-        if weights is None:
-            return None
-        layers.append(weights)
-        rotaries.add(layer.attention.rotary)
-    if len(rotaries) > 1:
-        return None
-    angles = by_layer.rotaries[rotaries.pop()].angles
-    if angles is None:
-        return None
-    return StageWeights(
-        _table(by_layer.embedding),
-        angles,
-        layers,
-        _head_weights(by_layer.head),
-    )
-
-
-def _layer_weights(layer: PreNormLayer, group: int) -> LayerWeights | None:
-    """Returns the description of a layer of a K/V group; None if it has other norms or another MLP
-    than Llama."""
-    before, between, mlp = layer.attention_norm, layer.mlp_norm, layer.mlp
-    if type(layer.attention) is not Attention:  # others compute more than their description says
-        return None
-    if not (isinstance(before, Norm) and isinstance(between, Norm)):
-        return None
-    if not isinstance(mlp, GatedMLPWeights):
-        return None
-    return LayerWeights(before, layer.attention, between, mlp, group)
-
-
-def _table(embedding: Embedding | None) -> Tensor | None:
-    """Returns the table [vocab_size, hidden] whose rows are what `embedding` returns for tokens;
-    None if there is none."""
-    if not isinstance(embedding, TokenEmbedding):
-        return None
-    table = embedding.table.table
-    return table.weight if isinstance(table, PlainWeight) else None
-
-
-def _head_weights(head: Head | None) -> HeadWeights | None:
-    """Returns the description of a head; None if it is more than a norm and a product."""
-    if not isinstance(head, NormedHead) or not isinstance(head.norm, Norm):
-        return None
-    return HeadWeights(head.norm, head.projection.weight)
+    to = Recorder(dtype, angles, by_layer.groups, tp_size)
+    hidden = to.embedding(by_layer.embedding)
+    if hidden is None:
+        hidden = to.take_in(by_layer.hidden_size)
+    for i, layer in enumerate(by_layer.layers):
+        hidden = to.layer(layer, hidden, i)
+    to.end_layers(hidden)
+    if by_layer.head is not None:
+        to.end_head(to.head(by_layer.head, to.select(hidden)))
+    return to

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
-from kernels.layer import Norm, Projection
+from kernels.gated_in_two import GatedInTwo
 from kernels.packed_linear import (
     Gate,
     GatedWeight,
@@ -29,16 +29,18 @@ from kernels.packed_linear import (
     TableWeight,
     pack_gated,
 )
+from kernels.program import Buffer
+from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnParallelLinear(Projection):
-    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank.
+class ColumnParallelLinear:
+    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank."""
 
-    `weight` is [n_out of this rank, n_in], and `bias` [n_out of this rank].
-    """
+    weight: LinearWeight  # [n_out of this rank, n_in]
+    bias: Tensor | None  # [n_out of this rank]
 
     @classmethod
     def read(
@@ -76,6 +78,9 @@ class ColumnParallelLinear(Projection):
     def __call__(self, x: Tensor) -> Tensor:
         return self.weight(x, self.bias)  # [n_tokens, n_out of this rank]
 
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        return to.multiply(self.weight, x, self.bias)
+
 
 def read_gated(
     source: TensorSource,
@@ -103,7 +108,7 @@ def read_gated(
         both = ColumnParallelLinear.read(
             source, names, n_in=n_in, n_out=(n_stored,) * 2, has_bias=True, shares=shares
         )
-        return lambda x: op(both(x))
+        return GatedInTwo(both.weight, gate, op, both.bias)
     parts = [
         Part(f"{name}.weight", (n_stored, n_in), Shard(0, share))
         for name, share in zip(names, shares, strict=True)
@@ -112,12 +117,14 @@ def read_gated(
 
 
 @dataclass(frozen=True, slots=True)
-class RowParallelLinear(Projection):
+class RowParallelLinear:
     """`x @ weight.T + bias`, whole on every rank, where each has its share of the columns of `x`.
 
-    `weight` is [n_out, n_in of this rank]. Rank 0 alone has the `bias` [n_out], so that the sum
-    over the ranks has it once.
+    Rank 0 alone has the `bias`, so that the sum over the ranks has it once.
     """
+
+    weight: LinearWeight  # [n_out, n_in of this rank]
+    bias: Tensor | None  # [n_out]
 
     @classmethod
     def read(
@@ -149,6 +156,13 @@ class RowParallelLinear(Projection):
         out = self.weight(x, self.bias)
         ranks.all_reduce(out)
         return out if residual is None else out.add_(residual)
+
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        if to.tp_size == 1:
+            return to.multiply(self.weight, x, self.bias, residual)
+        out = to.multiply(self.weight, x, self.bias)
+        to.all_reduce(out)
+        return out if residual is None else to.add(residual, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,14 @@ class VocabParallelEmbedding:
         hidden = self._own_rows(token_ids)
         ranks.all_reduce(hidden)
         return hidden
+
+    def record(self, to: Recorder) -> Buffer | None:
+        """Returns the buffer of the batch's embedded tokens; None where ranks share the table."""
+        if to.tp_size > 1:
+            return None
+        if isinstance(self.table, PlainWeight):
+            return to.embed(self.table.weight)
+        return to.embed_packed(self.table)
 
     def _own_rows(self, token_ids: Tensor) -> Tensor:
         """Returns [n_tokens, hidden], zeros for tokens of other ranks."""
@@ -226,12 +248,21 @@ class VocabParallelHead:
             logits = F.pad(logits, (0, n_missing))
         return ranks.all_gather(logits)[:, : self.vocab_size]
 
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        """Returns the buffer of the logits; None where ranks share the matrix."""
+        return None if to.tp_size > 1 else to.multiply(self.weight, hidden)
+
 
 @dataclass(frozen=True, slots=True)
-class RMSNorm(Norm):
+class RMSNorm:
     """Root-mean-square normalisation with a learned scale."""
 
+    weight: Tensor  # [size], float32 or of the type of what it normalises
+    eps: float
     ops: Ops
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)  # [..., size]
+
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        return to.rms_norm(x, self.weight, self.eps)

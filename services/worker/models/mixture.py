@@ -14,8 +14,17 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.expert_mlp import ExpertMLP
-from kernels.layer import GatedMLPWeights
-from kernels.packed_linear import LinearWeight, pack, pack_experts
+from kernels.packed_linear import (
+    Biased,
+    GatedWeight,
+    LinearWeight,
+    PackedExperts,
+    pack,
+    pack_experts,
+)
+from kernels.program import Buffer, Expert, gated_part
+from services.worker.models.decoder_layers import GatedMLP
+from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -24,13 +33,13 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class SharedExpert:
     """A gated MLP that every token goes through, as far as a gate of its own lets it."""
 
-    mlp: GatedMLPWeights  # this rank's share
+    mlp: GatedMLP  # this rank's share
     gate: LinearWeight  # [1, hidden]
     ops: Ops
 
     @classmethod
     def read(
-        cls, source: TensorSource, prefix: str, mlp: GatedMLPWeights, *, hidden_size: int, ops: Ops
+        cls, source: TensorSource, prefix: str, mlp: GatedMLP, *, hidden_size: int, ops: Ops
     ) -> Self:
         """Reads the gate `shared_expert_gate` under `prefix`, of the shared expert `mlp`."""
         gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
@@ -39,6 +48,10 @@ class SharedExpert:
     def __call__(self, x: Tensor) -> Tensor:
         """Returns this rank's share of the result, [n_tokens, hidden]."""
         return self.ops.sigmoid_and_mul(self.gate(x), self.mlp.down.weight(self.mlp.gate_up(x)))
+
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        changed = to.multiply(self.mlp.down.weight, to.gated(self.mlp.gate_up, x))
+        return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +62,47 @@ class ExpertMixture:
     experts: ExpertMLP  # this rank's share
     n_chosen: int
     normalises: bool  # the weights of those chosen add up to one
+    ops: Ops
     shared: SharedExpert | None = None  # beside those chosen
     router_bias: Tensor | None = None  # [n_experts]
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         # As in transformers: scores in the model's element type, everything after in float32.
-        shares = self.router(x, self.router_bias).float().softmax(-1)  # [n_tokens, n_experts]
-        weights, experts = shares.topk(self.n_chosen)  # [n_tokens, n_chosen]
-        if self.normalises:
-            weights = weights / weights.sum(-1, keepdim=True)
+        scores = self.router(x, self.router_bias)  # [n_tokens, n_experts]
+        weights, experts = self.ops.route(scores, self.n_chosen, self.normalises)
         out = self.experts(x, experts, weights)
         if self.shared is not None:
             out += self.shared(x)
         ranks.all_reduce(out)
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        scores = to.multiply(self.router, x, self.router_bias)
+        experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
+        out = self._record_experts(to, x, experts, weights)
+        if self.shared is not None:
+            out = to.add(out, self.shared.record(to, x))
+        to.all_reduce(out)
+        return out if residual is None else to.add(residual, out)
+
+    def _record_experts(self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer) -> Buffer:
+        if isinstance(self.experts, PackedExperts):
+            both = zip(self.experts.gate_up, self.experts.down, strict=True)
+            each = [_expert(gate_up, down) for gate_up, down in both]
+            return to.run_experts(each, x, experts, weights)
+        out = to.buffer(x.width)
+        to.call(
+            lambda batch, kv, out, *inputs: out.copy_(self.experts(*inputs)),
+            out, x, experts, weights,
+        )  # fmt: skip
+        return out
+
+
+def _expert(gate_up: GatedWeight, down: LinearWeight | Biased) -> Expert:
+    """Returns the description of one expert."""
+    if isinstance(down, Biased):
+        return Expert(gated_part(gate_up), down.weight, down.bias)
+    return Expert(gated_part(gate_up), down, None)
 
 
 def read_experts(
@@ -89,7 +129,7 @@ def read_experts(
         n_experts=n_experts,
         ops=ops,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises, ops, shared)
 
 
 def read_expert_mlps(

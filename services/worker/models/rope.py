@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.layer import Angles
+from kernels.program import Angles
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 
 FIRST_POSITIONS = 4096
@@ -73,7 +73,7 @@ class RotaryEmbedding:
         if self.angles is None:
             return self._computed(positions)
         self.cover(positions)
-        return self.angles.cos.index_select(0, positions), self.angles.sin.index_select(
+        return self.angles.cos.index_select(0, positions), self.angles.signed_sin.index_select(
             0, positions
         )
 
@@ -85,7 +85,7 @@ class RotaryEmbedding:
         while (n := len(self.angles.cos)) < longest:
             cos, sin = self._computed(torch.arange(n, min(2 * n, self._n_positions)))
             self.angles.cos = torch.cat((self.angles.cos, cos))
-            self.angles.sin = torch.cat((self.angles.sin, sin))
+            self.angles.signed_sin = torch.cat((self.angles.signed_sin, sin))
 
     def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the angles in float32 and only then rounds them: at position 4,000 a bfloat16

@@ -3,28 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
     GlmConfig,
-    GPT2Config,
     LlamaConfig,
-    Ministral3Config,
     MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
-    SmolLM3Config,
 )
 
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
+from kernels.program import Call, Program
 from kernels.upload import uploads_for
 from services.worker.models import decoder, rope
 from services.worker.models.decoder_layers import (
@@ -33,11 +30,10 @@ from services.worker.models.decoder_layers import (
     GatedMLP,
     Head,
     NormedHead,
-    PositionedEmbedding,
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.layer_forms import CappedHead
+from services.worker.models.layer_forms import SandwichLayer
 from services.worker.models.layer_stack import AllAtOnce, LayerByLayer, LayerStack, stack
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -48,8 +44,9 @@ from services.worker.models.layers import (
 )
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
-from services.worker.models.stage import StageBatch, StagePlace
+from services.worker.models.stage import StageBatch, StageModel, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
+from tests.worker.models.test_registry import SHAPES
 from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 
 N_ROWS = 5
@@ -71,31 +68,18 @@ AT_ONCE: dict[str, PreTrainedConfig] = {
     "glm": GlmConfig(**LLAMA_LIKE, head_dim=16, pad_token_id=None),
     "tied": LlamaConfig(**{**LLAMA_LIKE, "tie_word_embeddings": True}),
 }
-LAYER_BY_LAYER: dict[str, PreTrainedConfig] = {
-    "no whole panels of gates": LlamaConfig(**{**SMALL, "intermediate_size": 75}),
-    "biases of the MLP": LlamaConfig(**LLAMA_LIKE, mlp_bias=True),
-    "experts": MixtralConfig(**LLAMA_LIKE, num_local_experts=4),
-    "layers without positions": SmolLM3Config(
-        **LLAMA_LIKE, no_rope_layers=[1, 0, 1], pad_token_id=None
-    ),
-    "queries that grow": Ministral3Config(
-        **LLAMA_LIKE,
-        head_dim=16,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 50.0,
-            "original_max_position_embeddings": 3,
-            "llama_4_scaling_beta": 0.1,
-        },
-    ),
-    "norms over all heads": Olmo2Config(**LLAMA_LIKE),
-    "no rotary embedding": GPT2Config(vocab_size=199, n_embd=48, n_layer=2, n_head=6),
-}
 
 
 def skip_without_native(dtype: str) -> None:
     if isinstance(pack(torch.zeros(64, 64, dtype=DTYPES[dtype])), OneDnnWeight | PlainWeight):
         pytest.skip(f"no native linear layers for {dtype}")
+
+
+def program_of(stage: StageModel) -> Program:
+    """The program that a stage runs; fails if it runs layer by layer."""
+    layer_stack = stage._layer_stack  # type: ignore[attr-defined]
+    assert isinstance(layer_stack, AllAtOnce)
+    return layer_stack.fused.program
 
 
 def run(pipeline: Pipeline) -> list[torch.Tensor]:
@@ -131,42 +115,100 @@ def test_layers_at_once_compute_the_same(
 ) -> None:
     skip_without_native(dtype)
     write_family_checkpoint(tmp_path, config)
-    layer_stack = load(tmp_path, dtype=dtype)._layer_stack  # type: ignore[attr-defined]
-    assert isinstance(layer_stack, AllAtOnce)
-    assert (layer_stack.fused.stage.table is None) == config.tie_word_embeddings
-    assert layer_stack.fused.stage.head is not None
+    program = program_of(load(tmp_path, dtype=dtype))
+    assert program.inputs is None
+    assert program.logits is not None
+    assert not program.has_calls
     assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_every_family_computes_the_same_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: PreTrainedConfig,
+    dtype: str,
+    tp_size: int,
+) -> None:
+    skip_without_native(dtype)
+    write_family_checkpoint(tmp_path, config)
+    assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype, tp_size=tp_size)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_families_run_without_python_but_for_what_few_of_them_have(
+    tmp_path: Path, family: str
+) -> None:
+    skip_without_native("float32")
+    write_family_checkpoint(tmp_path, SHAPES[family])
+    program = program_of(load(tmp_path))
+    # Norms over the heads of all ranks, queries that grow, GeLU by the error function, and no norm.
+    are_called = family.startswith(("olmo", "ministral3")) or family in (
+        "opt-post-norm",
+        "opt-no-final-norm",
+        "starcoder2-variants",
+    )
+    assert program.has_calls == are_called
+    assert program.inputs is None
+    assert program.logits is not None
+
+
+def test_ranks_that_share_layers_return_to_python_to_meet(tmp_path: Path) -> None:
+    skip_without_native("float32")
+    write_family_checkpoint(tmp_path, AT_ONCE["llama"])
+    program = program_of(load(tmp_path, tp_size=2))
+    calls = [step for step in program.steps if isinstance(step, Call)]
+    assert len(calls) == 2 * SMALL["num_hidden_layers"]
+    assert program.inputs is not None
+    assert program.logits is None
 
 
 def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_native("float32")
     write_family_checkpoint(tmp_path, AT_ONCE["llama"])
     for index in range(2):
-        stage = load(tmp_path, stage_index=index, n_stages=2)
-        assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
+        program = program_of(load(tmp_path, stage_index=index, n_stages=2))
+        assert (program.inputs is None) == (index == 0)
+        assert (program.logits is None) == (index == 0)
     assert_equal_at_once(tmp_path, monkeypatch, n_stages=2)
 
 
 @needs_int8
+@pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "cohere2", "granite-biases", "qwen2_moe"])
 def test_layers_of_int8_weights_run_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, tp_size: int
 ) -> None:
-    write_family_checkpoint(tmp_path, AT_ONCE["llama with biases"])
-    stage = load(tmp_path, quantization="int8")
-    assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
-    assert_equal_at_once(tmp_path, monkeypatch, quantization="int8")
+    write_family_checkpoint(tmp_path, SHAPES[family])
+    program_of(load(tmp_path, quantization="int8"))
+    assert_equal_at_once(tmp_path, monkeypatch, quantization="int8", tp_size=tp_size)
 
 
-@pytest.mark.parametrize("config", LAYER_BY_LAYER.values(), ids=LAYER_BY_LAYER)
-def test_other_layers_run_one_by_one(tmp_path: Path, config: PreTrainedConfig) -> None:
-    write_family_checkpoint(tmp_path, config)
-    assert isinstance(load(tmp_path)._layer_stack, LayerByLayer)  # type: ignore[attr-defined]
+def test_other_matrices_run_layer_by_layer(tmp_path: Path) -> None:
+    by_layer = TestWhatNoFamilyHas().by_layer()
+    layer = by_layer.layers[0]
+    assert isinstance(layer, PreNormLayer)
+    assert isinstance(layer.mlp, GatedMLP)
+    plain = RowParallelLinear(PlainWeight(torch.zeros(48, 64)), None)
+    other = replace(by_layer, layers=[replace(layer, mlp=replace(layer.mlp, down=plain))])
+    assert stack(other, TestWhatNoFamilyHas().place(), torch.float32) is other
 
 
-def test_ranks_that_share_layers_meet_within_each(tmp_path: Path) -> None:
-    write_family_checkpoint(tmp_path, AT_ONCE["llama"])
-    stage = load(tmp_path, tp_size=2)
-    assert isinstance(stage._layer_stack, LayerByLayer)  # type: ignore[attr-defined]
+class Silent:
+    """A piece that computes and does not say its steps."""
+
+    def __init__(self, piece: Any) -> None:
+        self._piece = piece
+
+    def __call__(self, *args: Any) -> Any:
+        return self._piece(*args)
+
+
+def silent(piece: Any) -> Any:
+    """`piece`, without its steps."""
+    return Silent(piece)
 
 
 class TestWhatNoFamilyHas:
@@ -241,16 +283,20 @@ class TestWhatNoFamilyHas:
             rope=RopeConfig(rope_theta=100.0),
         )
         rotary = RotaryEmbedding(config, dtype=torch.float32, device=torch.device("cpu"))
-        return LayerByLayer(embedding, [rotary], self.layers(), head)
+        return LayerByLayer(embedding, [rotary], self.layers(), head, self.HIDDEN)
 
     def run(
-        self, run: LayerStack, inputs: torch.Tensor, sampled: Sequence[int] | None = None
+        self,
+        run: LayerStack,
+        inputs: torch.Tensor,
+        sampled: Sequence[int] | None = None,
+        n_layers: int = 2,
     ) -> torch.Tensor:
         """On a copy of `inputs`, since they may be used up."""
         ops = native_ops()
         assert ops is not None
         shape = (3, 4, self.N_KV_HEADS, self.HEAD_DIM)
-        kv = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+        kv = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(n_layers)]
         attention = ops.plan_attention(
             np.array([0, 0]),
             np.array([5, 4]),
@@ -287,8 +333,8 @@ class TestWhatNoFamilyHas:
         by_layer = self.by_layer(embedding=embedding, head=self.head())
         at_once = stack(by_layer, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert (at_once.fused.stage.table is not None) == is_first
-        assert at_once.fused.stage.head is not None
+        assert (at_once.fused.program.inputs is None) == is_first
+        assert at_once.fused.program.logits is not None
         n_threads = torch.get_num_threads()
         torch.set_num_threads(2)
         try:
@@ -332,17 +378,47 @@ class TestWhatNoFamilyHas:
             with pytest.raises(RuntimeError, match="only the last stage"):
                 self.run(run, self.hidden(), [8])
 
-    def test_what_the_library_lacks_around_the_layers_is_called(self) -> None:
+    def test_pieces_that_do_not_say_their_steps_are_called(self) -> None:
         skip_without_native("float32")
-        inputs = torch.arange(self.N_TOKENS)
-        embedding = PositionedEmbedding(self.embedding(), torch.randn(9, self.HIDDEN))
-        by_layer = self.by_layer(embedding=embedding, head=CappedHead(self.head(), 2.0))
-        at_once = stack(by_layer, self.place(), torch.float32)
+        inputs, by_layer = torch.arange(self.N_TOKENS), self.by_layer()
+        first, second = by_layer.layers
+        assert isinstance(first, PreNormLayer)
+        layers = [
+            PreNormLayer(
+                silent(first.attention_norm),
+                silent(first.attention),
+                silent(first.mlp_norm),
+                silent(first.mlp),
+            ),
+            silent(second),
+            SandwichLayer(
+                silent(first.attention_norm),
+                silent(first.attention),
+                first.attention_norm,
+                first.mlp_norm,
+                silent(first.mlp),
+                first.mlp_norm,
+            ),
+        ]
+        embedding, head = silent(self.embedding()), silent(self.head())
+        quiet = replace(by_layer, layers=layers, embedding=embedding, head=head)
+        at_once = stack(quiet, self.place(), torch.float32)
         assert isinstance(at_once, AllAtOnce)
-        assert at_once.fused.stage.table is None
-        assert at_once.fused.stage.head is None
-        expected = self.run(by_layer, inputs, [4, 8])
-        assert torch.equal(self.run(at_once, inputs, [4, 8]), expected)
+        assert at_once.fused.program.inputs is not None
+        assert at_once.fused.program.logits is None
+        expected = self.run(quiet, inputs, [4, 8], n_layers=3)
+        assert torch.equal(self.run(at_once, inputs, [4, 8], n_layers=3), expected)
+
+    def test_angles_may_be_replaced(self) -> None:
+        skip_without_native("float32")
+        by_layer = self.by_layer()
+        at_once = stack(by_layer, self.place(), torch.float32)
+        before = self.run(at_once, self.hidden())
+        (rotary,) = by_layer.rotaries
+        rotary.cos, rotary.signed_sin = rotary.cos.flip(0), rotary.signed_sin.flip(0)
+        after = self.run(at_once, self.hidden())
+        assert torch.equal(after, self.run(by_layer, self.hidden()))
+        assert not torch.equal(after, before)
 
     def test_other_types_are_refused(self) -> None:
         skip_without_native("float32")
@@ -393,7 +469,7 @@ class TestWhatNoFamilyHas:
         assert isinstance(at_once, AllAtOnce)
         expected = self.run(at_once, self.hidden())
         assert torch.equal(self.run(at_once, self.hidden()), expected)
-        assert at_once.fused._kv._keys() is None  # type: ignore[attr-defined]
+        assert at_once.fused._kv._first() is None  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("place", [-1, N_TOKENS])
     def test_places_that_are_not_in_the_batch_are_refused(self, place: int) -> None:

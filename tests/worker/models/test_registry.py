@@ -48,8 +48,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
-    SeedOssConfig,
     Qwen3NextConfig,
+    SeedOssConfig,
     SmolLM3Config,
     Starcoder2Config,
 )

@@ -127,7 +127,7 @@ class GemmaStage(RotaryStage):
 
     def read_head(self, source: TensorSource) -> Head:
         head, cap = super().read_head(source), self.config.final_logit_softcapping
-        return head if cap is None else CappedHead(head, cap)
+        return head if cap is None else CappedHead(head, cap, self.ops)
 
 
 class Gemma2Stage(GemmaStage):

@@ -21,7 +21,6 @@ from services.worker.models.decoder_layers import (
     PlainMLP,
     PositionedEmbedding,
     PreNormLayer,
-    activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.tensor_parallel import HeadShare
@@ -139,4 +138,4 @@ class GPT2Stage(DecoderStage):
             has_bias=True,
             is_transposed=True,
         )
-        return PlainMLP(up, down, activation_of(self.config.activation, self.ops))
+        return PlainMLP(up, down, self.config.activation, self.ops)

@@ -192,6 +192,7 @@ class GptOssStage(RotaryStage):
             pack_experts(experts.gate_up(), experts.down(), self.ops, experts.form()),
             self.config.n_chosen,
             normalises=True,
+            ops=self.ops,
             router_bias=router_bias,
         )
 

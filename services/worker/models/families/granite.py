@@ -41,6 +41,7 @@ class GraniteStage(LlamaStage):
             self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
             self.read_mlp(source, f"{prefix}.mlp", index),
             self.config.residual_multiplier,
+            self.ops,
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import AttentionForm
 from kernels.ops import LayerKV
+from kernels.program import Buffer
 from services.worker.models.config import (
     JsonObject,
     ModelConfig,
@@ -30,9 +31,9 @@ from services.worker.models.decoder_layers import (
     PlainMLP,
     PositionedEmbedding,
     PreNormLayer,
-    activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.weights import TensorSource
 
@@ -81,6 +82,11 @@ class PostNormLayer:
     def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         hidden = self.attention_norm(self.attention(hidden, batch, kv, hidden))
         return self.mlp_norm(self.mlp(hidden, batch.ranks, hidden))  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        attended = to.attention(self.attention, hidden, layer, hidden)
+        hidden = to.norm(self.attention_norm, attended)
+        return to.norm(self.mlp_norm, to.mlp(self.mlp, hidden, hidden))
 
 
 class OPTStage(DecoderStage):
@@ -134,7 +140,7 @@ class OPTStage(DecoderStage):
         down = RowParallelLinear.read(
             source, f"{prefix}.fc2", n_in=size, n_out=hidden_size, has_bias=True
         )
-        return PlainMLP(up, down, activation_of(self.config.activation, self.ops))
+        return PlainMLP(up, down, self.config.activation, self.ops)
 
 
 def _unchanged(hidden: Tensor) -> Tensor:

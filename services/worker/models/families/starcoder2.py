@@ -16,7 +16,6 @@ from services.worker.models.decoder_layers import (
     LayerNorm,
     Norm,
     PlainMLP,
-    activation_of,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.rotary_config import RotaryConfig
@@ -85,4 +84,4 @@ class Starcoder2Stage(RotaryStage):
         down = RowParallelLinear.read(
             source, f"{prefix}.c_proj", n_in=size, n_out=hidden_size, has_bias=has_bias
         )
-        return PlainMLP(up, down, activation_of(self.config.activation, self.ops))
+        return PlainMLP(up, down, self.config.activation, self.ops)

@@ -1,0 +1,108 @@
+"""Where the buffers of a program lie.
+
+Buffers of one form that are not in use at the same time share memory, so that layers use the same
+few, which stay in the caches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.native.structs import BufferStruct
+from kernels.program import Buffer, Program
+
+_Form = tuple[int, torch.dtype, bool]
+
+
+class Buffers:
+    """The memory of a program, for batches of as many tokens as have occurred."""
+
+    def __init__(self, program: Program) -> None:
+        self._buffers = program.buffers
+        self._places, self._forms = _shared(program)
+        self._memory: list[Tensor] = []
+        # Kept from call to call, since to make one costs more than to look it up.
+        self._tensors: dict[int, Tensor] = {}
+        self._n_tokens, self._n_sampled = -1, -1
+        self._structs: Any = None
+
+    def address(self, n_tokens: int, n_sampled: int) -> int:
+        """Returns where the structures of all buffers lie, which have memory for so many rows."""
+        if n_tokens > self._n_tokens or n_sampled > self._n_sampled:
+            self._allocate(max(n_tokens, self._n_tokens), max(n_sampled, self._n_sampled))
+        return ctypes.addressof(self._structs)
+
+    def tensor(self, buffer: Buffer, n_rows: int) -> Tensor:
+        """Returns the first rows of a buffer, [n_rows, width]."""
+        known = self._tensors.get(buffer.index)
+        if known is None or known.shape[0] != n_rows:
+            known = self._memory[self._places[buffer.index]][:n_rows]
+            self._tensors[buffer.index] = known
+        return known
+
+    def _allocate(self, n_tokens: int, n_sampled: int) -> None:
+        self._n_tokens, self._n_sampled = n_tokens, n_sampled
+        self._tensors.clear()  # before there is more
+        self._memory.clear()
+        # Tensors that are made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            for width, dtype, is_of_sampled in self._forms:
+                n_rows = n_sampled if is_of_sampled else n_tokens
+                self._memory.append(torch.empty((n_rows, width), dtype=dtype))
+        addresses = [memory.data_ptr() for memory in self._memory]
+        structs = (
+            BufferStruct.of(buffer, addresses[place])
+            for buffer, place in zip(self._buffers, self._places, strict=True)
+        )
+        self._structs = (BufferStruct * len(self._buffers))(*structs)
+
+
+def _shared(program: Program) -> tuple[list[int], list[_Form]]:
+    """Returns the place of each buffer, and the form of what lies at each place."""
+    last = _last_uses(program)
+    places = [-1] * len(program.buffers)
+    forms: list[_Form] = []
+    free: dict[_Form, list[int]] = {}
+    kept = {b.index for b in (program.inputs, program.hidden, program.logits) if b is not None}
+    if program.inputs is not None:
+        places[program.inputs.index] = 0
+        forms.append(_form(program.inputs))
+    for i, step in enumerate(program.steps):
+        used = {buffer.index: buffer for buffer in buffers_of(step)}
+        for index, buffer in used.items():
+            if places[index] < 0:
+                form = _form(buffer)
+                if free.get(form):
+                    places[index] = free[form].pop()
+                else:
+                    places[index] = len(forms)
+                    forms.append(form)
+        for index, buffer in used.items():
+            if last[index] == i and index not in kept:
+                free.setdefault(_form(buffer), []).append(places[index])
+    return places, forms
+
+
+def _last_uses(program: Program) -> dict[int, int]:
+    """Returns the last step that uses each buffer."""
+    return {buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)}
+
+
+def buffers_of(step: Any) -> Iterator[Buffer]:
+    """Returns the buffers that a step reads or writes."""
+    for field in dataclasses.fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, Buffer):
+            yield value
+        elif isinstance(value, Sequence):
+            yield from (each for each in value if isinstance(each, Buffer))
+
+
+def _form(buffer: Buffer) -> _Form:
+    return buffer.width, buffer.dtype, buffer.is_of_sampled
