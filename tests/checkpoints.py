@@ -83,7 +83,7 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 
 
 def _draw_vectors(model: torch.nn.Module) -> None:
-    """Biases start as zeros, norms and scales as ones, which would hide that they are not used."""
+    """Biases start as zeros, norms and scales as ones, which would hide whether they are used."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith("_bias"):
             is_norm = name.endswith("weight") and bool(parameter.eq(1).all())

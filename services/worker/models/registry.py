@@ -16,6 +16,7 @@ from services.worker.models.families.deepseek_v2 import DeepseekV2Stage
 from services.worker.models.families.deepseek_v3 import DeepseekV3Stage
 from services.worker.models.families.ernie4_5 import Ernie4_5Stage
 from services.worker.models.families.exaone4 import Exaone4Stage
+from services.worker.models.families.gemma import Gemma1Stage
 from services.worker.models.families.gemma2 import Gemma2Stage
 from services.worker.models.families.gemma3 import Gemma3Stage
 from services.worker.models.families.gemma3n import Gemma3nStage
@@ -77,6 +78,7 @@ _FAMILIES: tuple[Family, ...] = (
     DeepseekV3Stage,
     Ernie4_5Stage,
     Exaone4Stage,
+    Gemma1Stage,
     Gemma2Stage,
     Gemma3Stage,
     Gemma3nStage,

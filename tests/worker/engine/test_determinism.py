@@ -18,6 +18,7 @@ from transformers import (
     Cohere2Config,
     DeepseekV2Config,
     DeepseekV3Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
@@ -30,6 +31,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -137,12 +139,9 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3n": Gemma3nTextConfig(
         **GEMMA, laurel_rank=10, activation_sparsity_pattern=[0.8, 0.0, 0.6, 0.0]
     ),
-    "gemma4": Gemma4TextConfig(**GEMMA, global_head_dim=32, use_double_wide_mlp=True),
+    "gemma4": Gemma4TextConfig(**{**GEMMA, "global_head_dim": 32}, use_double_wide_mlp=True),
     "gemma4 with experts": Gemma4TextConfig(
-        **SIZES,
-        head_dim=16,
-        global_head_dim=32,
-        num_global_key_value_heads=1,
+        **{**SIZES, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1},
         attention_k_eq_v=True,
         sliding_window=50,
         hidden_size_per_layer_input=0,
@@ -196,6 +195,10 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         },
     ),
     "gpt2": GPT2Config(**GPT, n_embd=52, n_layer=2, n_head=4, initializer_range=0.25),
+    "olmoe": OlmoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2),
+    "exaone4": Exaone4Config(
+        **SIZES, sliding_window=37, layer_types=["sliding_attention", "full_attention"]
+    ),
     "opt": OPTConfig(
         **GPT,
         hidden_size=64,

@@ -26,6 +26,7 @@ from transformers import (
     Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    GemmaConfig,
     Glm4Config,
     Glm4MoeLiteConfig,
     GlmConfig,
@@ -127,6 +128,14 @@ SHAPES: dict[str, PreTrainedConfig] = {
         **OPT, do_layer_norm_before=False, activation_function="gelu", tie_word_embeddings=False
     ),
     "opt-no-final-norm": OPTConfig(**OPT, _remove_final_layer_norm=True),
+    "gemma": GemmaConfig(**LLAMA_LIKE, head_dim=10),
+    "gemma-biases": GemmaConfig(
+        **{**LLAMA_LIKE, "num_key_value_heads": 6},
+        head_dim=8,
+        hidden_act="gelu",
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
     "gemma2": Gemma2Config(**LLAMA_LIKE, head_dim=8, query_pre_attn_scalar=20, sliding_window=7),
     "gemma2-variants": Gemma2Config(
         **{**LLAMA_LIKE, "num_key_value_heads": 6},
@@ -700,6 +709,9 @@ def refuse(directory: Path, named: str, config: PreTrainedConfig, **changes: Any
         ("exaone4", {"attention_bias": True}, "attention_bias"),
         ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
         ("qwen2_moe", {"n_group": 4}, "n_group"),
+        ("gemma", {"hidden_act": "silu"}, "hidden_act"),
+        ("gemma", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma", {"sliding_window": 512, "layer_types": ["sliding_attention"] * 4}, "sliding"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),

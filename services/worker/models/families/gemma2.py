@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,12 +39,12 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(RotaryConfig):
-    """The fields that configurations of Gemma 2 and 3 share."""
+    """The fields that configurations of Gemma 1, 2 and 3 share."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
     # `sliding_window_size` says again what `sliding_window` says.
     ignored_keys = frozenset(("cache_implementation", "sliding_window_size"))
-    hidden_acts = (_ACTIVATION,)
+    hidden_acts: ClassVar[tuple[str, ...]] = (_ACTIVATION,)
 
     attention_bias: bool = False
     query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by its root
@@ -88,7 +88,7 @@ class Gemma2Config(GemmaConfig):
 
 
 class GemmaStage(RotaryStage):
-    """One stage of a Gemma 2 or 3 model, in all that these do alike."""
+    """One stage of a Gemma 1, 2 or 3 model, in all that these do alike."""
 
     config: GemmaConfig
 
@@ -113,6 +113,18 @@ class GemmaStage(RotaryStage):
             norm("post_feedforward"),
         )
 
+    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
+        has_bias = self.config.attention_bias
+        return Attention.read(
+            source,
+            prefix,
+            self.config,
+            self.ops,
+            form=self.form(index),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+        )
+
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size = self.config.intermediate_size
         return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
@@ -134,15 +146,3 @@ class Gemma2Stage(GemmaStage):
     """One stage of a Gemma 2 model."""
 
     config_type = Gemma2Config
-
-    def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        has_bias = self.config.attention_bias
-        return Attention.read(
-            source,
-            prefix,
-            self.config,
-            self.ops,
-            form=self.form(index),
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-        )

@@ -82,10 +82,6 @@ class Gemma4Config(SharedKVConfig):
         return replace(self, head_dim=self.full_head_dim, n_kv_heads=self.full_n_kv_heads)
 
     @property
-    def sliding(self) -> Self:
-        return replace(self, rope=self.sliding_rope)
-
-    @property
     def experts(self) -> Experts | None:
         """The experts of every layer; None if there are none. Raises ValueError without sizes."""
         if not self.has_experts:
