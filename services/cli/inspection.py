@@ -26,6 +26,7 @@ from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.kv_groups import KVGroups
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
 from services.worker.models.weights import Part, WantedTensors
@@ -174,7 +175,9 @@ def _bytes_of(share: _Counted, dtype: torch.dtype, quantization: str) -> int:
 
 
 def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
-    return kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
+    """Returns the bytes of a token's keys and values on a rank, in the blocks of all K/V groups."""
+    n_bytes = kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
+    return n_bytes * len(KVGroups.of(config).windows)
 
 
 def _state_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:

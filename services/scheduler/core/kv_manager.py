@@ -69,6 +69,7 @@ class KVManager:
         self.block_size = block_size
         self.groups = groups
         self._n_whole = groups.n_whole
+        self._n_groups = len(groups.windows)
         self.expected_use = expected_use
         self.max_rows = max_rows
         self.is_owing = False
@@ -88,28 +89,34 @@ class KVManager:
         self._n_rows = 0
 
     @property
+    def n_allocated_blocks(self) -> int:
+        """Blocks that requests use."""
+        return self.n_blocks - len(self._free_block_ids) - self._n_unused_blocks
+
+    @property
     def n_slots(self) -> int:
-        return self.n_blocks * self.block_size
+        """Tokens for which there are blocks in every group. Where there are windows, longer
+        sequences find room."""
+        return self._slots_of(self.n_blocks)
 
     @property
     def n_reserved_slots(self) -> int:
-        return self.n_reserved_blocks * self.block_size
+        return self._slots_of(self.n_reserved_blocks)
 
     @property
     def n_allocated_slots(self) -> int:
         """Slots of blocks that requests use."""
-        n_idle = len(self._free_block_ids) + self._n_unused_blocks
-        return (self.n_blocks - n_idle) * self.block_size
+        return self._slots_of(self.n_allocated_blocks)
 
     @property
     def n_shared_slots(self) -> int:
         """Slots of blocks that several requests use."""
-        return self.prefix_cache.n_shared_blocks * self.block_size if self.prefix_cache else 0
+        return self._slots_of(self.prefix_cache.n_shared_blocks) if self.prefix_cache else 0
 
     @property
     def n_unused_slots(self) -> int:
         """Slots of blocks that the prefix cache keeps and no request uses."""
-        return self._n_unused_blocks * self.block_size
+        return self._slots_of(self._n_unused_blocks)
 
     def fits_ever(self, max_sequence_len: int) -> bool:
         """Whether a request of `max_sequence_len` slots could run on an empty machine, even if it
@@ -354,6 +361,11 @@ class KVManager:
             WindowBlocks(window, found.n_columns - len(block_ids), deque(block_ids))
             for window, block_ids in zip(windows, found.window_block_ids, strict=True)
         )
+
+    def _slots_of(self, n_blocks: int) -> int:
+        """Returns the tokens that so many blocks have room for, an even part of them in each
+        group."""
+        return n_blocks * self.block_size // self._n_groups
 
     def _n_to_reserve(self, request: Request) -> int:
         """Returns the columns that a request reserves."""

@@ -147,7 +147,7 @@ def check_blocks(driver: Driver) -> None:
     whole = [block_id for one in holders for block_id in one.block_ids]
     n_reserved = sum(one.n_reserved_blocks for one in holders) - len(whole) + len(set(whole))
     assert n_reserved == manager.n_reserved_blocks <= manager.n_blocks
-    assert manager.n_allocated_slots == len(n_users) * manager.block_size
+    assert manager.n_allocated_blocks == len(n_users)
     assert len(n_users) <= manager.n_reserved_blocks
 
 
@@ -274,7 +274,7 @@ def test_every_query_finds_what_it_sees_whatever_comes_back_behind_it(
     while driver.in_flight:
         driver.return_oldest()
     manager = driver.scheduler.kv_manager
-    assert manager.n_reserved_slots == manager.n_allocated_slots == 0
+    assert manager.n_reserved_blocks == manager.n_allocated_blocks == 0
 
 
 def request_of(n_prompt: int, max_new_tokens: int, *, scope: bytes | None = None) -> Request:
@@ -308,7 +308,7 @@ def serve(manager: KVManager, *requests: Request) -> list[int]:
         scheduler.submit(request)
     in_use = []
     while (batch := scheduler.select()) is not None:
-        in_use.append(manager.n_allocated_slots // 4)
+        in_use.append(manager.n_allocated_blocks)
         sampled = [span for span in batch.spans if span.is_sampled]
         scheduler.apply(batch.iteration, [1] * len(sampled))
     assert not len(scheduler.pool)
@@ -340,9 +340,9 @@ def test_what_a_prompt_reserves_is_free_once_it_decodes() -> None:
     manager.allocate(reservation, 40, start=0, n_unscheduled=40)
     manager.allocate(reservation, 41, start=40, n_unscheduled=0)
     assert manager.n_reserved_blocks == 4
-    assert manager.n_allocated_slots == 4 * 4
+    assert manager.n_allocated_blocks == 4
     manager.release(reservation)
-    assert manager.n_reserved_blocks == manager.n_allocated_slots == 0
+    assert manager.n_reserved_blocks == manager.n_allocated_blocks == 0
 
 
 @pytest.mark.parametrize("windows", [(10,), (None,), (None, 10), (None, None, 10)], ids=str)

@@ -189,3 +189,22 @@ def test_a_stage_whose_memory_cannot_be_accounted_for_is_named(
     stage.block_size, stage.n_kv_blocks = block_size, n_kv_blocks
     with pytest.raises(Unavailable, match=f"stage:1 .* {n_kv_blocks} K/V blocks of {block_size}"):
         check_agreement([Member("stage:1", stage)])
+
+
+@pytest.mark.parametrize("windows", [[5, 0], [0] * 17], ids=["order", "many"])
+def test_a_stage_whose_groups_cannot_be_accounted_for_is_named(windows: list[int]) -> None:
+    stage = describe_stage()
+    stage.kv_windows.extend(windows)
+    with pytest.raises(Unavailable, match=r"stage:1 .* the windows of its K/V groups"):
+        check_agreement([Member("stage:1", stage)])
+
+
+def test_stages_of_other_groups_do_not_agree() -> None:
+    stages = [describe_stage(0, 2), describe_stage(1, 2)]
+    stages[0].kv_windows.extend([0, 7])
+    members = [Member("stage:1", stages[0]), Member("stage:2", stages[1])]
+    with pytest.raises(Unavailable, match="its kv_windows"):
+        check_agreement(members)
+    stages[1].kv_windows.extend([0, 7])
+    check_agreement(members)
+    assert Pipeline("p", 1, tuple(members)).kv_windows == (None, 7)

@@ -26,9 +26,11 @@ from tests.fakes import describe_stage
 NOTHING = scheduler_pb2.Submission()
 
 
-def pipeline_of(n_stages: int, *, epoch: int = 1) -> Pipeline:
-    """A pipeline of stages that nobody serves."""
+def pipeline_of(n_stages: int, *, epoch: int = 1, windows: Sequence[int] = ()) -> Pipeline:
+    """A pipeline of stages that nobody serves, with K/V groups of these windows."""
     members = [Member(f"stage{i}:1", describe_stage(i, n_stages)) for i in range(n_stages)]
+    for member in members:
+        member.description.kv_windows.extend(windows)
     return Pipeline("test", epoch, tuple(members))
 
 
@@ -39,6 +41,7 @@ class Play:
     settings: SchedulerSettings = field(
         default_factory=lambda: SchedulerSettings(n_stages=1, max_batch_size=4)
     )
+    windows: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.watching = Watching(self.settings)
@@ -59,7 +62,9 @@ class Play:
     def form(self) -> None:
         """Puts a pipeline together, which does not serve yet."""
         self.n_epochs += 1
-        pipeline = pipeline_of(self.settings.n_stages or 1, epoch=self.n_epochs)
+        pipeline = pipeline_of(
+            self.settings.n_stages or 1, epoch=self.n_epochs, windows=self.windows
+        )
         make = partial(WatchedScheduler, decisions=self.watching.decisions)
         self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
         self.epoch = self.watching.observe(pipeline, self.scheduler)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -42,8 +42,10 @@ SETTINGS = st.builds(
 class Chance:
     """A life of a scheduler by chance."""
 
-    def __init__(self, settings: SchedulerSettings, seed: int) -> None:
-        self.play = Play(settings)
+    def __init__(
+        self, settings: SchedulerSettings, seed: int, *, windows: Sequence[int] = ()
+    ) -> None:
+        self.play = Play(settings, windows)
         self._source = random.Random(seed)
         self._requests: list[Request] = []
         self._in_flight: list[Batch] = []
@@ -117,11 +119,13 @@ async def all_of(watcher: Watcher) -> list[watch_pb2.WatchEvent]:
     return events
 
 
-def recording(settings: SchedulerSettings, seed: int, n_steps: int) -> list[bytes]:
+def recording(
+    settings: SchedulerSettings, seed: int, n_steps: int, *, windows: Sequence[int] = ()
+) -> list[bytes]:
     """The lines of a recording of a life by chance."""
 
     async def run() -> Watcher:
-        chance = Chance(settings, seed)
+        chance = Chance(settings, seed, windows=windows)
         with chance.play.watching.watch(has_decisions=True) as watcher:
             chance.run(n_steps)
         return watcher
@@ -129,9 +133,11 @@ def recording(settings: SchedulerSettings, seed: int, n_steps: int) -> list[byte
     return lines_of(asyncio.run(run()))
 
 
-@given(SETTINGS, st.integers(0, 2**32))
-def test_a_replay_comes_to_the_same_batches(settings: SchedulerSettings, seed: int) -> None:
-    lines = recording(settings, seed, 80)
+@given(SETTINGS, st.integers(0, 2**32), st.sampled_from([(), (6,), (0, 6, 6)]))
+def test_a_replay_comes_to_the_same_batches(
+    settings: SchedulerSettings, seed: int, windows: tuple[int, ...]
+) -> None:
+    lines = recording(settings, seed, 80, windows=windows)
     n_batches = sum(b'"selection": {"iteration"' in line for line in lines)
     assert replay(lines).n_batches == n_batches
 

@@ -183,7 +183,7 @@ def serve(
             data = plan_of(batch, stages.place).SerializeToString()
             in_flight.append((batch.iteration, stages.run(data)))
         scheduler.apply(*in_flight.pop(0))
-    assert scheduler.kv_manager.n_allocated_slots == 0
+    assert scheduler.kv_manager.n_allocated_blocks == 0
     return scheduler
 
 
@@ -249,7 +249,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("mistral", marks=pytest.mark.thorough),
+        pytest.param("qwen2", marks=pytest.mark.thorough),
+        "gemma3",
+    ],
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_tokens_are_the_same_however_requests_are_run(
     name: str,

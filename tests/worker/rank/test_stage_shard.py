@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from orcinus.v1 import worker_pb2
+from transformers import MistralConfig
 
 from kernels import TORCH
 from services.common.cannot_start import CannotStart
 from services.worker.engine.decode_graphs import reserved_bytes
 from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.stage_shard import StageShard, device_of, has_graphs, join_peers
-from tests.checkpoints import SMALL, write_checkpoint
+from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.fixed_shapes import OPS, RepeatedCall, load_fixed
 from tests.worker.engine.plans import prefill
 from tests.worker.engine.test_kv_memory import GIB, Memory
+from tests.worker.pipeline import load
 from tests.worker.rank.data_plane.test_transport import rendezvous, together
 from tests.worker.rank.test_started_rank import PROMPT, decode, settings_of
 
@@ -82,6 +84,15 @@ class Ranks:
         return together(
             [functools.partial(join_peers, settings, request) for settings in self._settings]
         )
+
+
+def test_a_stage_tells_the_windows_of_its_groups(checkpoint: Path, tmp_path: Path) -> None:
+    windows = tmp_path / "windows"
+    config = MistralConfig(**SMALL, sliding_window=7, head_dim=8)
+    for directory, expected in ((write_family_checkpoint(windows, config), [7]), (checkpoint, [])):
+        shard = StageShard(settings_of(directory), load(directory))
+        described = shard.describe(rendezvous_address="")
+        assert list(described.kv_windows) == expected
 
 
 def test_an_epoch_begins_with_decodes_recorded_and_the_next_one_records_anew(
