@@ -1,4 +1,4 @@
-// GeLU, and the gates of gated MLPs, mostly act(gate) * up: about 20 operations an element, and 2 or 3 elements
+// GeLU, and gates of gated MLPs, mostly act(gate) * up: about 20 operations an element, and 2 or 3 elements
 // of memory.
 
 #include "element.h"
