@@ -6,7 +6,7 @@ class, in their order, each in the form of its declared type.
     declared type          field in C++
     int, float             int64_t, float; 0 for None
     Buffer                 Place: its number; -1 for None
-    Tensor                 Array: where it is, its element type, its length
+    Tensor                 Array: where it is, and its element type
     LinearWeight, Matrix   Weight: a matrix as the library packs it
     Sequence[...]          a pointer to structures, and their number
     another class          the structure of that class; all zeros for None
@@ -40,7 +40,7 @@ _MATRICES = (LinearWeight, Matrix)
 class ArrayStruct(ctypes.Structure):
     """A dense tensor of a type that the library computes with."""
 
-    _fields_ = (("data", _pointer), ("element", _int), ("length", _int))
+    _fields_ = (("data", _pointer), ("element", _int))
 
 
 class WeightStruct(ctypes.Structure):
@@ -187,7 +187,7 @@ def _value(kind: Any, value: Any, kept: list[object]) -> Any:
     if kind is Buffer:
         return value.index
     if kind is Tensor:
-        return ArrayStruct(value.data_ptr(), ELEMENT[value.dtype], len(value))
+        return ArrayStruct(value.data_ptr(), ELEMENT[value.dtype])
     if kind in _MATRICES:
         return _weight(value)
     if get_origin(kind) is Sequence:

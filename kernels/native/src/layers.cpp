@@ -21,7 +21,6 @@ namespace orcinus {
 struct Array {
   const void* data;  // null: there is none
   int64_t element;
-  int64_t length;  // of the first dimension
 };
 
 // A matrix in panels; of int8 if there are scales.
@@ -51,7 +50,9 @@ struct Buffer {
   int64_t element;  // negative: another type, of 8 bytes
   int64_t is_of_sampled;
 
-  int64_t row_bytes() const { return width * (element == kFloat32 ? 4 : element == kBFloat16 ? 2 : 8); }
+  int64_t row_bytes() const {
+    return width * (element == kFloat32 ? 4 : element == kBFloat16 ? 2 : 8);
+  }
 };
 
 // Angles of every position, [n_positions, 1, head_dim] each.
