@@ -50,7 +50,7 @@ class KVGroups:
             first[window] = len(windows)
             windows += [window] * -(-kinds[window] // n_layers)
         n_before: Counter[int | None] = Counter()
-        groups = []
+        groups: list[int] = []
         for i, (window, kv) in enumerate(zip(_kept(config), config.layer_kv, strict=True)):
             source = config.kv_sources[i]
             if source < i:

@@ -239,7 +239,7 @@ class SharedKVStage(RotaryStage):
 
     def read_head(self, source: TensorSource) -> Head:
         head, cap = super().read_head(source), self.config.final_logit_softcapping
-        return head if cap is None else CappedHead(head, cap)
+        return head if cap is None else CappedHead(head, cap, self.ops)
 
     def _rounded(self, factor: float) -> float:
         """Returns a factor in the element type, as in training."""
