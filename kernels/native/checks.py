@@ -15,12 +15,8 @@ from torch import Tensor
 from kernels.layer import AttentionWeights, LayerWeights, StageWeights
 from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
+from kernels.native.groups import NativeGated, NativeLinear
+from kernels.native.linear import NativeGatedWeight, NativeWeight
 
 
 def native_part(stage: StageWeights) -> StageWeights | None:
@@ -33,7 +29,7 @@ def native_part(stage: StageWeights) -> StageWeights | None:
         return None
     if len({_sizes(layer) for layer in stage.layers}) != 1:
         return None
-    if stage.head is None or isinstance(stage.head.weight, NativeWeight | NativeInt8Weight):
+    if stage.head is None or isinstance(stage.head.weight, NativeLinear):
         return stage
     return dataclasses.replace(stage, head=None)
 
@@ -67,8 +63,8 @@ def hidden_size_of(stage: StageWeights) -> int:
 def _is_native(layer: LayerWeights) -> bool:
     attention, mlp = layer.attention, layer.mlp
     weights = attention.qkv.weight, attention.output.weight, mlp.down.weight
-    return isinstance(mlp.gate_up, NativeGatedWeight | NativeInt8GatedWeight) and all(
-        isinstance(weight, NativeWeight | NativeInt8Weight) for weight in weights
+    return isinstance(mlp.gate_up, NativeGated) and all(
+        isinstance(weight, NativeLinear) for weight in weights
     )
 
 
@@ -76,7 +72,7 @@ def _sizes(layer: LayerWeights) -> tuple[int, ...]:
     """Returns what layers that run in one call have in common."""
     attention, mlp = layer.attention, layer.mlp
     gate_up = mlp.gate_up
-    if not isinstance(gate_up, NativeGatedWeight | NativeInt8GatedWeight):
+    if not isinstance(gate_up, NativeGated):
         raise TypeError(f"{type(gate_up).__name__} is no weight of the native library")
     matrices = attention.qkv.weight, attention.output.weight, gate_up, mlp.down.weight
     heads = attention.n_heads, attention.n_kv_heads, attention.head_dim
@@ -117,7 +113,7 @@ def _check_sinks(attention: AttentionWeights) -> None:
 
 def _check_weight(weight: LinearWeight | GatedWeight, dtype: torch.dtype) -> None:
     if not isinstance(weight, NativeWeight | NativeGatedWeight):
-        return  # of int8, which multiplies tokens of every type
+        return  # of numbers, which multiply tokens of every type
     if weight.packed.dtype != dtype:
         raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
 

@@ -28,12 +28,8 @@ from torch import Tensor
 from kernels.layer import Angles, HeadWeights, LayerWeights, StageWeights
 from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import (
-    NativeGatedWeight,
-    NativeInt8GatedWeight,
-    NativeInt8Weight,
-    NativeWeight,
-)
+from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
+from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -47,12 +43,13 @@ class ArrayStruct(ctypes.Structure):
 
 
 class WeightStruct(ctypes.Structure):
-    """A matrix in panels; of int8 if there are scales."""
+    """A matrix in panels; of int8 if there are scales, and in groups if their form is there."""
 
     _fields_ = (
         ("packed", _pointer),
         ("starts", _pointer),
         ("scales", _pointer),
+        ("groups", _pointer),
         ("n_in", _int),
         ("n_out", _int),
         ("finish", _int),
@@ -115,18 +112,17 @@ def _array(tensor: Tensor | None) -> ArrayStruct:
     return ArrayStruct(tensor.data_ptr(), ELEMENT[tensor.dtype], len(tensor))
 
 
-def _weight(
-    weight: NativeWeight | NativeGatedWeight | NativeInt8Weight | NativeInt8GatedWeight,
-) -> WeightStruct:
+def _weight(weight: NativeLinear | NativeGated) -> WeightStruct:
     n_out, n_in = weight.shape
-    finish = 0
-    if isinstance(weight, NativeGatedWeight | NativeInt8GatedWeight):
-        finish = weight.gate
+    finish = weight.gate if isinstance(weight, NativeGated) else NO_GATE
     if isinstance(weight, NativeWeight | NativeGatedWeight):
-        return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
+        return WeightStruct(weight.packed.data_ptr(), None, None, None, n_in, n_out, finish)
     panels = weight.panels
+    if isinstance(panels, GroupPanels):
+        packed, form = panels.packed.data_ptr(), panels.form_address
+        return WeightStruct(packed, None, None, form, n_in, n_out, finish)
     addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
-    return WeightStruct(*addresses, n_in, n_out, finish)
+    return WeightStruct(*addresses, None, n_in, n_out, finish)
 
 
 class StageStruct(ctypes.Structure):

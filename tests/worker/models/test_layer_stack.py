@@ -148,13 +148,15 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_int8
-def test_layers_of_int8_weights_run_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_layers_of_quantised_weights_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: Quantization
 ) -> None:
     write_family_checkpoint(tmp_path, AT_ONCE["llama with biases"])
-    stage = load(tmp_path, quantization="int8")
-    assert isinstance(stage._layer_stack, AllAtOnce)  # type: ignore[attr-defined]
-    assert_equal_at_once(tmp_path, monkeypatch, quantization="int8")
+    layer_stack = load(tmp_path, quantization=quantization)._layer_stack  # type: ignore[attr-defined]
+    assert isinstance(layer_stack, AllAtOnce)
+    assert layer_stack.fused.stage.head is not None
+    assert_equal_at_once(tmp_path, monkeypatch, quantization=quantization)
 
 
 @pytest.mark.parametrize("config", LAYER_BY_LAYER.values(), ids=LAYER_BY_LAYER)
