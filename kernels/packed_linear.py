@@ -19,7 +19,7 @@ A residual is added to the sums before they are rounded, so that fusing it makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -71,6 +71,7 @@ __all__ = [
     "pack_experts",
     "pack_gated",
     "pack_grouped",
+    "pack_grouped_experts",
     "pack_grouped_gated",
     "pack_table",
 ]
@@ -280,20 +281,54 @@ def pack_experts(
         return _PlainExperts(gate_up, down, form, ops.expert_mlp)
     return PackedExperts(
         [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
-        [
-            pack(weight) if form.down_bias is None else _Biased(pack(weight), form.down_bias[i])
-            for i, weight in enumerate(down)
-        ],
+        [_with_down_bias(pack(weight), form, i) for i, weight in enumerate(down)],
     )
+
+
+def pack_grouped_experts(
+    gate_up: Iterable[GroupedMatrix],
+    down: Iterable[GroupedMatrix],
+    dtype: torch.dtype,
+    ops: Ops,
+    form: ExpertForm = PLAIN_EXPERTS,
+) -> ExpertMLP:
+    """Returns experts on a CPU whose matrices are in groups, for tokens of `dtype`.
+
+    The matrices are [2 * size, hidden], the gate's first, and [hidden, size]; each is needed only
+    until the next one is taken.
+    """
+    device = torch.device("cpu")
+    gates: list[GatedWeight] = []
+    for i, matrix in enumerate(gate_up):
+        if _is_plain_gate(form):
+            gates.append(pack_grouped_gated(matrix, device, dtype, "silu", ops.silu_and_mul))
+        else:
+            gates.append(_with_gate(pack_grouped(matrix, device, dtype), form, i, ops))
+    downs = (pack_grouped(matrix, device, dtype) for matrix in down)
+    return PackedExperts(gates, [_with_down_bias(each, form, i) for i, each in enumerate(downs)])
 
 
 def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
     """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
-    if form.gate_up_bias is None and form.clamp is None:
+    if _is_plain_gate(form):
         return pack_gated(weight, "silu", ops.silu_and_mul)
+    return _with_gate(pack(weight), form, expert, ops)
+
+
+def _is_plain_gate(form: ExpertForm) -> bool:
+    return form.gate_up_bias is None and form.clamp is None
+
+
+def _with_gate(weight: LinearWeight, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
     gate = ops.silu_and_mul if form.clamp is None else partial(clamp_and_mul, clamp=form.clamp)
     bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    return _GatedInTwo(pack(weight), gate, bias)
+    return _GatedInTwo(weight, gate, bias)
+
+
+def _with_down_bias(
+    weight: LinearWeight, form: ExpertForm, expert: int
+) -> Callable[[Tensor], Tensor]:
+    return weight if form.down_bias is None else _Biased(weight, form.down_bias[expert])
 
 
 @dataclass(frozen=True, slots=True)

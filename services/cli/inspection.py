@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import ops_for
+from kernels import Ops, ops_for
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
 from kernels.packed_linear import (
     Gate,
     GatedWeight,
@@ -56,6 +58,7 @@ class _Counted(WantedTensors):
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
         self.matrices: list[Sequence[Part]] = []
+        self.mixtures: list[list[Sequence[Part]]] = []  # the matrices of experts, never quantized
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         self.matrices.append(parts)
@@ -66,6 +69,18 @@ class _Counted(WantedTensors):
     ) -> GatedWeight:
         self.matrices.append(parts)
         return super().gated(parts, gate, op)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        self.mixtures.append([*gate_up, *([part] for part in down)])
+        return super().experts(gate_up, down, ops)
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        self.mixtures.append([[gate_up], [down]])
+        return super().stacked_experts(gate_up, down, order, ops, form)
 
     def head(self, part: Part) -> LinearWeight:
         self.matrices.append([part])
@@ -199,6 +214,11 @@ def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) ->
             n_grouped = math.ceil(n_elements * bits / 8)
         n_bytes += n_grouped
         n_plain -= n_elements
+    for matrices in share.mixtures:
+        kept = [source.grouped_bytes(parts) for parts in matrices]
+        if None not in kept:
+            n_bytes += sum(n for n in kept if n is not None)
+            n_plain -= sum(part.n_elements for parts in matrices for part in parts)
     return n_bytes + n_plain * dtype.itemsize
 
 

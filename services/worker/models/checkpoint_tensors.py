@@ -12,15 +12,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels import Ops
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
 from kernels.groups import LONGEST, GroupedMatrix, GroupForm, joined
 from kernels.packed_linear import (
     Gate,
     GatedWeight,
     LinearWeight,
+    PackedExperts,
     Quantization,
     TableWeight,
     can_compute,
     pack_grouped,
+    pack_grouped_experts,
     pack_grouped_gated,
 )
 from services.worker.models.quantised.find import find_stored
@@ -78,6 +83,32 @@ class CheckpointTensors(TensorSource):
             return super().gated(parts, gate, op)
         return pack_grouped_gated(matrix, self._device, self._dtype, gate, op)
 
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        matrices = (*gate_up, *([part] for part in down))
+        # On a GPU one operation computes all experts, of plain matrices.
+        if self._device.type != "cpu" or any(self.group_forms(each) is None for each in matrices):
+            return super().experts(gate_up, down, ops)
+        return PackedExperts(
+            [self.gated(parts, "silu", ops.silu_and_mul) for parts in gate_up],
+            [self.weight([part]) for part in down],
+        )
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        if self._device.type != "cpu" or self.group_forms([gate_up, down]) is None:
+            return super().stacked_experts(gate_up, down, order, ops, form)
+        experts = range(gate_up.shape[0])
+        return pack_grouped_experts(
+            (self._expert(gate_up, i).rows(order) for i in experts),
+            (self._expert(down, i) for i in experts),
+            self._dtype,
+            ops,
+            form,
+        )
+
     def head(self, part: Part) -> LinearWeight:
         matrix = self._grouped([part])
         if matrix is None:
@@ -128,6 +159,18 @@ class CheckpointTensors(TensorSource):
         if forms is None:
             return None
         return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
+
+    def _expert(self, part: Part, index: int) -> GroupedMatrix:
+        """Returns the numbers of one matrix of a part [n_experts, n_out, n_in]."""
+        stored = self._stored[part.name]
+        form = stored.group_form(part.spans) if isinstance(stored, GroupedTensor) else None
+        if not isinstance(stored, GroupedTensor) or form is None:
+            raise TypeError(f"{part.name} has no numbers")
+        spans = (range(index, index + 1), *part.spans[1:])
+        scales, offsets = stored.read_scales(spans, form)
+        numbers = stored.read_numbers(spans)
+        self._progress.add(stored.n_bytes(spans))
+        return GroupedMatrix(form, numbers[0], scales[0], None if offsets is None else offsets[0])
 
     def _numbers(self, part: Part, form: GroupForm) -> GroupedMatrix:
         stored, whole = self._stored[part.name], part.spans

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import Ops
 from kernels.expert_mlp import ExpertMLP
 from kernels.layer import GatedMLPWeights
-from kernels.packed_linear import LinearWeight, pack, pack_experts
+from kernels.packed_linear import LinearWeight, pack
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -74,22 +74,15 @@ def read_experts(
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}.experts")
     gate, up, down = names
     experts = [f"{prefix}.experts.{i}" for i in range(n_experts)]
-    gate_up = source.joined(
+    gate_up = [
         [
             Part(f"{expert}.{name}.weight", (size, hidden_size), Shard(0, share))
-            for expert in experts
             for name in (gate, up)
         ]
-    )
-    downs = source.joined(
-        [
-            Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share))
-            for expert in experts
-        ]
-    )
-    mlps = pack_experts(
-        gate_up.view(n_experts, 2 * len(share), hidden_size),
-        downs.view(n_experts, hidden_size, len(share)),
-        ops,
-    )
+        for expert in experts
+    ]
+    downs = [
+        Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share)) for expert in experts
+    ]
+    mlps = source.experts(gate_up, downs, ops)
     return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)

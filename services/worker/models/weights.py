@@ -23,6 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels import Ops
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
 from kernels.packed_linear import (
     Gate,
     GatedWeight,
@@ -31,6 +34,7 @@ from kernels.packed_linear import (
     Quantization,
     TableWeight,
     pack,
+    pack_experts,
     pack_gated,
     pack_table,
 )
@@ -120,6 +124,29 @@ class TensorSource(ABC):
         `op` computes `gate` where that is an operation of its own.
         """
         return pack_gated(self.joined(parts), gate, op, self.quantization)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        """Returns gated experts: of each the parts that are joined to its first matrix, the gate's
+        first, and its second matrix. They are not of `quantization`."""
+        first = self.joined([part for parts in gate_up for part in parts])
+        second = self.joined(down)
+        return pack_experts(
+            first.view(len(down), -1, first.shape[1]),
+            second.view(len(down), -1, second.shape[1]),
+            ops,
+        )
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        """Returns experts whose matrices are stored as one tensor each, [n_experts, n_out, n_in].
+
+        `order` are the places of gates, and then of what they gate, among the outputs of the first.
+        They are not of `quantization`.
+        """
+        return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), ops, form)
 
     def head(self, part: Part) -> LinearWeight:
         """Returns the matrix of a head, packed."""

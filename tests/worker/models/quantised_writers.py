@@ -196,7 +196,8 @@ def quantise(
     """Puts drawn matrices into the layers of a checkpoint.
 
     `checkpoint` then has what they mean, and `quantised` what they are stored as. Modules with
-    `keeps` in their names stay as they are; those whose names end in one of `others` have its writer.
+    `keeps` in their names stay as they are, and those whose names end as one of `others` says have
+    its writer.
     """
     generator = torch.Generator().manual_seed(0)
     plain = load_file(checkpoint / "model.safetensors")

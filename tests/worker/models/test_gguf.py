@@ -135,7 +135,7 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
 
 
 @pytest.mark.skipif(not has_groups(), reason="the native library is not built")
-@pytest.mark.parametrize("kind", KINDS + ("Q4_0", "Q8_0", "Q5_0"))
+@pytest.mark.parametrize("kind", [*KINDS, "Q4_0", "Q8_0", "Q5_0"])
 def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: str) -> None:
     number = GGMLQuantizationType[kind]
     n_block, n_bytes = GGML_QUANT_SIZES[number]

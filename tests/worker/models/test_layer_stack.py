@@ -24,7 +24,7 @@ from transformers import (
 
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
-from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
+from kernels.packed_linear import OneDnnWeight, PlainWeight, Quantization, pack, pack_gated
 from kernels.upload import uploads_for
 from services.worker.models import decoder
 from services.worker.models.decoder_layers import (
