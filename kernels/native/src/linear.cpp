@@ -232,6 +232,9 @@ void add_groups(const GroupDot<Dot, Values>& dot, const char* panel, const uint3
   }
 #pragma GCC unroll 4
   for (int group = 0; group < kAtOnce; ++group) {
+    // What is fetched ahead has scales as well.
+    __builtin_prefetch(soon, 0, 2);
+    soon += bytes_per_step * scales_bytes / (kPanel * 4);
     const char* scales = panel + group * group_bytes;
     for (int half = 0; half < 2; ++half) {
       const Floats scale = load_scales(scales, groups.scale_bytes, half);
