@@ -180,13 +180,12 @@ class _PlainExperts:
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
     """Whether weights on `device` can be quantised like this."""
-    return quantization == "none" or _group_forms(device.type) is not None
+    return quantization == "none" or can_group(device)
 
 
-def can_group(matrix: GroupedMatrix, device: torch.device) -> bool:
-    """Whether `pack_grouped` has a form for this matrix on `device`."""
-    forms = _group_forms(device.type)
-    return forms is not None and forms.can_take(matrix)
+def can_group(device: torch.device) -> bool:
+    """Whether `pack_grouped` has forms on `device`."""
+    return _group_forms(device.type) is not None
 
 
 def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:

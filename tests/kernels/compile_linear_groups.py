@@ -45,12 +45,15 @@ def gated(n_tokens: int, n_out: int, n_in: int, bits: Bits, size: int) -> Tensor
     return TritonGroupsGatedWeight(matrix(2 * n_out, n_in, bits, size), gate=1)(x)
 
 
-# Of Llama-3-8B: GPTQ's and AWQ's usual groups, Q4_K's with minimums, and Q8_0's.
+# GPTQ's and AWQ's usual groups, Q4_K's with minimums, and Q8_0's.
+FORMS: tuple[tuple[Bits, int], ...] = ((4, 128), (4, 32), (8, 32))
+
+# Of Llama-3-8B.
 CASES: Cases = {
     f"{bits} bits in groups of {size} {name}, {n_tokens} tokens": partial(
         call, n_tokens, *sizes, bits, size
     )
-    for bits, size in ((4, 128), (4, 32), (8, 32))
+    for bits, size in FORMS
     for name, call, sizes in (("down", added, (4096, 14336)), ("gate and up", gated, (14336, 4096)))
     for n_tokens in (1, 300)
 }

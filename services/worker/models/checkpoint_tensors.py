@@ -23,7 +23,7 @@ from kernels.packed_linear import (
     PackedExperts,
     Quantization,
     TableWeight,
-    can_compute,
+    can_group,
     pack_grouped,
     pack_grouped_experts,
     pack_grouped_gated,
@@ -138,7 +138,7 @@ class CheckpointTensors(TensorSource):
             if form is None or form.bits > _MAX_BITS[self.quantization]:
                 return None
             forms.append(form)
-        return forms if can_compute("int4", self._device) else None
+        return forms if can_group(self._device) else None
 
     def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
         """Returns the bytes of memory that parts whose numbers are kept take, at most; None if they

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig
 
 from kernels.native.groups import NativeGroupsWeight
-from kernels.packed_linear import Quantization, can_compute
+from kernels.packed_linear import Quantization, can_group
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
@@ -216,7 +216,7 @@ def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
     assert steps[-1][0] == steps[-1][1] > 0
 
 
-@pytest.mark.skipif(not can_compute("int4", CPU), reason="the native library is not built")
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
 def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
@@ -246,7 +246,7 @@ def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
         torch.testing.assert_close(found(x), x @ expected.t(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(not can_compute("int4", CPU), reason="the native library is not built")
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
 @pytest.mark.parametrize(
     ("scheme", "bits", "n_scales"),
     # GPTQ has zero points, which may all be the middle and then take no memory.
@@ -294,7 +294,7 @@ def test_parts_of_other_schemes_become_one_projection(tmp_path: Path, other: str
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not can_compute("int4", CPU), reason="the native library is not built")
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
 @pytest.mark.parametrize(
     ("scheme", "quantization", "are_kept"),
     [

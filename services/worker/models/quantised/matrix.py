@@ -107,7 +107,7 @@ class QuantisedMatrix(GroupedTensor):
         """
         if not self.has(suffix):
             return torch.arange(columns.start, columns.stop) // self.group_size
-        groups = self._stored_groups(columns, suffix)
+        groups = self.tensor(suffix, columns).long()
         if groups.numel() and not 0 <= groups.min() <= groups.max() < self.n_groups:
             raise CheckpointError(f"{self._module}.{suffix} names scales that are not there")
         return groups
@@ -116,12 +116,8 @@ class QuantisedMatrix(GroupedTensor):
         """Whether inputs that share a scale are neighbours."""
         if not self.has(suffix):
             return True
-        inputs = range(self.n_in)
         in_order = torch.arange(self.n_in) // self.group_size
-        return torch.equal(self._stored_groups(inputs, suffix), in_order)
-
-    def _stored_groups(self, columns: range, suffix: str) -> Tensor:
-        return self.tensor(suffix, columns).long()
+        return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...
