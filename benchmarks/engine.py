@@ -244,7 +244,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none")
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument(

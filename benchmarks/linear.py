@@ -10,13 +10,14 @@ counts. Shapes are those of `benchmarks.make_model`'s llama-125m.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from kernels.native.linear import NativeWeight, can_pack
-from kernels.packed_linear import LinearWeight, OneDnnWeight, PlainWeight
+from kernels.packed_linear import LinearWeight, OneDnnWeight, PlainWeight, pack
 
 SHAPES = [(768, 1280), (768, 768), (768, 4096), (2048, 768), (768, 32000)]  # n_in, n_out
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -25,6 +26,8 @@ FORMS: dict[str, Callable[[Tensor], LinearWeight]] = {
     "plain": PlainWeight,
     "onednn": OneDnnWeight.of,
     "native": NativeWeight.of,
+    "int8": partial(pack, quantization="int8"),
+    "int4": partial(pack, quantization="int4"),
 }
 
 
@@ -49,7 +52,7 @@ def main() -> None:
     forms = {
         name: form
         for name, form in FORMS.items()
-        if name != "native" or can_pack(torch.empty(1, 1, dtype=dtype))
+        if name in ("plain", "onednn") or can_pack(torch.empty(1, 1, dtype=dtype))
     }
     print(f"{'shape':<14}{'tokens':>7}", *(f"{name:>8}" for name in forms))
     for n_in, n_out in tqdm(SHAPES, leave=False):

@@ -1,9 +1,9 @@
-"""The cost of int8 weights in accuracy, and their gain in speed.
+"""The cost of int8 and int4 weights in accuracy, and their gain in speed.
 
     python -m benchmarks.quantization [--threads 2]
 
 First the bits per byte that the engine needs for documents which the demo model never saw, as
-`models.train_demo` counts them, for each element type with and without int8, and the share of
+`models.train_demo` counts them, for each element type with and without them, and the share of
 tokens whose most likely successor is the one of float32. Then the milliseconds of one layer's
 matrices, those of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
@@ -39,8 +39,10 @@ GREEDY = SamplingParams(temperature=0)
 FORMS: list[tuple[str, Quantization]] = [
     ("float32", "none"),
     ("float32", "int8"),
+    ("float32", "int4"),
     ("bfloat16", "none"),
     ("bfloat16", "int8"),
+    ("bfloat16", "int4"),
 ]
 SHAPES = [(768, 1280), (768, 768), (768, 4096), (2048, 768)]  # n_in, n_out
 BATCHES = (1, 16, 64, 512)
@@ -151,16 +153,17 @@ def compare_speed() -> None:
     forms: dict[Quantization, list[list[LinearWeight]]] = {
         "none": [[pack(weight) for weight in layer] for layer in plain],
         "int8": [[pack(weight, "int8") for weight in layer] for layer in plain],
+        "int4": [[pack(weight, "int4") for weight in layer] for layer in plain],
     }
-    print(f"\n{'tokens':<8}{'bfloat16 ms':>12}{'int8 ms':>10}{'ratio':>8}")
+    print(f"\n{'tokens':<8}{'bfloat16 ms':>12}{'int8':>8}{'int4':>8}  of its time")
     for n_tokens in tqdm(BATCHES, leave=False):
         inputs = [torch.randn(n_tokens, n_in).bfloat16() for n_in, _ in SHAPES]
         best = dict.fromkeys(forms, float("inf"))
         for _ in range(N_ROUNDS):
             for form, layers in forms.items():
                 best[form] = min(best[form], seconds_of(layers, inputs))
-        plain_ms, int8_ms = (1e3 * best[form] for form in ("none", "int8"))
-        tqdm.write(f"{n_tokens:<8}{plain_ms:>12.3f}{int8_ms:>10.3f}{plain_ms / int8_ms:>8.2f}")
+        int8, int4 = (best[form] / best["none"] for form in ("int8", "int4"))
+        tqdm.write(f"{n_tokens:<8}{1e3 * best['none']:>12.3f}{int8:>8.2f}{int4:>8.2f}")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor
 
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 Gate = Literal["silu", "gelu_tanh"]
 
 

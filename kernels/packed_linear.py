@@ -7,17 +7,19 @@ depend on how many others there are (`docs/determinism.md`), which others do not
 library is not built, oneDNN gets the weight in blocks of its own choice, once, instead of with
 every call. On a GPU it stays as it is, for cuBLAS.
 
-With `quantization` "int8" a weight is int8 with a scale for each output, half the memory to read.
-On a CPU inputs become int8 with a scale for each token when they are multiplied, and sums are
-exact: twice the products per instruction. Only the native library does this, where the processor
-has VNNI. On a GPU, where Triton does it, inputs stay what they are.
+With `quantization` a matrix becomes numbers of 8 or 4 bits, a half or a quarter of the memory to
+read. They are multiplied as they are (`pack_grouped` says the same of numbers that a checkpoint
+has): by the native library on a CPU, by Triton on a GPU. Inputs stay what they are, but for "int8"
+where a CPU has VNNI: there they become int8 with a scale for each token when they are multiplied,
+and sums are exact, which is twice the products per instruction. Embeddings and heads are in groups
+wherever they are quantised, and so is everything of 4 bits.
 
 A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -29,6 +31,7 @@ from torch import Tensor
 from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.expert_mlp import ExpertMLP, mix_experts
 from kernels.gated_in_two import GatedInTwo
+from kernels.groups import Bits, GroupedMatrix
 from kernels.linear_weight import (
     Gate,
     GatedWeight,
@@ -37,6 +40,8 @@ from kernels.linear_weight import (
     Quantization,
     TableWeight,
 )
+from kernels.native import groups as native_groups
+from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight
 from kernels.native.linear import (
     NativeGatedWeight,
     NativeInt8GatedWeight,
@@ -49,6 +54,7 @@ from kernels.native.linear import (
     has_int8,
 )
 from kernels.ops import ExpertMLPs, Ops
+from kernels.quantise import in_groups
 
 __all__ = [
     "Biased",
@@ -62,11 +68,17 @@ __all__ = [
     "Quantization",
     "TableWeight",
     "can_compute",
+    "can_group",
     "pack",
     "pack_experts",
     "pack_gated",
+    "pack_grouped",
+    "pack_grouped_experts",
+    "pack_grouped_gated",
     "pack_table",
 ]
+
+_BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +170,12 @@ class _PlainExperts:
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
     """Whether weights on `device` can be quantised like this."""
-    return quantization == "none" or _int8_forms(device.type) is not None
+    return quantization == "none" or can_group(device)
+
+
+def can_group(device: torch.device) -> bool:
+    """Whether `pack_grouped` has forms on `device`."""
+    return _group_forms(device.type) is not None
 
 
 def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
@@ -169,18 +186,24 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
     Raises:
         ValueError: it cannot be quantised here.
     """
-    if quantization == "int8" and weight.numel() and not weight.is_meta:
-        forms = _int8_forms(weight.device.type)
-        if forms is None or not forms.can_take(weight):
-            raise ValueError(f"no int8 for {weight.dtype} {list(weight.shape)} on {weight.device}")
-        return forms.plain(weight)
+    if _is_quantised(weight, quantization):
+        forms = _int8_forms(weight.device.type) if quantization == "int8" else None
+        if forms is not None and forms.can_take(weight):
+            return forms.plain(weight)
+        return pack_grouped(in_groups(weight, _BITS[quantization]), weight.device, weight.dtype)
     if can_pack(weight):
         return NativeWeight.of(weight)
     return OneDnnWeight.of(weight) if _suits_one_dnn(weight) else _plain(weight)
 
 
-def pack_table(weight: Tensor) -> TableWeight:
-    """Returns `weight` [n_rows, size] in the fastest form that can be looked up in as well."""
+def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeight:
+    """Returns `weight` [n_rows, size] in the fastest form that can be looked up in as well.
+
+    Raises:
+        ValueError: it cannot be quantised here.
+    """
+    if _is_quantised(weight, quantization):
+        return pack_grouped(in_groups(weight, _BITS[quantization]), weight.device, weight.dtype)
     return NativeWeight.of(weight) if can_pack(weight) else _plain(weight)
 
 
@@ -194,12 +217,45 @@ def pack_gated(
 
     `op` computes `gate` where that is an operation of its own.
     """
-    forms = None if quantization == "none" else _int8_forms(weight.device.type)
-    if forms is not None and forms.can_take_gated(weight):
-        return forms.gated(weight, gate)
-    if quantization == "none" and can_gate(weight):
+    if _is_quantised(weight, quantization):
+        forms = _int8_forms(weight.device.type) if quantization == "int8" else None
+        if forms is None:
+            matrix = in_groups(weight, _BITS[quantization])
+            return pack_grouped_gated(matrix, weight.device, weight.dtype, gate, op)
+        if forms.can_take_gated(weight):
+            return forms.gated(weight, gate)
+    elif can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
     return GatedInTwo(pack(weight, quantization), gate, op)
+
+
+def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype) -> TableWeight:
+    """Returns a matrix in groups on `device`, for tokens of `dtype`, which are also its rows.
+
+    Raises:
+        ValueError: there is no form for it.
+    """
+    forms = _group_forms(device.type)
+    if forms is None or not forms.can_take(matrix):
+        raise ValueError(f"no form for {matrix.form} {list(matrix.shape)} on {device}")
+    return forms.plain(matrix.to(device), dtype)
+
+
+def pack_grouped_gated(
+    matrix: GroupedMatrix,
+    device: torch.device,
+    dtype: torch.dtype,
+    gate: Gate,
+    op: Callable[[Tensor], Tensor],
+) -> GatedWeight:
+    """Returns a matrix [2 * n_out, n_in] in groups with its gate, whose rows come first.
+
+    The other arguments and the errors are those of `pack_grouped` and `pack_gated`.
+    """
+    forms = _group_forms(device.type)
+    if forms is not None and forms.can_take_gated(matrix):
+        return forms.gated(matrix.to(device), dtype, gate)
+    return GatedInTwo(pack_grouped(matrix, device, dtype), gate, op)
 
 
 def pack_experts(
@@ -214,23 +270,58 @@ def pack_experts(
         return _PlainExperts(gate_up, down, form, ops.expert_mlp)
     return PackedExperts(
         [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
-        [
-            pack(weight) if form.down_bias is None else Biased(pack(weight), form.down_bias[i])
-            for i, weight in enumerate(down)
-        ],
+        [_with_down_bias(pack(weight), form, i) for i, weight in enumerate(down)],
     )
+
+
+def pack_grouped_experts(
+    gate_up: Iterable[GroupedMatrix],
+    down: Iterable[GroupedMatrix],
+    dtype: torch.dtype,
+    ops: Ops,
+    form: ExpertForm = PLAIN_EXPERTS,
+) -> ExpertMLP:
+    """Returns experts on a CPU whose matrices are in groups, for tokens of `dtype`.
+
+    The matrices are [2 * size, hidden], the gate's first, and [hidden, size]; each is needed only
+    until the next one is taken.
+    """
+    device = torch.device("cpu")
+    gates: list[GatedWeight] = []
+    for i, matrix in enumerate(gate_up):
+        if _is_plain_gate(form):
+            gates.append(pack_grouped_gated(matrix, device, dtype, form.gate, _gate_op(form, ops)))
+        else:
+            gates.append(_with_gate(pack_grouped(matrix, device, dtype), form, i, ops))
+    downs = (pack_grouped(matrix, device, dtype) for matrix in down)
+    return PackedExperts(gates, [_with_down_bias(each, form, i) for i, each in enumerate(downs)])
 
 
 def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
     """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
-    gate = ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
-    if form.gate_up_bias is None and form.clamp is None:
-        return pack_gated(weight, form.gate, gate)
+    if _is_plain_gate(form):
+        return pack_gated(weight, form.gate, _gate_op(form, ops))
+    return _with_gate(pack(weight), form, expert, ops)
+
+
+def _is_plain_gate(form: ExpertForm) -> bool:
+    return form.gate_up_bias is None and form.clamp is None
+
+
+def _gate_op(form: ExpertForm, ops: Ops) -> Callable[[Tensor], Tensor]:
+    return ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
+
+
+def _with_gate(weight: LinearWeight, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
     bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    if form.clamp is None:
-        return GatedInTwo(pack(weight), form.gate, gate, bias)
     clamp = form.clamp
-    return GatedInTwo(pack(weight), clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
+    if clamp is None:
+        return GatedInTwo(weight, form.gate, _gate_op(form, ops), bias)
+    return GatedInTwo(weight, clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
+
+
+def _with_down_bias(weight: LinearWeight, form: ExpertForm, expert: int) -> LinearWeight | Biased:
+    return weight if form.down_bias is None else Biased(weight, form.down_bias[expert])
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +336,7 @@ class _Int8Forms:
 
 @cache
 def _int8_forms(device_type: str) -> _Int8Forms | None:
-    """Returns the forms of a kind of device; None where int8 is not computed with."""
+    """Returns the forms of a kind of device with a scale for each output; None without any."""
     if device_type == "cpu" and has_int8():
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
@@ -261,6 +352,43 @@ def _int8_forms(device_type: str) -> _Int8Forms | None:
             linear_int8.TritonInt8GatedWeight.of,
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupForms:
+    """The forms that a kind of device has for weights in groups, and which matrices they take."""
+
+    can_take: Callable[[GroupedMatrix], bool]
+    plain: Callable[[GroupedMatrix, torch.dtype], TableWeight]
+    can_take_gated: Callable[[GroupedMatrix], bool]
+    gated: Callable[[GroupedMatrix, torch.dtype, Gate], GatedWeight]
+
+
+@cache
+def _group_forms(device_type: str) -> _GroupForms | None:
+    """Returns the forms of a kind of device; None where there are none."""
+    if device_type == "cpu" and native_groups.has_groups():
+        return _GroupForms(
+            native_groups.can_take,
+            NativeGroupsWeight.of,
+            native_groups.can_gate,
+            NativeGroupsGatedWeight.of,
+        )
+    if device_type == "cuda" and find_spec("triton") is not None:
+        # As above.
+        from kernels.triton import linear_groups
+
+        return _GroupForms(
+            linear_groups.can_take,
+            linear_groups.TritonGroupsWeight.of,
+            linear_groups.can_take,
+            linear_groups.TritonGroupsGatedWeight.of,
+        )
+    return None
+
+
+def _is_quantised(weight: Tensor, quantization: Quantization) -> bool:
+    return quantization != "none" and weight.numel() > 0 and not weight.is_meta
 
 
 def _plain(weight: Tensor) -> PlainWeight:

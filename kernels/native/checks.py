@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.native.call import ELEMENT
-from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
+from kernels.native.groups import NativeGated, NativeLinear
+from kernels.native.linear import NativeGatedWeight, NativeWeight
 from kernels.program import (
     AddPositions,
     Attend,
@@ -187,7 +188,7 @@ def _check_heads(heads: Heads, qkv: Buffer) -> None:
 
 def _check_product(weight: object, dtype: torch.dtype) -> None:
     if not isinstance(weight, NativeWeight | NativeGatedWeight):
-        return  # of int8, which multiplies tokens of every type
+        return  # of numbers, which multiply tokens of every type
     if weight.packed.dtype != dtype:
         raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
 

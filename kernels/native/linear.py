@@ -24,8 +24,8 @@ from kernels.native.call import ELEMENT, declare
 from kernels.native.library import library
 from kernels.quantise import LARGEST, quantised
 
-_NO_GATE = 0
-_GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
+NO_GATE = 0
+GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 _WORD_BYTES = 4
 _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bits
 
@@ -89,7 +89,7 @@ class NativeWeight:
     ) -> Tensor:
         n_out = self.shape[0]
         out = x.new_empty(x.shape[0], n_out)
-        _linear(self.functions, x, (self.packed,), bias, residual, out, n_out=n_out, gate=_NO_GATE)
+        _linear(self.functions, x, (self.packed,), bias, residual, out, n_out=n_out, gate=NO_GATE)
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class NativeGatedWeight:
             raise ValueError(f"the native library does not compute with {weight.dtype}")
         n_out, n_in = weight.shape
         packed = _in_panels(_gates_beside(weight, functions.panel), functions.panel)
-        return cls(packed, (n_out, n_in), functions, _GATES[gate])
+        return cls(packed, (n_out, n_in), functions, GATES[gate])
 
     @property
     def nbytes(self) -> int:
@@ -207,7 +207,7 @@ class NativeInt8Weight:
         n_out = self.shape[0]
         out = x.new_empty(x.shape[0], n_out)
         weights = (self.panels.packed, self.panels.starts, self.panels.scales)
-        _linear(self.functions, x, weights, bias, residual, out, n_out=n_out, gate=_NO_GATE)
+        _linear(self.functions, x, weights, bias, residual, out, n_out=n_out, gate=NO_GATE)
         return out  # [n_tokens, n_out]
 
 
@@ -226,7 +226,7 @@ class NativeInt8GatedWeight:
         functions = _needed_int8_functions()
         n_out, n_in = weight.shape
         panels = _Int8Panels.of(_gates_beside(weight, functions.panel), functions.panel)
-        return cls(panels, (n_out, n_in), functions, _GATES[gate])
+        return cls(panels, (n_out, n_in), functions, GATES[gate])
 
     @property
     def nbytes(self) -> int:
@@ -238,10 +238,6 @@ class NativeInt8GatedWeight:
         weights = (self.panels.packed, self.panels.starts, self.panels.scales)
         _linear(self.functions, x, weights, None, None, out, n_out=n_out, gate=self.gate)
         return out  # [n_tokens, n_out of each]
-
-
-NativeLinear = NativeWeight | NativeInt8Weight
-NativeGated = NativeGatedWeight | NativeInt8GatedWeight
 
 
 def _needed_int8_functions() -> _Functions:

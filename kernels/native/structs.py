@@ -28,7 +28,8 @@ from torch import Tensor
 
 from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.linear import NativeGated, NativeGatedWeight, NativeLinear, NativeWeight
+from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
+from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
 from kernels.program import STEPS, Buffer, Matrix
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -44,12 +45,13 @@ class ArrayStruct(ctypes.Structure):
 
 
 class WeightStruct(ctypes.Structure):
-    """A matrix in panels; of int8 if there are scales."""
+    """A matrix in panels; of int8 if there are scales, and in groups if their form is there."""
 
     _fields_ = (
         ("packed", _pointer),
         ("starts", _pointer),
         ("scales", _pointer),
+        ("groups", _pointer),
         ("n_in", _int),
         ("n_out", _int),
         ("finish", _int),
@@ -205,9 +207,12 @@ def _sequence(description: type, values: Sequence[Any], kept: list[object]) -> S
 
 def _weight(weight: NativeLinear | NativeGated) -> WeightStruct:
     n_out, n_in = weight.shape
-    finish = weight.gate if isinstance(weight, NativeGated) else 0
+    finish = weight.gate if isinstance(weight, NativeGated) else NO_GATE
     if isinstance(weight, NativeWeight | NativeGatedWeight):
-        return WeightStruct(weight.packed.data_ptr(), None, None, n_in, n_out, finish)
+        return WeightStruct(weight.packed.data_ptr(), None, None, None, n_in, n_out, finish)
     panels = weight.panels
+    if isinstance(panels, GroupPanels):
+        packed, form = panels.packed.data_ptr(), panels.form_address
+        return WeightStruct(packed, None, None, form, n_in, n_out, finish)
     addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
-    return WeightStruct(*addresses, n_in, n_out, finish)
+    return WeightStruct(*addresses, None, n_in, n_out, finish)

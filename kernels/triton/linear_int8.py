@@ -37,12 +37,12 @@ from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
 from kernels.triton.tuning import device_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NO_GATE = 0
-_GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
+NO_GATE = 0
+GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 _ALIGNMENT_BYTES = 16  # of a row, what a thread loads at once
 
 # Tiles of tokens that go over the outputs side by side, so that weights are read from the cache.
-_GROUP = 16
+GROUP = 16
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _sums_of(
 
 
 @triton.jit
-def _sum_of_parts(
+def sum_of_parts(
     place, size, is_there, N_PARTS: tl.constexpr, OUTPUTS: tl.constexpr, TOKENS: tl.constexpr
 ):
     total = tl.zeros((OUTPUTS, TOKENS), tl.float32)
@@ -92,7 +92,7 @@ def _sum_of_parts(
 
 
 @triton.jit
-def _gated(sums, gated_sums, GATE: tl.constexpr):
+def gated_sums_of(sums, gated_sums, GATE: tl.constexpr):
     if GATE == 1:
         return silu(sums) * gated_sums
     return gelu(sums) * gated_sums
@@ -166,14 +166,14 @@ def _multiply(
         is_last = tl.atomic_add(arrivals + program, 1, sem="acq_rel") == N_PARTS - 1
         if is_last:
             tl.store(arrivals + program, 0)
-            sums = _sum_of_parts(place, size, is_there, N_PARTS, OUTPUTS, TOKENS)
+            sums = sum_of_parts(place, size, is_there, N_PARTS, OUTPUTS, TOKENS)
             if IS_GATED:
-                gated_sums = _sum_of_parts(place + N_OUT, size, is_there, N_PARTS, OUTPUTS, TOKENS)
+                gated_sums = sum_of_parts(place + N_OUT, size, is_there, N_PARTS, OUTPUTS, TOKENS)
     if is_last:
         sums *= tl.load(scales + known_output)[:, None]
         if IS_GATED:
             gated_sums *= tl.load(scales + N_OUT + known_output)[:, None]
-            sums = _gated(sums, gated_sums, GATE)
+            sums = gated_sums_of(sums, gated_sums, GATE)
         if HAS_BIAS:
             sums += tl.load(bias + known_output).to(tl.float32)[:, None]
         result = out + token[None, :] * out_stride + output[:, None]
@@ -238,7 +238,7 @@ class TritonInt8Weight:
             out = torch.empty((x.shape[0], self.shape[0]), dtype=x.dtype, device=x.device)
         else:
             out = residual if residual.stride(1) == 1 else residual.contiguous()
-        _linear(self.matrix, x, bias, out, gate=_NO_GATE, has_residual=residual is not None)
+        _linear(self.matrix, x, bias, out, gate=NO_GATE, has_residual=residual is not None)
         return out  # [n_tokens, n_out]
 
 
@@ -252,7 +252,7 @@ class TritonInt8GatedWeight:
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> TritonInt8GatedWeight:
         """Quantises a matrix [2 * n_out, n_in], the gate's rows first; see `Int8Matrix.of`."""
-        return cls(Int8Matrix.of(weight), _GATES[gate])
+        return cls(Int8Matrix.of(weight), GATES[gate])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -289,7 +289,7 @@ def _linear(
             raise ValueError(f"{x.dtype} and {other.dtype} in one product")
     if n_tokens:
         x = x if x.stride(1) == 1 else x.contiguous()
-        product = Product(n_out, n_in, is_gated=gate != _NO_GATE, dtype=x.dtype)
+        product = Product(n_out, n_in, is_gated=gate != NO_GATE, dtype=x.dtype)
         cut = cut_product(product, n_tokens, device_of(x.device))
         multiply(matrix, x, bias, out, cut, gate=gate, has_residual=has_residual)
 
@@ -336,7 +336,7 @@ def multiply(
         INPUTS=cut.tiles.inputs,
         N_PARTS=cut.n_parts,
         N_STEPS=cut.n_steps,
-        GROUP=_GROUP,
+        GROUP=GROUP,
         num_warps=cut.tiles.n_warps,
         num_stages=cut.tiles.n_stages,
     )

@@ -91,7 +91,7 @@ def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if dtype != facts["checkpoint_dtype"]:
         dtype += f" (the files have {facts['checkpoint_dtype']})"
     if facts["quantization"] != "none":
-        dtype += f", matrices of layers {facts['quantization']}"
+        dtype += f", matrices {facts['quantization']}"
     windows = ", ".join(f"{window:,}" for window in facts["windows"])
     seen = f"; some layers see the last {windows}" if windows else ""
     n_state_bytes = facts["state_bytes_per_request"]

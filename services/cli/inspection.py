@@ -6,16 +6,27 @@ Its own process, since it needs PyTorch, which takes seconds and memory that nob
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import ops_for
-from kernels.packed_linear import LinearWeight, can_compute
+from kernels import Ops, ops_for
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
+from kernels.packed_linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    Quantization,
+    TableWeight,
+    can_compute,
+)
+from kernels.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file
 from services.frontend.text.chat_template import ChatTemplate
@@ -29,24 +40,61 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
+from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
 """Ranks of a stage that are tried at most."""
 _CPU = torch.device("cpu")
-_INT8_BYTES = 1
+_SCALE_BITS = 16
+_ELEMENT_BITS: Mapping[Quantization, float] = {
+    "int8": 8 + _SCALE_BITS / GROUP_SIZES[8],
+    "int4": 4 + _SCALE_BITS / GROUP_SIZES[4],
+}
+"""Bits that an element of a quantized matrix takes, with its share of a scale."""
 
 
 class _Counted(WantedTensors):
-    """Notes as well which of the tensors are matrices of layers, which may be quantized."""
+    """Notes as well which of the tensors become one matrix, which may be quantized."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
-        self.n_quantizable = 0
+        self.matrices: list[Sequence[Part]] = []
+        self.mixtures: list[list[Sequence[Part]]] = []  # the matrices of experts, never quantized
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
-        self.n_quantizable += sum(part.n_elements for part in parts)
+        self.matrices.append(parts)
         return super().weight(parts, order)
+
+    def gated(
+        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
+    ) -> GatedWeight:
+        self.matrices.append(parts)
+        return super().gated(parts, gate, op)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        self.mixtures.append([*gate_up, *([part] for part in down)])
+        return super().experts(gate_up, down, ops)
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        self.mixtures.append([[gate_up], [down]])
+        return super().stacked_experts(gate_up, down, order, ops, form)
+
+    def head(self, part: Part) -> LinearWeight:
+        self.matrices.append([part])
+        return super().head(part)
+
+    def table(self, part: Part) -> TableWeight:
+        self.matrices.append([part])
+        return super().table(part)
+
+    def rows(self, part: Part) -> TableWeight:
+        self.matrices.append([part])
+        return super().rows(part)
 
 
 def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,14 +118,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
     whole = _wanted(config, dtype, 0, 1, 0, 1)
     config.check()
-    CheckpointTensors(
-        files,
-        whole,
-        dtype=dtype,
-        device=_CPU,
-        on_progress=lambda done, total: None,
-        weight_format=config.weight_format,
-    )
+    _source(files, config, whole, dtype, options.quantization)
     shapes = {part.name: part.n_elements for part in whole.parts}
     return {
         "family": config.architecture,
@@ -98,7 +139,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns what each rank of the pipeline takes."""
-    config, _ = open_checkpoint(path)
+    config, files = open_checkpoint(path)
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     shares = [
         _wanted(config, dtype, stage, n_stages, rank, options.tp)
@@ -107,7 +148,10 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     ]
     stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     return {
-        "rank_bytes": [_bytes_of(share, dtype, options.quantization) for share in shares],
+        "rank_bytes": [
+            _bytes_of(share, _source(files, config, share, dtype, options.quantization), dtype)
+            for share in shares
+        ],
         "kv_bytes_per_token_of_rank": max(
             _kv_bytes(config, layers, dtype, options.tp) for layers in stages
         ),
@@ -168,10 +212,43 @@ def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
     return True
 
 
-def _bytes_of(share: _Counted, dtype: torch.dtype, quantization: str) -> int:
-    n_elements = sum(part.n_elements for part in share.parts)
-    n_quantized = share.n_quantizable if quantization == "int8" else 0
-    return (n_elements - n_quantized) * dtype.itemsize + n_quantized * _INT8_BYTES
+def _source(
+    files: TensorFiles,
+    config: ModelConfig,
+    wanted: WantedTensors,
+    dtype: torch.dtype,
+    quantization: Quantization,
+) -> CheckpointTensors:
+    """Returns the wanted tensors in the files; raises CheckpointError for those not as wanted."""
+    return CheckpointTensors(
+        files,
+        wanted,
+        dtype=dtype,
+        device=_CPU,
+        on_progress=lambda done, total: None,
+        quantization=quantization,
+        weight_format=config.weight_format,
+    )
+
+
+def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) -> int:
+    """Returns the bytes of a rank's weights, with what is quantized in its form."""
+    n_plain = sum(part.n_elements for part in share.parts)
+    n_bytes = 0
+    for parts in share.matrices:
+        n_elements = sum(part.n_elements for part in parts)
+        n_grouped = source.grouped_bytes(parts)
+        if n_grouped is None:
+            bits = _ELEMENT_BITS.get(source.quantization, 8 * dtype.itemsize)
+            n_grouped = math.ceil(n_elements * bits / 8)
+        n_bytes += n_grouped
+        n_plain -= n_elements
+    for matrices in share.mixtures:
+        kept = [source.grouped_bytes(parts) for parts in matrices]
+        if None not in kept:
+            n_bytes += sum(n for n in kept if n is not None)
+            n_plain -= sum(part.n_elements for parts in matrices for part in parts)
+    return n_bytes + n_plain * dtype.itemsize
 
 
 def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:

@@ -66,9 +66,8 @@ class LocalSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
-    quantization: Literal["none", "int8"] = "none"
-    """How the matrices of layers are quantized; `int8` is for CPUs with VNNI, see the worker's
-    setting."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """How matrices are quantized, see the worker's setting."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most."""

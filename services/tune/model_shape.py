@@ -12,6 +12,9 @@ from services.common.gguf.model_config import model_config
 MAX_CONFIG_BYTES = 2**20
 N_ELEMENT_BYTES = 2
 """Bytes of a weight in memory, which is bfloat16 most of the time."""
+KEPT_BITS = {2: 4.5, 3: 5, 8: 8.5, 12: 5, 14: 9, 20: 4.5}
+"""Bits that an element takes in memory, with its share of scales, of the types of GGUF that are not
+dequantised: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K and IQ4_NL."""
 LAYERS = ("num_hidden_layers", "n_layer")
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
@@ -37,8 +40,11 @@ class ModelShape:
         if is_gguf(model):
             header = read_header(model)
             config = model_config(header)
-            n_elements = sum(tensor.n_elements for tensor in header.tensors.values())
-            n_weight_bytes = N_ELEMENT_BYTES * n_elements
+            n_bits = sum(
+                tensor.n_elements * KEPT_BITS.get(tensor.type, 8 * N_ELEMENT_BYTES)
+                for tensor in header.tensors.values()
+            )
+            n_weight_bytes = int(n_bits / 8)
         else:
             config = bounded_file.read_json_object(
                 model / "config.json", max_bytes=MAX_CONFIG_BYTES
@@ -64,14 +70,24 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the bits of most weights in the files: fewer than an element has when it is loaded if
-    they are quantised, and as many if not."""
+    """Returns the bits in the files of weights that have `N_ELEMENT_BYTES` in memory; as many as
+    these if weights take in memory what they take in the files."""
     quantization = config.get("quantization_config")
-    found: object = 8 * N_ELEMENT_BYTES
-    if isinstance(quantization, dict):
-        found = quantization.get("bits", 4 if quantization.get("quant_method") == "mxfp4" else 8)
-        groups = quantization.get("config_groups")
-        for group in groups.values() if isinstance(groups, dict) else ():
-            weights = group.get("weights") if isinstance(group, dict) else None
-            found = weights.get("num_bits", 8) if isinstance(weights, dict) else found
-    return found if isinstance(found, int) and found > 0 else 8 * N_ELEMENT_BYTES
+    plain = 8 * N_ELEMENT_BYTES
+    if not isinstance(quantization, dict):
+        return plain
+    groups = quantization.get("config_groups")
+    if isinstance(groups, dict):
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        return max((_bits_of_group(each) for each in weights if isinstance(each, dict)), default=8)
+    method = quantization.get("quant_method")
+    found = quantization.get("bits", 4 if method == "mxfp4" else 8)
+    is_kept = method in ("gptq", "awq") and not quantization.get("desc_act")
+    return found if isinstance(found, int) and found > 0 and not is_kept else plain
+
+
+def _bits_of_group(weights: Mapping[str, Any]) -> int:
+    """Returns the same of a group of modules in compressed-tensors."""
+    is_kept = weights.get("type", "int") == "int" and not weights.get("actorder")
+    found = weights.get("num_bits", 8)
+    return found if isinstance(found, int) and found > 0 and not is_kept else 8 * N_ELEMENT_BYTES

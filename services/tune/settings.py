@@ -88,8 +88,8 @@ class TuneSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V."""
 
-    quantization: Literal["none", "int8"] = "none"
-    """How the matrices of layers are quantized."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """How matrices are quantized."""
 
     worker: Options = ()
     """Further settings of every worker, NAME=VALUE, as for `services.local`."""

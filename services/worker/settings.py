@@ -22,7 +22,7 @@ from services.common.telemetry import LogFormat
 Dtype = Literal["auto", "float32", "bfloat16"]
 DataPlane = Literal["auto", "gloo", "nccl"]
 LoadFormat = Literal["safetensors", "random"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 class SharedSettings(BaseModel):
@@ -48,9 +48,10 @@ class SharedSettings(BaseModel):
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
 
     quantization: Quantization = "none"
-    """Quantization of the layers' matrices when they are loaded: `int8` takes half of bfloat16's
-    memory and is less exact. It is for CPUs with VNNI and for GPUs with Triton; all stages must
-    have the same. Embedding, head, norms and experts stay as they are."""
+    """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
+    less than a third, and both are less exact. They need the native kernels on a CPU and Triton on
+    a GPU; all stages must have the same. Norms and experts stay as they are, and so does a matrix
+    whose files have as few bits."""
 
     load_format: LoadFormat = "safetensors"
     """Where weights come from; `random` needs only config.json and is for benchmarks."""

@@ -14,14 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, HeadNorms, Ops
+from kernels import AttentionForm, HeadNorms, Ops, packed_linear
 from kernels.expert_form import Clamp
 from kernels.head_products import pack_heads
-from kernels.native import heads, linear
+from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
-from kernels.native.linear import has_int8
 from kernels.native.operations import ops_of
-from kernels.packed_linear import LinearWeight, pack, pack_experts, pack_gated
+from kernels.packed_linear import (
+    GatedWeight,
+    LinearWeight,
+    Quantization,
+    pack,
+    pack_experts,
+    pack_gated,
+)
 from kernels.upload import uploads_for
 from tests.kernels.implementations import CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
@@ -30,6 +36,7 @@ pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is no
 
 DTYPES = [torch.float32, torch.bfloat16]
 HEAD_DIMS = [8, 16, 33, 64, 64, 80, 96, 128]
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")
 BUILDS = [pytest.param(name, id=name) for name in runnable()]
 
 
@@ -40,12 +47,19 @@ _CACHED = (linear._functions, linear._int8_functions, heads._functions)
 def use_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
     """The operations of one build, whose linear layers `pack` picks, too."""
     library = open_library(request.param)
-    for module in (linear, heads):
+    for module in (groups, heads, linear):
         monkeypatch.setattr(module, "library", lambda: library)
-    for cached in _CACHED:
+    caches = (
+        groups._functions,
+        heads._functions,
+        linear._functions,
+        linear._int8_functions,
+        packed_linear._int8_forms,
+    )
+    for cached in caches:
         cached.cache_clear()
     yield ops_of(library)
-    for cached in _CACHED:
+    for cached in caches:
         cached.cache_clear()
 
 
@@ -178,19 +192,21 @@ def _product(form: LinearWeight, x: Tensor, bias: Tensor, residual: Tensor, rows
     return form(x[rows], bias, residual[rows])
 
 
+def _gated(form: GatedWeight, x: Tensor, rows: Tensor) -> Tensor:
+    return form(x[rows])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (51, 75), (1030, 130)])
 def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dtype) -> None:
     torch.manual_seed(n_in)
     x, weight = torch.randn(200, n_in).to(dtype), torch.randn(n_out, n_in).to(dtype)
     bias, residual = torch.randn(n_out).to(dtype), torch.randn(200, n_out).to(dtype)
-    forms: list[LinearWeight] = [pack(weight)]
-    if has_int8():
-        forms.append(pack(weight, "int8"))
-    for form in forms:
+    for quantization in QUANTIZATIONS:
+        form = pack(weight, quantization)
         check_rows(partial(_product, form, x, bias, residual), 200)
-    gated = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", build.gelu_and_mul)
-    check_rows(lambda rows: gated(x[rows]), 200)
+        gated = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", build.gelu_and_mul, quantization)
+        check_rows(partial(_gated, gated, x), 200)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

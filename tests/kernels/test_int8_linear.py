@@ -134,5 +134,5 @@ def test_what_has_no_elements_stays_as_it_is() -> None:
 
 def test_what_cannot_be_quantised_is_refused() -> None:
     assert not can_compute("int8", torch.device("meta"))
-    with pytest.raises(ValueError, match=r"no int8 for torch\.float64 \[3, 4\]"):
+    with pytest.raises(ValueError, match="no form for"):
         pack(torch.ones(3, 4, dtype=torch.float64), "int8")

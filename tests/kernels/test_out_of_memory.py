@@ -20,6 +20,7 @@ from kernels import DeltaNetForm, StateSpans
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
+from kernels.packed_linear import pack
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.trial_iteration import TrialIteration
@@ -55,6 +56,8 @@ for dtype in (torch.float32, torch.bfloat16):
 if has_int8():
     weight = NativeInt8Weight.of(torch.ones(256, 64))
     attempt("linear", lambda: weight(torch.ones(64, 64)))
+weight = pack(torch.ones(256, 64), "int4")
+attempt("groups", lambda: weight(torch.ones(64, 64)))
 config = LlamaConfig(
     vocab_size=64, hidden_size=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8,
     max_position_embeddings=64, intermediate_size=64, rms_norm_eps=1e-5,
@@ -83,4 +86,5 @@ def test_memory_that_is_not_there_is_a_memory_error(tmp_path: Path) -> None:
     assert said.count("attention") == len(runnable())
     assert said.count("states") == len(runnable())
     assert said.count("linear") >= 2
+    assert said.count("groups") == 1
     assert said.count("layers") == 1

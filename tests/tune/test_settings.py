@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from services.tune.model_shape import ModelShape
@@ -105,19 +106,24 @@ def test_sizes_are_read_from_a_gguf_file(tmp_path: Path) -> None:
     shape = ModelShape.read(file)
     assert (shape.n_layers, shape.n_kv_heads, shape.vocab_size) == (3, 2, 199)
     assert (shape.max_model_len, shape.n_weight_bytes) == (256, 2 * n_elements)
+    write_checkpoint(tmp_path, hidden_size=192, intermediate_size=128)
+    file = write_gguf(tmp_path, tmp_path / "m.gguf", kind=GGMLQuantizationType.Q4_0)
+    assert ModelShape.read(file).n_weight_bytes < 1.2 * file.stat().st_size
 
 
 @pytest.mark.parametrize(
     ("quantization", "factor"),
     [
         (None, 1),
-        ({"quant_method": "gptq", "bits": 4}, 4),
+        ({"quant_method": "gptq", "bits": 4}, 1),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, 4),
         ({"quant_method": "fp8"}, 2),
         ({"quant_method": "mxfp4"}, 4),
-        ({"config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4),
+        ({"config_groups": {"a": {"weights": {"num_bits": 4}}}}, 1),
+        ({"config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}}, 2),
         ({"bits": "four"}, 1),
     ],
-    ids=["plain", "gptq", "fp8", "mxfp4", "compressed-tensors", "nonsense"],
+    ids=["plain", "gptq", "gptq ordered", "fp8", "mxfp4", "packed", "packed floats", "nonsense"],
 )
 def test_quantised_weights_count_as_they_are_in_memory(
     tmp_path: Path, quantization: object, factor: int

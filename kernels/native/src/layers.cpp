@@ -23,18 +23,22 @@ struct Array {
   int64_t element;
 };
 
-// A matrix in panels; of int8 if there are scales.
+// A matrix in panels; of int8 if there are scales, and in groups if their form is there.
 struct Weight {
   const void* packed;
   const void* starts;  // null without scales
   const void* scales;
+  const void* groups;  // as `orcinus_linear_groups` has it; perhaps null
   int64_t n_in;
   int64_t n_out;
   int64_t finish;  // as `orcinus_linear` has it
 
   void multiply(int64_t element, const void* x, const void* bias, const void* residual, void* out,
                 int64_t n_tokens) const {
-    if (scales == nullptr) {
+    if (groups != nullptr) {
+      check(orcinus_linear_groups(element, x, packed, groups, bias, residual, out, n_tokens, n_in,
+                                  n_out, finish));
+    } else if (scales == nullptr) {
       check(orcinus_linear(element, x, packed, bias, residual, out, n_tokens, n_in, n_out, finish));
     } else {
       check(orcinus_linear_int8(element, x, packed, starts, scales, bias, residual, out, n_tokens,

@@ -15,22 +15,28 @@
 //
 // With int8 weights each token is brought to the range of int8 by a scale of its own, on the fly.
 // Sums are then whole numbers, exact, and multiplied with both scales, the token's and the output's.
+//
+// Weights in groups (`groups.h`) are numbers of four or eight bits. A word of them becomes several of
+// floats in registers, and tokens stay what they are. The sum of a group is multiplied with its scale
+// when it is complete, so that numbers are exact until then.
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include <omp.h>
 
 #include "element.h"
+#include "groups.h"
 #include "memory.h"
 #include "operations.h"
+#include "threads.h"
 #include "vectors.h"
 
 namespace orcinus {
 namespace {
 
-constexpr int kPanel = 2 * kLanes;              // outputs of a panel: two vectors
 constexpr int kTokens = (kRegisters - 4) / 2;   // tokens whose sums fit into registers
 constexpr int64_t kInputBytes = 512 << 10;      // of inputs that stay in a second-level cache
 constexpr int64_t kAheadBytes = 4096;           // how far ahead a stream of weights is fetched
@@ -186,6 +192,100 @@ constexpr Multiply<Dot, Element> multiply_of(int count, std::integer_sequence<in
   return table[count - 1];
 }
 
+// What multiplies with weights in groups: their form, and the values of their numbers.
+template <class Dot, class Values>
+struct GroupDot {
+  Groups groups;
+  Values values;
+};
+
+// Adds `kAtOnce` groups of a panel to the totals of n tokens. Groups that are computed at once do not
+// wait for each other's sums; what is added to a total, and in which order, stays the same.
+template <class Dot, class Values, int n, int kAtOnce>
+void add_groups(const GroupDot<Dot, Values>& dot, const char* panel, const uint32_t* inputs,
+                const float* input_sums, const char*& soon, int64_t bytes_per_step,
+                Floats (&totals)[n][2]) {
+  const Groups& groups = dot.groups;
+  const int64_t n_steps = groups.n_steps(), group_bytes = groups.group_bytes();
+  const int64_t scales_bytes = groups.scales_bytes();
+  Floats sums[kAtOnce][n][2] = {};
+  for (int64_t step = 0; step < n_steps; ++step) {
+#pragma GCC unroll 4
+    for (int group = 0; group < kAtOnce; ++group) {
+      __builtin_prefetch(soon, 0, 2);
+      if (n <= 4) __builtin_prefetch(soon + kLineBytes, 0, 2);
+      soon += bytes_per_step;
+      const char* words = panel + group * group_bytes + scales_bytes + step * kPanel * 4;
+      const auto low = dot.values.unpack(load_words(words));
+      const auto high = dot.values.unpack(load_words(words + kVectorBytes));
+      const uint32_t* of_step = inputs + (group * n_steps + step) * Values::kParts * n;
+#pragma GCC unroll 8
+      for (int part = 0; part < Values::kParts; ++part) {
+        const Words low_part = dot.values.part(low, part), high_part = dot.values.part(high, part);
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) {
+          sums[group][i][0] = Dot::add(sums[group][i][0], low_part, of_step[part * n + i]);
+          sums[group][i][1] = Dot::add(sums[group][i][1], high_part, of_step[part * n + i]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int group = 0; group < kAtOnce; ++group) {
+    // What is fetched ahead has scales as well.
+    __builtin_prefetch(soon, 0, 2);
+    soon += bytes_per_step * scales_bytes / (kPanel * 4);
+    const char* scales = panel + group * group_bytes;
+    for (int half = 0; half < 2; ++half) {
+      const Floats scale = load_scales(scales, groups.scale_bytes, half);
+#pragma GCC unroll 16
+      for (int i = 0; i < n; ++i) {
+        totals[i][half] = fused(sums[group][i][half], scale, totals[i][half]);
+      }
+      if (!groups.has_offsets) continue;
+      const Floats offset =
+          load_scales(scales + kPanel * groups.scale_bytes, groups.scale_bytes, half);
+#pragma GCC unroll 16
+      for (int i = 0; i < n; ++i) {
+        totals[i][half] = fused(splat(input_sums[group * n + i]), offset, totals[i][half]);
+      }
+    }
+  }
+}
+
+// Totals of n tokens and one panel. Of few tokens, groups are computed several at once.
+template <class Dot, class Values, int n>
+void multiply_groups(const GroupDot<Dot, Values>& dot, const char* panel, const uint32_t* inputs,
+                     int64_t n_groups, const char* soon, int64_t bytes_per_step, Floats* out) {
+  constexpr int kAtOnce = n == 1 ? 4 : n <= 3 ? 2 : 1;
+  const int64_t group_bytes = dot.groups.group_bytes();
+  const int64_t n_words = dot.groups.n_steps() * Values::kParts;  // of a token's inputs in a group
+  const auto* input_sums = reinterpret_cast<const float*>(inputs + n_groups * n_words * n);
+  Floats totals[n][2] = {};
+  int64_t group = 0;
+  for (; group + kAtOnce <= n_groups; group += kAtOnce) {
+    add_groups<Dot, Values, n, kAtOnce>(dot, panel + group * group_bytes,
+                                        inputs + group * n_words * n, input_sums + group * n, soon,
+                                        bytes_per_step, totals);
+  }
+  for (; group < n_groups; ++group) {
+    add_groups<Dot, Values, n, 1>(dot, panel + group * group_bytes, inputs + group * n_words * n,
+                                  input_sums + group * n, soon, bytes_per_step, totals);
+  }
+  std::memcpy(out, totals, sizeof totals);
+}
+
+template <class Dot, class Values>
+using MultiplyGroups = void (*)(const GroupDot<Dot, Values>&, const char*, const uint32_t*, int64_t,
+                                const char*, int64_t, Floats*);
+
+template <class Dot, class Values, int... n>
+constexpr MultiplyGroups<Dot, Values> multiply_groups_of(int count,
+                                                         std::integer_sequence<int, n...>) {
+  constexpr MultiplyGroups<Dot, Values> table[] = {multiply_groups<Dot, Values, n + 1>...};
+  return table[count - 1];
+}
+
 // Words of inputs, [n_steps][n] for each block of n tokens.
 template <class Element>
 void arrange(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* out) {
@@ -207,7 +307,7 @@ void arrange(const Element* x, int64_t n_in, int64_t n_steps, int n, uint32_t* o
   }
   for (; step < n_steps; ++step) {
     for (int token = 0; token < n; ++token) {
-      const int64_t n_left = std::min<int64_t>(kInputs, n_in - step * kInputs);
+      const int64_t n_left = std::clamp<int64_t>(n_in - step * kInputs, 0, kInputs);
       uint32_t word = 0;
       std::memcpy(&word, x + token * n_in + step * kInputs, n_left * sizeof(Element));
       out[step * n + token] = word;
@@ -287,19 +387,119 @@ struct Blocks {
   int64_t begin(int64_t block) const { return n_rows * block / n_blocks; }
 };
 
+// A matrix whose words are as `Dot` takes them.
 template <class Dot, class Element>
-void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t n_in,
+class Panels {
+ public:
+  static constexpr bool kIsQuantised = Dot::kIsQuantised;
+
+  Panels(const uint32_t* weights, int64_t n_in)
+      : weights_(weights), n_in_(n_in), n_steps_((n_in + Dot::kInputs - 1) / Dot::kInputs) {}
+
+  // Words of a token's inputs.
+  int64_t n_words() const { return n_steps_ * Dot::kParts; }
+  int64_t panel_bytes() const { return n_steps_ * kPanel * 4; }
+  const char* panel(int64_t index) const {
+    return reinterpret_cast<const char*>(weights_) + index * panel_bytes();
+  }
+
+  // Whether one token's inputs are taken as they are.
+  bool takes_as_stored() const {
+    return !kIsQuantised && Dot::kParts == 1 && n_in_ % Dot::kInputs == 0;
+  }
+
+  void arrange_inputs(const Element* x, int n, uint32_t* out, const Job<Element>& job,
+                      int64_t token) const {
+    if constexpr (kIsQuantised) {
+      arrange_bytes(x, n_in_, n_steps_, n, out, job.scales.tokens + token);
+    } else if constexpr (Dot::kParts > 1) {
+      arrange_wide(x, n_in_, n_words(), n, out);
+    } else {
+      arrange(x, n_in_, n_steps_, n, out);
+    }
+  }
+
+  void multiply(int n, int64_t panel_index, const uint32_t* inputs, const char* soon,
+                int64_t bytes_per_step, const Job<Element>& job, int64_t token) const {
+    multiply_of<Dot, Element>(n, std::make_integer_sequence<int, kTokens>())(
+        reinterpret_cast<const uint32_t*>(panel(panel_index)), inputs, n_steps_, soon,
+        bytes_per_step, job, token, panel_index * kPanel);
+  }
+
+ private:
+  const uint32_t* weights_;
+  int64_t n_in_, n_steps_;
+};
+
+// A matrix in groups. Behind the words of a token's inputs are the sums of its groups, if there are
+// offsets, which are multiplied with these.
+template <class Dot, class Values, class Element>
+class GroupPanels {
+ public:
+  static constexpr bool kIsQuantised = false;
+
+  GroupPanels(const char* weights, const Groups& groups, int64_t n_in)
+      : weights_(weights), n_in_(n_in), n_groups_(groups.n_groups(n_in)),
+        dot_{groups, Values(groups)} {}
+
+  int64_t n_words() const {
+    return n_groups_ * (group_words() + (dot_.groups.has_offsets ? 1 : 0));
+  }
+  int64_t panel_bytes() const { return n_groups_ * dot_.groups.group_bytes(); }
+  const char* panel(int64_t index) const { return weights_ + index * panel_bytes(); }
+  bool takes_as_stored() const { return false; }
+
+  void arrange_inputs(const Element* x, int n, uint32_t* out, const Job<Element>&, int64_t) const {
+    const int64_t n_inputs = n_groups_ * group_words();
+    if constexpr (std::is_same_v<Element, BFloat16> && Values::kInputs == 1) {
+      arrange_wide(x, n_in_, n_inputs, n, out);
+    } else {
+      arrange(x, n_in_, n_inputs, n, out);
+    }
+    if (!dot_.groups.has_offsets) return;
+    auto* sums = reinterpret_cast<float*>(out + n_inputs * n);
+    for (int64_t group = 0; group < n_groups_; ++group) {
+      const int64_t begin = group * dot_.groups.size;
+      const int64_t end = std::min(n_in_, begin + dot_.groups.size);
+      for (int token = 0; token < n; ++token) {
+        Floats sum = {};
+        for (int64_t i = begin; i < end; i += kLanes) {
+          sum += load_up_to(x + token * n_in_ + i, end - i);
+        }
+        sums[group * n + token] = sum_of_lanes(sum);
+      }
+    }
+  }
+
+  void multiply(int n, int64_t panel_index, const uint32_t* inputs, const char* soon,
+                int64_t bytes_per_step, const Job<Element>& job, int64_t token) const {
+    Floats totals[2 * kTokens];
+    multiply_groups_of<Dot, Values>(n, std::make_integer_sequence<int, kTokens>())(
+        dot_, panel(panel_index), inputs, n_groups_, soon, bytes_per_step, totals);
+    for (int i = 0; i < n; ++i) {
+      finish(job, token + i, panel_index * kPanel, totals[2 * i], totals[2 * i + 1]);
+    }
+  }
+
+ private:
+  int64_t group_words() const { return dot_.groups.n_steps() * Values::kParts; }
+
+  const char* weights_;
+  int64_t n_in_, n_groups_;
+  GroupDot<Dot, Values> dot_;
+};
+
+template <class Matrix, class Element>
+void linear(const Element* x, const Matrix& matrix, int64_t n_tokens, int64_t n_in,
             Job<Element> job) {
   if (n_tokens == 0) return;
   thread_local Buffer buffer, scales;
-  if (Dot::kIsQuantised) job.scales.tokens = reinterpret_cast<float*>(scales.of(n_tokens));
-  const int64_t n_steps = (n_in + Dot::kInputs - 1) / Dot::kInputs;
-  const int64_t n_words = n_steps * Dot::kParts;  // of inputs of a token
+  if (Matrix::kIsQuantised) job.scales.tokens = reinterpret_cast<float*>(scales.of(n_tokens));
+  const int64_t n_words = matrix.n_words();  // of inputs of a token
   const int64_t n_panels = (job.n_out + kPanel - 1) / kPanel;
   const int64_t most = std::max<int64_t>(kTokens, kInputBytes / (n_words * 4));
   const int64_t n_passes = (n_tokens + most - 1) / most;
-  const bool is_as_stored = !Dot::kIsQuantised && Dot::kParts == 1;
-  const bool is_arranged = is_as_stored && n_tokens == 1 && n_in % Dot::kInputs == 0;
+  const bool is_arranged = n_tokens == 1 && matrix.takes_as_stored();
   uint32_t* arranged = is_arranged ? nullptr : buffer.of((n_tokens + n_passes) / n_passes * n_words);
   const int n_wanted = static_cast<int>(std::min<int64_t>(
       std::min(omp_get_max_threads(), kMaxThreads), std::max<int64_t>(1, n_panels)));
@@ -317,15 +517,8 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
              b < blocks.n_blocks * (me + 1) / n_threads; ++b) {
           const int64_t begin = blocks.begin(b);
           const int n = static_cast<int>(blocks.begin(b + 1) - begin);
-          const Element* of_block = x + (row + begin) * n_in;
-          if constexpr (Dot::kIsQuantised) {
-            arrange_bytes(of_block, n_in, n_steps, n, arranged + begin * n_steps,
-                          job.scales.tokens + row + begin);
-          } else if constexpr (Dot::kParts > 1) {
-            arrange_wide(of_block, n_in, n_words, n, arranged + begin * n_words);
-          } else {
-            arrange(of_block, n_in, n_steps, n, arranged + begin * n_steps);
-          }
+          matrix.arrange_inputs(x + (row + begin) * n_in, n, arranged + begin * n_words, job,
+                                row + begin);
         }
       };
       if (!is_arranged && status_of(arrange_blocks) != kDone) {
@@ -339,25 +532,21 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
         const int64_t end = n_panels * (whose + 1) / n_threads;
         int64_t panel;
         while ((panel = counters[whose].next.fetch_add(1, std::memory_order_relaxed)) < end) {
-          const uint32_t* of_panel = weights + panel * n_steps * kPanel;
-          const int64_t panel_bytes = n_steps * kPanel * 4;
           for (int64_t b = 0; b < blocks.n_blocks; ++b) {
             const int64_t begin = blocks.begin(b);
             const int n = static_cast<int>(blocks.begin(b + 1) - begin);
             // A block alone fetches two lines in each step, from a little ahead; of several, the
             // first two fetch one in each, from the next panel.
-            const char* soon = reinterpret_cast<const char*>(of_panel);
+            const char* soon = matrix.panel(panel);
             int64_t stride = 0;
             if (blocks.n_blocks == 1) {
               soon += kAheadBytes;
               stride = 2 * kLineBytes;
             } else if (b < 2) {
-              soon += panel_bytes + b * kLineBytes;
+              soon += matrix.panel_bytes() + b * kLineBytes;
               stride = 2 * kLineBytes;
             }
-            multiply_of<Dot, Element>(n, std::make_integer_sequence<int, kTokens>())(
-                of_panel, inputs + begin * n_words, n_steps, soon, stride, job, row + begin,
-                panel * kPanel);
+            matrix.multiply(n, panel, inputs + begin * n_words, soon, stride, job, row + begin);
           }
         }
       }
@@ -367,6 +556,48 @@ void linear(const Element* x, const uint32_t* weights, int64_t n_tokens, int64_t
     }
   }
   if (is_out_of_memory) throw std::bad_alloc();
+}
+
+// Multiplies with numbers of `kBits` bits.
+template <int kBits, class Element>
+void linear_groups(const Element* x, const char* weights, const Groups& groups, int64_t n_tokens,
+                   int64_t n_in, const Job<Element>& job) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<Element, BFloat16>) {
+    using Matrix = GroupPanels<BFloat16Dot, BFloat16Values<kBits>, Element>;
+    linear(x, Matrix(weights, groups, n_in), n_tokens, n_in, job);
+    return;
+  }
+#endif
+  using Matrix = GroupPanels<FloatDot, FloatValues<kBits>, Element>;
+  linear(x, Matrix(weights, groups, n_in), n_tokens, n_in, job);
+}
+
+// Writes a row of a matrix in groups.
+template <class Element>
+void write_row(const char* weights, const Groups& groups, int64_t n_in, int64_t row, Element* out) {
+  const int64_t n_groups = groups.n_groups(n_in), group_bytes = groups.group_bytes();
+  const int64_t per_word = groups.inputs_of_word(), lane = row % kPanel;
+  const char* panel = weights + row / kPanel * n_groups * group_bytes;
+  const auto number = [&](const char* scales) {
+    if (groups.scale_bytes == 2) return to_float(reinterpret_cast<const Float16*>(scales)[lane]);
+    return reinterpret_cast<const float*>(scales)[lane];
+  };
+  for (int64_t group = 0; group < n_groups; ++group) {
+    const char* scales = panel + group * group_bytes;
+    const float scale = number(scales);
+    const float offset = groups.has_offsets ? number(scales + kPanel * groups.scale_bytes) : 0.0f;
+    const auto* words = reinterpret_cast<const uint32_t*>(scales + groups.scales_bytes()) + lane;
+    const int64_t begin = group * groups.size, end = std::min(n_in, begin + groups.size);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t input = i - begin;
+      const uint32_t word = words[input / per_word * kPanel];
+      const int within = static_cast<int>(input % per_word);
+      const int value = groups.bits == 8 ? static_cast<int8_t>(word >> place_of<8>(within))
+                                         : groups.values[word >> place_of<4>(within) & 15];
+      store_some(out + i, splat(static_cast<float>(value) * scale + offset), 1);
+    }
+  }
 }
 
 }  // namespace
@@ -389,15 +620,15 @@ int64_t orcinus_linear(int64_t element, const void* x, const void* weights, cons
   const auto how = static_cast<Finish>(finish);
   return status_of([&] {
     if (element == kFloat32) {
-      linear<FloatDot>(static_cast<const float*>(x), words, n_tokens, n_in,
-                       Job<float>{static_cast<const float*>(bias),
-                                  static_cast<const float*>(residual), static_cast<float*>(out),
-                                  n_out, how});
+      linear(static_cast<const float*>(x), Panels<FloatDot, float>(words, n_in), n_tokens, n_in,
+             Job<float>{static_cast<const float*>(bias), static_cast<const float*>(residual),
+                        static_cast<float*>(out), n_out, how});
     } else {
-      linear<BFloat16Dot>(static_cast<const BFloat16*>(x), words, n_tokens, n_in,
-                          Job<BFloat16>{static_cast<const BFloat16*>(bias),
-                                        static_cast<const BFloat16*>(residual),
-                                        static_cast<BFloat16*>(out), n_out, how});
+      linear(static_cast<const BFloat16*>(x), Panels<BFloat16Dot, BFloat16>(words, n_in), n_tokens,
+             n_in,
+             Job<BFloat16>{static_cast<const BFloat16*>(bias),
+                           static_cast<const BFloat16*>(residual), static_cast<BFloat16*>(out),
+                           n_out, how});
     }
   });
 }
@@ -423,16 +654,54 @@ int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights,
       using Element = typename decltype(type)::type;
       const Scales of_outputs{static_cast<const int32_t*>(starts),
                               static_cast<const float*>(scales)};
-      linear<Int8Dot>(static_cast<const Element*>(x), static_cast<const uint32_t*>(weights),
-                      n_tokens, n_in,
-                      Job<Element>{static_cast<const Element*>(bias),
-                                   static_cast<const Element*>(residual),
-                                   static_cast<Element*>(out), n_out,
-                                   static_cast<Finish>(finish), of_outputs});
+      linear(static_cast<const Element*>(x),
+             Panels<Int8Dot, Element>(static_cast<const uint32_t*>(weights), n_in), n_tokens, n_in,
+             Job<Element>{static_cast<const Element*>(bias), static_cast<const Element*>(residual),
+                          static_cast<Element*>(out), n_out, static_cast<Finish>(finish),
+                          of_outputs});
     });
   });
 #else
   return orcinus::kDone;  // nobody calls it
 #endif
+}
+
+// Computes `orcinus_linear` with weights in groups, as `groups.h` says.
+int64_t orcinus_linear_groups(int64_t element, const void* x, const void* weights,
+                              const void* groups, const void* bias, const void* residual, void* out,
+                              int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
+  using namespace orcinus;
+  const auto& form = *static_cast<const Groups*>(groups);
+  return status_of([&] {
+    with_element(element, [&](auto type) {
+      using Element = typename decltype(type)::type;
+      const Job<Element> job{static_cast<const Element*>(bias),
+                             static_cast<const Element*>(residual), static_cast<Element*>(out),
+                             n_out, static_cast<Finish>(finish)};
+      const auto* of_x = static_cast<const Element*>(x);
+      const auto* of_weights = static_cast<const char*>(weights);
+      if (form.bits == 4) {
+        linear_groups<4>(of_x, of_weights, form, n_tokens, n_in, job);
+      } else {
+        linear_groups<8>(of_x, of_weights, form, n_tokens, n_in, job);
+      }
+    });
+  });
+}
+
+// Writes the rows of a matrix in groups that `indices` name, [n, n_in] of `element`.
+void orcinus_groups_rows(int64_t element, const void* weights, const void* groups,
+                         const int64_t* indices, void* out, int64_t n, int64_t n_in) {
+  using namespace orcinus;
+  const auto& form = *static_cast<const Groups*>(groups);
+  with_element(element, [&](auto type) {
+    using Element = typename decltype(type)::type;
+    for_rows(n, n_in * sizeof(Element), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        write_row(static_cast<const char*>(weights), form, n_in, indices[i],
+                  static_cast<Element*>(out) + i * n_in);
+      }
+    });
+  });
 }
 }

@@ -21,6 +21,10 @@ int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights,
                          const void* scales, const void* bias, const void* residual, void* out,
                          int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish);
 
+int64_t orcinus_linear_groups(int64_t element, const void* x, const void* weights,
+                              const void* groups, const void* bias, const void* residual, void* out,
+                              int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish);
+
 void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* cos, const void* sin, void* keys,
                              void* values, const int64_t* slots, int64_t n_tokens, int64_t n_heads,
                              int64_t n_kv_heads, int64_t head_dim, int64_t weight_element,

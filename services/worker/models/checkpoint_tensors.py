@@ -1,20 +1,48 @@
 """A rank's share of a stage's tensors, read from a checkpoint's files.
 
-Names and shapes are checked before anything is read. What is quantised in the files is dequantised
-on the way, a block at a time.
+Names and shapes are checked before anything is read. A matrix that is quantised in the files keeps
+its numbers where the device multiplies them in groups, unless fewer bits are asked for or its
+groups are no neighbouring inputs. All else is dequantised on the way, a block at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from kernels.packed_linear import Quantization
+from kernels import Ops
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
+from kernels.groups import LONGEST, GroupedMatrix, GroupForm, joined
+from kernels.packed_linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    PackedExperts,
+    Quantization,
+    TableWeight,
+    can_group,
+    pack_grouped,
+    pack_grouped_experts,
+    pack_grouped_gated,
+)
 from services.worker.models.quantised.find import find_stored
-from services.worker.models.stored_tensor import StoredTensor
+from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems
 from services.worker.models.weight_format import WeightFormat
-from services.worker.models.weights import OnProgress, Part, Progress, TensorSource, WantedTensors
+from services.worker.models.weights import (
+    OnProgress,
+    Part,
+    Progress,
+    TensorSource,
+    WantedTensors,
+    pieces,
+)
+
+_MAX_BITS: dict[Quantization, int] = {"none": 8, "int8": 8, "int4": 4}
+"""Bits of numbers in the files that are kept, by what is asked for."""
 
 
 class CheckpointTensors(TensorSource):
@@ -40,6 +68,130 @@ class CheckpointTensors(TensorSource):
         files.close()
         self._progress = Progress(n_bytes, on_progress)
 
+    def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
+        matrix = self._grouped(parts)
+        if matrix is None:
+            return super().weight(parts, order)
+        matrix = matrix if order is None else matrix.rows(order)
+        return pack_grouped(matrix, self._device, self._dtype)
+
+    def gated(
+        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
+    ) -> GatedWeight:
+        matrix = self._grouped(parts)
+        if matrix is None:
+            return super().gated(parts, gate, op)
+        return pack_grouped_gated(matrix, self._device, self._dtype, gate, op)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        matrices = (*gate_up, *([part] for part in down))
+        # On a GPU one operation computes all experts, of plain matrices.
+        if self._device.type != "cpu" or any(self.group_forms(each) is None for each in matrices):
+            return super().experts(gate_up, down, ops)
+        return PackedExperts(
+            [self.gated(parts, "silu", ops.silu_and_mul) for parts in gate_up],
+            [self.weight([part]) for part in down],
+        )
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        if self._device.type != "cpu" or self.group_forms([gate_up, down]) is None:
+            return super().stacked_experts(gate_up, down, order, ops, form)
+        experts = range(gate_up.shape[0])
+        return pack_grouped_experts(
+            (self._expert(gate_up, i).rows(order) for i in experts),
+            (self._expert(down, i) for i in experts),
+            self._dtype,
+            ops,
+            form,
+        )
+
+    def head(self, part: Part) -> LinearWeight:
+        matrix = self._grouped([part])
+        if matrix is None:
+            return super().head(part)
+        return pack_grouped(matrix, self._device, self._dtype)
+
+    def table(self, part: Part) -> TableWeight:
+        matrix = self._grouped([part])
+        if matrix is None:
+            return super().table(part)
+        return pack_grouped(matrix, self._device, self._dtype)
+
+    def rows(self, part: Part) -> TableWeight:
+        matrix = self._grouped([part])
+        if matrix is None:
+            return super().rows(part)
+        return pack_grouped(matrix, self._device, self._dtype)
+
+    def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
+        """Returns the forms in which the numbers of all parts are kept; None if they are not."""
+        forms = []
+        for part in parts:
+            stored = self._stored[part.name]
+            if not isinstance(stored, GroupedTensor) or part.is_transposed or not part.n_elements:
+                return None
+            form = stored.group_form(part.spans)
+            if form is None or form.bits > _MAX_BITS[self.quantization]:
+                return None
+            forms.append(form)
+        return forms if can_group(self._device) else None
+
+    def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
+        """Returns the bytes of memory that parts whose numbers are kept take, at most; None if they
+        are not kept."""
+        forms = self.group_forms(parts)
+        if forms is None:
+            return None
+        n_elements = sum(part.n_elements for part in parts)
+        bits, size = max(form.bits for form in forms), min(form.size for form in forms)
+        stored = (self._stored[part.name] for part in parts)
+        has_offsets = any(isinstance(each, GroupedTensor) and each.has_offsets for each in stored)
+        scale_bytes = self._dtype.itemsize * (2 if has_offsets else 1)
+        return n_elements * bits // 8 + -(-n_elements // min(size, LONGEST)) * scale_bytes
+
+    def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
+        """Returns the numbers of the joined parts, on the CPU; None if they are not kept."""
+        forms = self.group_forms(parts)
+        if forms is None:
+            return None
+        return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
+
+    def _expert(self, part: Part, index: int) -> GroupedMatrix:
+        """Returns the numbers of one matrix of a part [n_experts, n_out, n_in]."""
+        stored = self._stored[part.name]
+        form = stored.group_form(part.spans) if isinstance(stored, GroupedTensor) else None
+        if not isinstance(stored, GroupedTensor) or form is None:
+            raise TypeError(f"{part.name} has no numbers")
+        spans = (range(index, index + 1), *part.spans[1:])
+        scales, offsets = stored.read_scales(spans, form)
+        numbers = stored.read_numbers(spans)
+        self._progress.add(stored.n_bytes(spans))
+        return GroupedMatrix(form, numbers[0], scales[0], None if offsets is None else offsets[0])
+
+    def _numbers(self, part: Part, form: GroupForm) -> GroupedMatrix:
+        stored, whole = self._stored[part.name], part.spans
+        if not isinstance(stored, GroupedTensor):
+            raise TypeError(f"{part.name} has no numbers")
+        numbers = torch.empty(part.out_shape, dtype=torch.uint8 if form.bits == 4 else torch.int8)
+        for spans in stored.pieces(whole):
+            numbers[_place(spans, whole)] = stored.read_numbers(spans)
+            self._progress.add(stored.n_bytes(spans))
+        rows, columns = whole
+        scales, offsets = [], []
+        for begin, end in pieces(len(rows), len(columns)):
+            span = range(rows.start + begin, rows.start + end), columns
+            of_rows, offsets_of_rows = stored.read_scales(span, form)
+            scales.append(of_rows)
+            if offsets_of_rows is not None:
+                offsets.append(offsets_of_rows)
+        return GroupedMatrix(
+            form, numbers, torch.cat(scales), torch.cat(offsets) if offsets else None
+        )
+
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
@@ -47,11 +199,7 @@ class CheckpointTensors(TensorSource):
         stored = self._stored[part.name]
         whole = part.spans
         for spans in stored.pieces(whole):
-            place = tuple(
-                slice(span.start - all_.start, span.stop - all_.start)
-                for span, all_ in zip(spans, whole, strict=True)
-            )
-            out[place].copy_(stored.read(spans))
+            out[_place(spans, whole)].copy_(stored.read(spans))
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
@@ -68,6 +216,14 @@ class CheckpointTensors(TensorSource):
             for part in wanted.parts
             for spans in self._stored[part.name].pieces(part.spans)
         )
+
+
+def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
+    """Returns where a piece lies in the part `whole`."""
+    return tuple(
+        slice(span.start - all_.start, span.stop - all_.start)
+        for span, all_ in zip(spans, whole, strict=True)
+    )
 
 
 def _stored_tensors(

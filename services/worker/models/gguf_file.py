@@ -1,6 +1,7 @@
-"""The tensors of a GGUF file, dequantised as they are read.
+"""The tensors of a GGUF file, dequantised as they are read, or as the blocks that the file has.
 
-The arithmetic is that of the package `gguf`, row by row. Converters change two things that are put
+The arithmetic is that of the package `gguf`, row by row; `quantised/gguf_matrix.py` reads some of
+the blocks as numbers instead. Converters change two things that are put
 back here: llama.cpp turns neighbouring elements of a head where checkpoints turn halves, for which
 the rows of Llama's queries and keys lie in another order; and Gemma's norms have the one added that
 the model adds.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,45 +106,73 @@ class GgufFile(TensorFiles):
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
         place = self._header.tensors[name]
-        found = self._rows_in_order(name, place, spans[0])
+        found = self._rows_in_order(name, place, spans[0], self._rows)
         if self._is_gemma and name.endswith("norm.weight"):
             found = found - 1
         index = tuple(slice(span.start, span.stop) for span in spans[1:])
         return found.view(len(spans[0]), *place.shape[1:])[:, *index]
+
+    def is_in_blocks(self, name: str) -> bool:
+        """Whether a tensor is a matrix of whole blocks that share scales."""
+        place = self._header.tensors[name]
+        if len(place.shape) != 2 or place.type not in _TYPES or not _has_whole_blocks(place):
+            return False
+        return GGML_QUANT_SIZES[_TYPES[place.type]][0] > 1
+
+    def block_type(self, name: str) -> str:
+        """Returns the name of a tensor's type."""
+        return _name_of(self._header.tensors[name].type)
+
+    def read_blocks(self, name: str, rows: range) -> Tensor:
+        """Returns rows of a matrix in blocks, as they are stored, [n_rows, bytes of a row]."""
+        place = self._header.tensors[name]
+        return self._rows_in_order(name, place, rows, self._stored_rows)
 
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
-    def _rows_in_order(self, name: str, place: TensorPlace, rows: range) -> Tensor:
-        """Returns rows as checkpoints have them, [n_rows, n_columns]."""
+    def _rows_in_order(
+        self,
+        name: str,
+        place: TensorPlace,
+        rows: range,
+        read: Callable[[str, TensorPlace, range], Tensor],
+    ) -> Tensor:
+        """Returns rows in the order that checkpoints have, [n_rows, n]; `read` has the file's."""
         n_heads = next((n for part, n in self._heads.items() if part in name), 0)
         if not n_heads:
-            return self._rows(name, place, rows)
+            return read(name, place, rows)
         size = place.shape[0] // n_heads
         heads = range(rows.start // size, -(-rows.stop // size))
-        neighbours = self._rows(name, place, range(heads.start * size, heads.stop * size))
+        neighbours = read(name, place, range(heads.start * size, heads.stop * size))
         pairs = neighbours.view(len(heads), size // 2, 2, -1)
         halves = pairs.transpose(1, 2).reshape(neighbours.shape)
         skipped = rows.start - heads.start * size
         return halves[skipped : skipped + len(rows)]
 
     def _rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
-        """Returns rows as they are in the file, [n_rows, n_columns]."""
+        """Returns rows in the order of the file, [n_rows, n_columns]."""
         n_columns = math.prod(place.shape[1:])
         if not rows:
             return torch.empty(0, n_columns)
+        blocks = self._stored_rows(name, place, rows).numpy()
+        values: np.ndarray[Any, Any] = dequantize(blocks, _TYPES[place.type])
+        return torch.from_numpy(values.reshape(len(rows), n_columns))
+
+    def _stored_rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
+        """Returns rows as they are in the file, [n_rows, bytes of a row]."""
         row_bytes = _row_bytes(place)
+        if not rows:
+            return torch.empty(0, row_bytes, dtype=torch.uint8)
         content = bytearray(len(rows) * row_bytes)
         if self._fd is None:
             self._fd = os.open(self._header.path, os.O_RDONLY)
         n_read = os.preadv(self._fd, [content], place.offset + rows.start * row_bytes)
         if n_read < len(content):
             raise CheckpointError(f"{self} ends inside {name}")
-        blocks = np.frombuffer(content, dtype=np.uint8).reshape(len(rows), row_bytes)
-        values: np.ndarray[Any, Any] = dequantize(blocks, _TYPES[place.type])
-        return torch.from_numpy(values.reshape(len(rows), n_columns))
+        return torch.frombuffer(content, dtype=torch.uint8).view(len(rows), row_bytes)
 
 
 def _has_whole_blocks(place: TensorPlace) -> bool:

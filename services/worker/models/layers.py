@@ -27,7 +27,6 @@ from kernels.packed_linear import (
     LinearWeight,
     PlainWeight,
     TableWeight,
-    pack_gated,
 )
 from kernels.program import Buffer
 from services.worker.models.recording import Recorder
@@ -113,7 +112,7 @@ def read_gated(
         Part(f"{name}.weight", (n_stored, n_in), Shard(0, share))
         for name, share in zip(names, shares, strict=True)
     ]
-    return pack_gated(source.joined(parts), gate, op, source.quantization)
+    return source.gated(parts, gate, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class VocabParallelEmbedding:
         """Reads this rank's rows of the table `name`; `is_tied` says that a head uses it too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
-        table = source.table(part) if is_tied else PlainWeight(source.joined([part]))
+        table = source.table(part) if is_tied else source.rows(part)
         return cls(table, share, vocab_size, ops)
 
     def __call__(self, token_ids: Tensor, ranks: TensorParallel) -> Tensor:
@@ -211,7 +210,6 @@ class VocabParallelEmbedding:
         first = self.share.start
         if isinstance(self.table, PlainWeight):
             return self.ops.embedding(self.table.weight, token_ids, first)
-        # A packed one, which is on a CPU and has rows.
         rows = token_ids - first
         is_elsewhere = (rows < 0) | (rows >= len(self.share))
         hidden = self.table.rows(rows.masked_fill(is_elsewhere, 0))

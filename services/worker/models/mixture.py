@@ -20,7 +20,6 @@ from kernels.packed_linear import (
     LinearWeight,
     PackedExperts,
     pack,
-    pack_experts,
 )
 from kernels.program import Buffer, Expert, gated_part
 from services.worker.models.decoder_layers import GatedMLP
@@ -146,21 +145,14 @@ def read_expert_mlps(
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
     gate, up, down = names
     experts = [f"{prefix}.{i}" for i in range(n_experts)]
-    gate_up = source.joined(
+    gate_up = [
         [
             Part(f"{expert}.{name}.weight", (size, hidden_size), Shard(0, share))
-            for expert in experts
             for name in (gate, up)
         ]
-    )
-    downs = source.joined(
-        [
-            Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share))
-            for expert in experts
-        ]
-    )
-    return pack_experts(
-        gate_up.view(n_experts, 2 * len(share), hidden_size),
-        downs.view(n_experts, hidden_size, len(share)),
-        ops,
-    )
+        for expert in experts
+    ]
+    downs = [
+        Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share)) for expert in experts
+    ]
+    return source.experts(gate_up, downs, ops)

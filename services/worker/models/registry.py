@@ -132,7 +132,7 @@ def build_stage(
 
     Its tensors are read from `files`, or are random if that is None.
 
-    Matrices of layers are of `quantization`; embedding, head and experts are not. `on_progress`
+    Matrices are of `quantization`, but for those of experts. `on_progress`
     hears the share's bytes read so far and in all, first with 0, then again and again. Raises
     UnsupportedModel for what we do not compute and CheckpointError for files that are not as
     promised, both before any weight has been read.
@@ -142,7 +142,7 @@ def build_stage(
     if not can_compute(quantization, device):
         raise UnsupportedModel(
             f"quantization {quantization} needs Triton on a GPU, and on a CPU the native kernels "
-            "(`python -m kernels.build`), AVX-512, BF16 and VNNI"
+            "(`python -m kernels.build`)"
         )
     family = FAMILIES[config.architecture]
     place = StagePlace(

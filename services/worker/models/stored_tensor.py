@@ -1,4 +1,8 @@
-"""A tensor of a checkpoint in the form in which its files hold it, read piece by piece."""
+"""A tensor of a checkpoint in the form in which its files hold it, read piece by piece.
+
+Some matrices are numbers of a few bits in groups of inputs. These can be read as such, and then
+take as little memory in the model as in the files.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from kernels.groups import GroupForm
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces
 
@@ -35,6 +40,25 @@ class StoredTensor(ABC):
     @abstractmethod
     def read(self, spans: Spans) -> Tensor:
         """Returns a piece, on the CPU, of any type of floats."""
+
+
+class GroupedTensor(StoredTensor):
+    """A matrix of numbers with scales, parts of which may be in groups of neighbouring inputs."""
+
+    has_offsets: bool  # of groups, beside their scales; they may all be zero
+
+    @abstractmethod
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        """Returns the form in which a part can be read as numbers; None if it cannot."""
+
+    @abstractmethod
+    def read_numbers(self, spans: Spans) -> Tensor:
+        """Returns the numbers of a piece of such a part, [n_rows, n_columns], as `GroupedMatrix`
+        has them."""
+
+    @abstractmethod
+    def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
+        """Returns the scales of a part and its offsets, if it has any, [n_rows, n_groups] each."""
 
 
 class PlainTensor(StoredTensor):

@@ -23,7 +23,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.packed_linear import LinearWeight, Quantization, TableWeight, pack, pack_table
+from kernels import Ops
+from kernels.expert_form import ExpertForm
+from kernels.expert_mlp import ExpertMLP
+from kernels.packed_linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    Quantization,
+    TableWeight,
+    pack,
+    pack_experts,
+    pack_gated,
+    pack_table,
+)
 from services.worker.models.config import UnsupportedModel
 
 LoadFormat = Literal["safetensors", "random"]
@@ -75,7 +89,7 @@ class Part:
 class TensorSource(ABC):
     """Gives a model its tensors, on behalf of one of the ranks that share them.
 
-    Matrices of layers are of `quantization`, each rank's share by itself.
+    Matrices are of `quantization`, each rank's share by itself, but for those of experts.
     """
 
     def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:
@@ -118,13 +132,53 @@ class TensorSource(ABC):
         """Returns the joined parts packed as a layer's matrix; the plain one is gone by then."""
         return pack(self.joined(parts, order), self.quantization)
 
+    def gated(
+        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
+    ) -> GatedWeight:
+        """Returns the joined parts packed as a gate's matrix and that of what it gates.
+
+        `op` computes `gate` where that is an operation of its own.
+        """
+        return pack_gated(self.joined(parts), gate, op, self.quantization)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
+    ) -> ExpertMLP:
+        """Returns gated experts: of each the parts that are joined to its first matrix, the gate's
+        first, and its second matrix. They are not of `quantization`."""
+        first = self.joined([part for parts in gate_up for part in parts])
+        second = self.joined(down)
+        return pack_experts(
+            first.view(len(down), -1, first.shape[1]),
+            second.view(len(down), -1, second.shape[1]),
+            ops,
+        )
+
+    def stacked_experts(
+        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
+    ) -> ExpertMLP:
+        """Returns experts whose matrices are stored as one tensor each, [n_experts, n_out, n_in].
+
+        `order` are the places of gates, and then of what they gate, among the outputs of the first.
+        They are not of `quantization`.
+        """
+        return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), ops, form)
+
     def head(self, part: Part) -> LinearWeight:
-        """Returns the matrix of a head, which is packed and never quantised."""
-        return pack(self.joined([part]))
+        """Returns the matrix of a head, packed."""
+        if self.quantization == "none":
+            return pack(self.joined([part]))
+        return self.table(part)
 
     def table(self, part: Part) -> TableWeight:
-        """Returns a matrix to multiply with and to look up in, which is never quantised."""
-        return pack_table(self.joined([part]))
+        """Returns a matrix to multiply with and to look up in, packed."""
+        return pack_table(self.joined([part]), self.quantization)
+
+    def rows(self, part: Part) -> TableWeight:
+        """Returns a matrix to look up in, which stays as it is unless it is quantised."""
+        if self.quantization == "none":
+            return PlainWeight(self.joined([part]))
+        return self.table(part)
 
     @abstractmethod
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:

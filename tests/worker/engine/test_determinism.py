@@ -44,10 +44,10 @@ from transformers import (
     SmolLM3Config,
 )
 
-from kernels.native import heads, linear, operations
+from kernels.native import groups, heads, linear, operations
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import native_ops
-from kernels.packed_linear import Quantization, can_compute
+from kernels.packed_linear import Quantization
 from services.common.sampling import SamplingParams
 from tests.checkpoints import write_family_checkpoint
 from tests.kernels.rows import threads
@@ -329,12 +329,13 @@ def test_company_changes_nothing(tmp_path: Path, config: PreTrainedConfig, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe", "qwen3.5"])
-def test_company_changes_nothing_with_int8_weights(tmp_path: Path, family: str, dtype: str) -> None:
-    if not can_compute("int8", torch.device("cpu")):
-        pytest.skip("no int8 on this processor")
+def test_company_changes_nothing_with_quantised_weights(
+    tmp_path: Path, family: str, quantization: Quantization, dtype: str
+) -> None:
     directory = write_family_checkpoint(tmp_path, FAMILIES[family])
-    check(directory, dtype=dtype, quantization="int8")
+    check(directory, dtype=dtype, quantization=quantization)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3-next"])
@@ -356,9 +357,15 @@ def test_company_changes_nothing_on_any_build(
     seed: int,
 ) -> None:
     library = open_library(build)
-    cached = (native_ops, linear._functions, linear._int8_functions, heads._functions)
+    cached = (
+        native_ops,
+        groups._functions,
+        linear._functions,
+        linear._int8_functions,
+        heads._functions,
+    )
     with monkeypatch.context() as patch:
-        for module in (heads, linear, operations):
+        for module in (groups, heads, linear, operations):
             patch.setattr(module, "library", lambda: library)
         for each in cached:
             each.cache_clear()

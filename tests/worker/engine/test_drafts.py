@@ -130,8 +130,9 @@ def test_what_follows_a_stop_token_is_dropped(checkpoint: Path, alone: list[list
         ("bfloat16", "none", 2, 1),
         ("float32", "none", 1, 2),
         pytest.param("bfloat16", "int8", 2, 1, marks=needs_int8),
+        pytest.param("bfloat16", "int4", 2, 1, marks=needs_int8),
     ],
-    ids=["float32", "bfloat16 on 2 stages", "2 ranks", "int8 on 2 stages"],
+    ids=["float32", "bfloat16 on 2 stages", "2 ranks", "int8 on 2 stages", "int4 on 2 stages"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_a_span_with_drafts_has_the_logits_of_its_tokens_one_by_one(

@@ -5,7 +5,7 @@ loops are slow and short on purpose: they are what the reading is held to.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,12 +185,19 @@ def scaled(
 
 
 def quantise(
-    checkpoint: Path, quantised: Path, writer: Writer, config: dict[str, Any], *, keeps: str = "-"
+    checkpoint: Path,
+    quantised: Path,
+    writer: Writer,
+    config: dict[str, Any],
+    *,
+    keeps: str = "-",
+    others: Mapping[str, Writer] | None = None,
 ) -> None:
     """Puts drawn matrices into the layers of a checkpoint.
 
     `checkpoint` then has what they mean, and `quantised` what they are stored as. Modules with
-    `keeps` in their names stay as they are.
+    `keeps` in their names stay as they are, and those whose names end as one of `others` says have
+    its writer.
     """
     generator = torch.Generator().manual_seed(0)
     plain = load_file(checkpoint / "model.safetensors")
@@ -198,7 +205,8 @@ def quantise(
     for name, weight in plain.items():
         if name.endswith(("_proj.weight", "_with_mqa.weight")) and keeps not in name:
             module = name.removesuffix(".weight")
-            written = writer(weight.shape[0], weight.shape[1], generator)
+            own = (other for end, other in (others or {}).items() if module.endswith(end))
+            written = next(own, writer)(weight.shape[0], weight.shape[1], generator)
             plain[name] = written.weight
             del stored[name]
             stored |= {f"{module}.{end}": tensor for end, tensor in written.tensors.items()}

@@ -20,10 +20,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from kernels.native.groups import NativeGroupsWeight, has_groups
 from services.worker.models import CheckpointError, UnsupportedModel, checkpoint_digest
+from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config, read_gguf_header
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.weights import Part, Shard, WantedTensors
 from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint, write_family_checkpoint
 from tests.ggufs import random_blocks, write_gguf
 from tests.worker.pipeline import Pipeline, Span, load
@@ -100,6 +103,17 @@ def test_linear_stretching_is_read(tmp_path: Path) -> None:
     assert (config.rope.rope_type, config.rope.factor) == ("linear", 4.0)
 
 
+def write_blocks(path: Path, blocks: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> None:
+    """Writes a file of two matrices, the first of which has heads."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=kind)
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 KINDS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q4_1")
 
 
@@ -108,13 +122,7 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
     number = GGMLQuantizationType[kind]
     n_block, n_bytes = GGML_QUANT_SIZES[number]
     blocks = random_blocks(12, 512 // n_block * n_bytes)
-    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=number)
-    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_blocks(tmp_path / "a.gguf", blocks, number)
     config = read_config(write_checkpoint(tmp_path, num_attention_heads=3, num_key_value_heads=3))
     file = GgufFile(read_gguf_header(tmp_path / "a.gguf"), config)
     whole = torch.from_numpy(dequantize(blocks, number))
@@ -124,6 +132,42 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
     order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
     found = file.read("blk.0.attn_q.weight", (range(3, 10), range(512)))
     assert found.equal(whole[order][3:10])
+
+
+@pytest.mark.skipif(not has_groups(), reason="the native library is not built")
+@pytest.mark.parametrize("kind", [*KINDS, "Q4_0", "Q8_0", "Q5_0"])
+def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: str) -> None:
+    number = GGMLQuantizationType[kind]
+    n_block, n_bytes = GGML_QUANT_SIZES[number]
+    blocks = random_blocks(12, 512 // n_block * n_bytes)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write_blocks(tmp_path / "a.gguf", blocks, number)
+    config = read_config(write_checkpoint(tmp_path, num_attention_heads=3, num_key_value_heads=3))
+    files = GgufFile(read_gguf_header(tmp_path / "a.gguf"), config)
+    are_numbers = kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL")
+    for part in (
+        Part(name, (12, 512)),
+        Part(name, (12, 512), Shard(0, range(3, 10))),
+        Part(name, (12, 512), Shard(1, range(256, 512))),
+        Part(name, (12, 512), Shard(1, range(8, 300))),
+    ):
+        wanted = WantedTensors(0, 1)
+        wanted.joined([part])
+        found, plain = (
+            CheckpointTensors(
+                files,
+                wanted,
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+                on_progress=lambda n_done, n_total: None,
+            )
+            for _ in range(2)
+        )
+        table, expected = found.rows(part), plain.joined([part])
+        assert isinstance(table, NativeGroupsWeight) == are_numbers
+        size = expected.abs().amax()
+        rows = table.rows(torch.arange(len(expected)))
+        torch.testing.assert_close(rows / size, expected / size, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from transformers import (
 
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
-from kernels.packed_linear import OneDnnWeight, PlainWeight, pack, pack_gated
+from kernels.packed_linear import OneDnnWeight, PlainWeight, Quantization, pack, pack_gated
 from kernels.program import Call, Program
 from kernels.upload import uploads_for
 from services.worker.models import decoder, rope
@@ -176,14 +176,19 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_int8
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "cohere2", "granite-biases", "qwen2_moe"])
-def test_layers_of_int8_weights_run_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, tp_size: int
+def test_layers_of_quantised_weights_run_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    tp_size: int,
+    quantization: Quantization,
 ) -> None:
     write_family_checkpoint(tmp_path, SHAPES[family])
-    program_of(load(tmp_path, quantization="int8"))
-    assert_equal_at_once(tmp_path, monkeypatch, quantization="int8", tp_size=tp_size)
+    program_of(load(tmp_path, quantization=quantization))
+    assert_equal_at_once(tmp_path, monkeypatch, quantization=quantization, tp_size=tp_size)
 
 
 def test_other_matrices_run_layer_by_layer(tmp_path: Path) -> None:

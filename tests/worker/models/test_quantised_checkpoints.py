@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, Qwen3MoeConfig
 
+from kernels.native.groups import NativeGroupsWeight
+from kernels.packed_linear import Quantization, can_group
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
@@ -24,6 +26,8 @@ from tests.checkpoints import (
 from tests.worker.models.quantised_writers import Writer, awq, gptq, packed, quantise, scaled
 from tests.worker.models.test_text_half import HALVES
 from tests.worker.pipeline import Pipeline, Span, load
+
+CPU = torch.device("cpu")
 
 # Sizes that leave groups of 32 and blocks of 20 and 24 unfinished.
 SIZES: dict[str, Any] = {
@@ -210,6 +214,121 @@ def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
         expected = weights[part.name][index]
         torch.testing.assert_close(source.joined([part]), expected, rtol=1e-6, atol=1e-6)
     assert steps[-1][0] == steps[-1][1] > 0
+
+
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
+def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
+) -> None:
+    monkeypatch.setattr("services.worker.models.weights._PIECE_BYTES", piece_bytes)
+    plain, quantised = write(tmp_path, SCHEMES[scheme])
+    weights = load_file(plain / "model.safetensors")
+    up, down = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down"))
+    are_kept = "ordered" not in scheme and "8-b" not in scheme and "fp8" not in scheme
+    are_kept = are_kept and "float8" not in scheme
+    has_one_group = any(word in scheme for word in ("channels", "tensor", "one-group"))
+    for part, is_kept in (
+        (Part(up, (80, 48)), are_kept),
+        (Part(up, (80, 48), Shard(0, range(37, 61))), are_kept),
+        (Part(down, (48, 80), Shard(1, range(32, 80))), are_kept),
+        (Part(down, (48, 80), Shard(1, range(40, 73))), are_kept),
+        (Part(down, (48, 80), Shard(1, range(39, 80))), are_kept and has_one_group),
+    ):
+        found = source_of(quantised, [part]).rows(part)
+        assert isinstance(found, NativeGroupsWeight) == is_kept
+        index = tuple(slice(span.start, span.stop) for span in part.spans)
+        expected = weights[part.name][index]
+        rows = found.rows(torch.arange(len(expected)))
+        torch.testing.assert_close(rows, expected, rtol=1e-6, atol=1e-6)
+        x = torch.randn(2, expected.shape[1], generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(found(x), x @ expected.t(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
+@pytest.mark.parametrize(
+    ("scheme", "bits", "n_scales"),
+    # GPTQ has zero points, which may all be the middle and then take no memory.
+    [("gptq-4-groups", 4, 2 * 3), ("packed-groups", 4, 3), ("int8-channels", 8, 1)],
+)
+def test_a_fused_projection_takes_the_bits_of_its_files(
+    tmp_path: Path, scheme: str, bits: int, n_scales: int
+) -> None:
+    _, quantised = write(tmp_path, SCHEMES[scheme])
+    q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
+    parts = [Part(q, (48, 48)), Part(k, (16, 48)), Part(v, (16, 48))]
+    source = source_of(quantised, parts)
+    forms = source.group_forms(parts)
+    assert forms is not None
+    assert {form.bits for form in forms} == {bits}
+    packed = source.weight(parts)
+    assert packed.shape == (80, 48)
+    # Scales are float32 in this model, and panels have more outputs than there are.
+    assert source.grouped_bytes(parts) == 80 * 48 * bits // 8 + 80 * n_scales * 4
+
+
+@pytest.mark.parametrize("other", ["packed-8-channels", "float8-channels"])
+def test_parts_of_other_schemes_become_one_projection(tmp_path: Path, other: str) -> None:
+    """Eight bits beside four stay numbers; beside floats all of them are dequantised."""
+    first = SCHEMES["packed-groups"]
+    config = compressed("pack-quantized", {})
+    (four,), (eight,) = (
+        SCHEMES[name].config["config_groups"].values() for name in ("packed-groups", other)
+    )
+    config["config_groups"] = {
+        "a": {
+            **eight,
+            "targets": ["re:.*[.](v|up)_proj"],
+            "format": SCHEMES[other].config["format"],
+        },
+        "b": four,
+    }
+    writers = dict.fromkeys(("v_proj", "up_proj"), SCHEMES[other].writer)
+    plain, quantised = write(tmp_path, Scheme(first.writer, config), others=writers)
+    tokens = [5, 9, 100, 3]
+    pipeline = Pipeline(quantised)
+    pipeline.admit(0, len(tokens))
+    found = pipeline.run([Span(0, tokens)])[1]
+    expected = Oracle(plain).logits(tokens)[-1:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
+@pytest.mark.parametrize(
+    ("scheme", "quantization", "are_kept"),
+    [
+        ("gptq-4-groups", "int8", True),
+        ("gptq-4-groups", "int4", True),
+        ("int8-channels", "int4", False),
+    ],
+)
+def test_fewer_bits_than_the_files_have_are_made(
+    tmp_path: Path, scheme: str, quantization: Quantization, are_kept: bool
+) -> None:
+    _, quantised = write(tmp_path, SCHEMES[scheme])
+    up = Part("model.layers.1.mlp.up_proj.weight", (80, 48))
+    source = source_of(quantised, [up], quantization)
+    assert (source.group_forms([up]) is not None) == are_kept
+    assert isinstance(source.table(up), NativeGroupsWeight)
+
+
+def source_of(
+    directory: Path, parts: list[Part], quantization: Quantization = "none"
+) -> CheckpointTensors:
+    """A source of some parts of the checkpoint, in float32."""
+    wanted = WantedTensors(0, 1)
+    for part in parts:
+        wanted.joined([part])
+    return CheckpointTensors(
+        SafetensorsFiles(directory),
+        wanted,
+        dtype=torch.float32,
+        device=CPU,
+        on_progress=lambda n_done, n_total: None,
+        quantization=quantization,
+        weight_format=read_config(directory).weight_format,
+    )
 
 
 def test_modules_that_are_not_quantised_are_read_as_they_are(tmp_path: Path) -> None:

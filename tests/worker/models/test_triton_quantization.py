@@ -16,11 +16,19 @@ from torch import Tensor
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from kernels import triton_ops
-from kernels.packed_linear import Gate, GatedWeight, LinearWeight, Quantization, can_compute
+from kernels.native.linear import has_int8
+from kernels.packed_linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    Quantization,
+    TableWeight,
+)
 from kernels.quantise import quantised
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
-from services.worker.models import StageModel, layers
+from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
@@ -57,11 +65,19 @@ class TritonTensors(CheckpointTensors):
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         return TritonInt8Weight.of(self.joined(parts, order))
 
+    def gated(
+        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
+    ) -> GatedWeight:
+        return TritonInt8GatedWeight.of(self.joined(parts), gate)
 
-def gated(
-    weight: Tensor, gate: Gate, op: Callable[[Tensor], Tensor], quantization: Quantization
-) -> GatedWeight:
-    return TritonInt8GatedWeight.of(weight, gate)
+    def head(self, part: Part) -> LinearWeight:
+        return PlainWeight(self.joined([part]))
+
+    def table(self, part: Part) -> TableWeight:
+        return PlainWeight(self.joined([part]))
+
+    def rows(self, part: Part) -> TableWeight:
+        return self.table(part)
 
 
 def load(directory: Path, quantization: Quantization, device: torch.device) -> StageModel:
@@ -79,7 +95,7 @@ def load(directory: Path, quantization: Quantization, device: torch.device) -> S
     )
 
 
-def load_on_triton(directory: Path, monkeypatch: pytest.MonkeyPatch) -> StageModel:
+def load_on_triton(directory: Path) -> StageModel:
     """The whole model, with the operations and the int8 weights of GPUs."""
     if DEVICE == CUDA:
         return load(directory, "int8", DEVICE)
@@ -100,9 +116,7 @@ def load_on_triton(directory: Path, monkeypatch: pytest.MonkeyPatch) -> StageMod
         on_progress=lambda n_done, n_total: None,
         quantization="int8",
     )
-    with monkeypatch.context() as patch:
-        patch.setattr(layers, "pack_gated", gated)
-        return family(config, place, source=source, dtype=torch.float32, device=CPU)
+    return family(config, place, source=source, dtype=torch.float32, device=CPU)
 
 
 def round_weights(directory: Path, *, are_transposed: bool) -> None:
@@ -156,11 +170,9 @@ def logits(model: StageModel) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_family_computes_what_it_would_with_rounded_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
-) -> None:
+def test_a_family_computes_what_it_would_with_rounded_weights(tmp_path: Path, shape: str) -> None:
     write_family_checkpoint(tmp_path, SHAPES[shape])
-    ours = logits(load_on_triton(tmp_path, monkeypatch))
+    ours = logits(load_on_triton(tmp_path))
     plain = logits(load(tmp_path, "none", CPU))
     round_weights(tmp_path, are_transposed=shape == "gpt2")
     rounded = logits(load(tmp_path, "none", CPU))
@@ -169,15 +181,11 @@ def test_a_family_computes_what_it_would_with_rounded_weights(
     torch.testing.assert_close(ours, rounded, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.skipif(
-    not can_compute("int8", torch.device("cpu")), reason="no native library or no VNNI"
-)
+@pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
-def test_a_gpu_is_as_close_to_the_plain_model_as_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
-) -> None:
+def test_a_gpu_is_as_close_to_the_plain_model_as_a_cpu(tmp_path: Path, shape: str) -> None:
     write_family_checkpoint(tmp_path, SHAPES[shape])
-    ours = logits(load_on_triton(tmp_path, monkeypatch))
+    ours = logits(load_on_triton(tmp_path))
     on_a_cpu = logits(load(tmp_path, "int8", CPU))
     plain = logits(load(tmp_path, "none", CPU))
     assert 0 < (ours - plain).norm() <= (on_a_cpu - plain).norm() < 0.1 * plain.norm()

@@ -1,7 +1,7 @@
 """gpt-oss: experts everywhere, sinks in attention, a window in every other layer (OpenAI, 2025).
 
 Its experts' gates and what they gate are stored in turn, and checkpoints as they are published have
-experts in MXFP4, which are dequantised when they are read.
+experts in MXFP4, which stay so on a CPU and are dequantised when they are read on a GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm
+from kernels import AttentionForm, Ops
 from kernels.expert_form import Clamp, ExpertForm
+from kernels.expert_mlp import ExpertMLP
 from kernels.packed_linear import pack, pack_experts
 from services.worker.models.config import (
     Count,
@@ -189,7 +190,7 @@ class GptOssStage(RotaryStage):
         experts = _Experts(self.config, source, f"{prefix}.experts", index)
         return ExpertMixture(
             pack(router),
-            pack_experts(experts.gate_up(), experts.down(), self.ops, experts.form()),
+            experts.packed(self.ops),
             self.config.n_chosen,
             normalises=True,
             ops=self.ops,
@@ -210,17 +211,31 @@ class _Experts:
         # Gates are at even places, and what they gate beside them.
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
-    def gate_up(self) -> Tensor:
-        """Returns [n_experts, 2 * size of this rank, hidden], gates first."""
-        n_out, n_in = 2 * self._config.intermediate_size, self._config.hidden_size
-        return _gates_first(self._matrices("gate_up_proj", n_out, n_in, outputs=self._pairs))
-
-    def down(self) -> Tensor:
-        """Returns [n_experts, hidden, size of this rank]."""
+    def packed(self, ops: Ops) -> ExpertMLP:
+        """Returns the experts as they are computed fastest."""
+        n, hidden_size = self._config.n_experts, self._config.hidden_size
         size = self._config.intermediate_size
-        return self._matrices("down_proj", self._config.hidden_size, size, inputs=self._share)
+        gate_up, down = f"{self._prefix}.gate_up_proj", f"{self._prefix}.down_proj"
+        of_pairs, of_share = Shard(1, self._pairs), Shard(2, self._share)
+        if self._is_packed:
+            return self._source.stacked_experts(
+                Part(gate_up, (n, 2 * size, hidden_size), of_pairs, is_mxfp4=True),
+                Part(down, (n, hidden_size, size), of_share, is_mxfp4=True),
+                _gates_first(torch.arange(len(self._pairs))[None])[0],
+                ops,
+                self._form(),
+            )
+        # Stored with inputs first.
+        first = self._source.tensor(gate_up, n, hidden_size, 2 * size, shard=Shard(2, self._pairs))
+        second = self._source.tensor(down, n, size, hidden_size, shard=Shard(1, self._share))
+        return pack_experts(
+            _gates_first(first.transpose(1, 2)),
+            second.transpose(1, 2).contiguous(),
+            ops,
+            self._form(),
+        )
 
-    def form(self) -> ExpertForm:
+    def _form(self) -> ExpertForm:
         """Returns biases and the gate; the sum over the ranks has the second bias once."""
         n, size = self._config.n_experts, self._config.intermediate_size
         gate_up = self._source.tensor(
@@ -232,27 +247,6 @@ class _Experts:
             down = self._source.tensor(name, n, self._config.hidden_size)
         clamp = Clamp(self._config.swiglu_alpha, self._config.swiglu_limit)
         return ExpertForm(_gates_first(gate_up), down, clamp)
-
-    def _matrices(
-        self,
-        name: str,
-        n_out: int,
-        n_in: int,
-        *,
-        outputs: range | None = None,
-        inputs: range | None = None,
-    ) -> Tensor:
-        """Returns a part of the matrices [n_experts, n_out, n_in]: some outputs or some inputs."""
-        n, name = self._config.n_experts, f"{self._prefix}.{name}"
-        dim, span = (2, inputs) if outputs is None else (1, outputs)
-        if span is None:
-            raise ValueError("a rank has a part of the outputs or of the inputs")
-        if self._is_packed:
-            part = Part(name, (n, n_out, n_in), Shard(dim, span), is_mxfp4=True)
-            return self._source.joined([part])
-        # Stored with inputs first.
-        transposed = self._source.tensor(name, n, n_in, n_out, shard=Shard(3 - dim, span))
-        return transposed.transpose(1, 2).contiguous()
 
 
 def _gates_first(x: Tensor) -> Tensor:

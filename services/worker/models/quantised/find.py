@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from services.worker.models.gguf_file import GgufFile
+from services.worker.models.quantised.gguf_matrix import GgufMatrix
 from services.worker.models.quantised.inputs_first import AwqMatrix, GptqMatrix
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.quantised.mxfp4 import Mxfp4Tensor
@@ -37,6 +39,8 @@ def find_stored(
         return Mxfp4Tensor(files, part.name)
     name = files.find(part.name)
     module = part.name.removesuffix(".weight")
+    if isinstance(files, GgufFile) and name is not None and files.is_in_blocks(name):
+        return GgufMatrix(files, name)
     if weight_format is None or module == part.name:
         return find_expert(files, part.name) if name is None else PlainTensor(files, name)
     if name is None:

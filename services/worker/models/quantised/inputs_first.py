@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from kernels.groups import GroupForm
 from services.worker.models.quantised.matrix import (
     QuantisedMatrix,
     numbers_of,
@@ -46,12 +47,32 @@ class InputsFirst(QuantisedMatrix):
         rows, columns = spans
         groups = self.groups(columns, "g_idx")  # [n_columns]
         used = range_of(groups)
-        scales = self.tensor("scales", used, rows).float()  # [n_used, n_rows]
-        zeros = self.unpacked("qzeros", used, rows) + self.form.zero_offset
-        zeros &= (1 << self.form.bits) - 1
+        scales, zeros = self._scales_and_zeros(used, rows)
         groups = groups - used.start
         numbers = self.numbers(rows, columns)  # [n_columns, n_rows]
         return ((numbers - zeros[groups]) * scales[groups]).t()
+
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        return super().group_form(spans) if self.has_groups_in_order("g_idx") else None
+
+    def read_numbers(self, spans: Spans) -> Tensor:
+        rows, columns = spans
+        return self.as_values(self.numbers(rows, columns).t())
+
+    def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
+        rows, columns = spans
+        groups = self.groups(columns, "g_idx")[:: form.size]
+        used = range_of(groups)
+        scales, zeros = self._scales_and_zeros(used, rows)
+        offsets = (self.middle - zeros) * scales
+        groups = groups - used.start
+        return scales[groups].t(), offsets[groups].t()
+
+    def _scales_and_zeros(self, groups: range, rows: range) -> tuple[Tensor, Tensor]:
+        """Returns the scales and the zero points of groups, [n_groups, n_rows] each."""
+        scales = self.tensor("scales", groups, rows).float()
+        zeros = self.unpacked("qzeros", groups, rows) + self.form.zero_offset
+        return scales, zeros & (1 << self.form.bits) - 1
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
         """Returns numbers whose words lie along the second dimension."""

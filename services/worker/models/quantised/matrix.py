@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from services.worker.models.stored_tensor import Spans, StoredTensor
+from kernels.groups import MULTIPLE, GroupForm
+from services.worker.models.stored_tensor import GroupedTensor, Spans
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 from services.worker.models.weight_format import MatrixFormat
 from services.worker.models.weights import pieces
@@ -17,7 +19,7 @@ WORD_BITS = 32
 INT32 = frozenset(("I32",))
 
 
-class QuantisedMatrix(StoredTensor):
+class QuantisedMatrix(GroupedTensor):
     """A quantised matrix [n_out, n_in]."""
 
     def __init__(
@@ -26,6 +28,7 @@ class QuantisedMatrix(StoredTensor):
         self.n_out, self.n_in = shape
         self.form = form
         self.per_word = WORD_BITS // form.bits
+        self.has_offsets = form.has_zeros
         self._files = files
         self._module = module
 
@@ -47,6 +50,26 @@ class QuantisedMatrix(StoredTensor):
         rows, columns = spans
         for begin, end in pieces(len(rows), len(columns) * 4):
             yield range(rows.start + begin, rows.start + end), columns
+
+    @property
+    def middle(self) -> int:
+        """The number in the middle, which is zero where there are no zero points."""
+        return 1 << self.form.bits - 1
+
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        """Returns the form of a part; None if groups are not in the order of inputs, or begin
+        where no form takes them."""
+        _, columns = spans
+        if self.n_groups == 1:
+            return GroupForm(self.form.bits, max(len(columns), 1))
+        size = math.gcd(self.group_size, columns.start)
+        return None if size % MULTIPLE else GroupForm(self.form.bits, size)
+
+    def as_values(self, numbers: Tensor) -> Tensor:
+        """Returns numbers that none is negative of as `GroupedMatrix` has them."""
+        if self.form.bits == 8:
+            return (numbers - self.middle).to(torch.int8)
+        return numbers.to(torch.uint8)
 
     def has(self, suffix: str) -> bool:
         """Whether the module has such a tensor."""
@@ -88,6 +111,13 @@ class QuantisedMatrix(StoredTensor):
         if groups.numel() and not 0 <= groups.min() <= groups.max() < self.n_groups:
             raise CheckpointError(f"{self._module}.{suffix} names scales that are not there")
         return groups
+
+    def has_groups_in_order(self, suffix: str) -> bool:
+        """Whether inputs that share a scale are neighbours."""
+        if not self.has(suffix):
+            return True
+        in_order = torch.arange(self.n_in) // self.group_size
+        return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...

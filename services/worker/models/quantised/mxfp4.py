@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.worker.models.stored_tensor import Spans, StoredTensor
+from kernels.groups import MULTIPLE, GroupForm
+from services.worker.models.stored_tensor import GroupedTensor, Spans
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces
 
@@ -22,11 +23,14 @@ BLOCK = 32
 
 _STORED_BYTES = 17  # of a block and its power
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
+_VALUES = (*_HALVES, *(-half for half in _HALVES))
 _BIAS = 127
 
 
-class Mxfp4Tensor(StoredTensor):
+class Mxfp4Tensor(GroupedTensor):
     """A tensor of any number of dimensions, whose last one is a multiple of a block."""
+
+    has_offsets = False
 
     def __init__(self, files: TensorFiles, name: str) -> None:
         self._files = files
@@ -64,6 +68,24 @@ class Mxfp4Tensor(StoredTensor):
         numbers = dequantised(self._tensor("blocks", (*outer, blocks, range(BLOCK // 2))), scales)
         return numbers.narrow(-1, columns.start - blocks.start * BLOCK, len(columns))
 
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        size = math.gcd(BLOCK, spans[-1].start)
+        return None if size % MULTIPLE else GroupForm(4, size, _VALUES)
+
+    def read_numbers(self, spans: Spans) -> Tensor:
+        *outer, columns = spans
+        blocks = blocks_of(columns)
+        pairs = self._tensor("blocks", (*outer, blocks, range(BLOCK // 2)))
+        numbers = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-3)
+        return numbers.narrow(-1, columns.start - blocks.start * BLOCK, len(columns))
+
+    def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
+        *outer, columns = spans
+        blocks = blocks_of(columns)
+        places = torch.arange(columns.start, columns.stop, form.size) // BLOCK - blocks.start
+        scales = self._tensor("scales", (*outer, blocks))[..., places].int()
+        return torch.ldexp(torch.ones(scales.shape), scales - (_BIAS + 1)), None
+
     def _tensor(self, suffix: str, spans: Spans) -> Tensor:
         name = f"{self._name}_{suffix}"
         return self._files.read(self._files.find(name) or name, spans)
@@ -79,7 +101,7 @@ def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """
-    halves = torch.tensor((*_HALVES, *(-half for half in _HALVES)), dtype=torch.bfloat16)
+    halves = torch.tensor(_VALUES, dtype=torch.bfloat16)
     of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
     # Two numbers are looked up as one: a byte's at once.
     pairs = of_byte.view(torch.int32).flatten()

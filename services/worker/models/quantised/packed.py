@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kernels.groups import GroupForm
 from services.worker.models.quantised.matrix import (
     QuantisedMatrix,
     numbers_of,
@@ -46,21 +47,41 @@ class PackedMatrix(QuantisedMatrix):
 
     def read(self, spans: Spans) -> Tensor:
         rows, columns = spans
-        words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
-        numbers = numbers_of(unpack(words, self.form.bits), columns, self.per_word)
+        numbers = self._numbers(rows, columns)
         if self.form.block[0] is None:
-            middle = 1 << self.form.bits - 1
-            return (numbers - middle) * self.tensor("weight_scale", range(1)).float()
+            return (numbers - self.middle) * self.tensor("weight_scale", range(1)).float()
         groups = self.groups(columns, "weight_g_idx")  # [n_columns]
         used = range_of(groups)
         groups = groups - used.start
         scales = self.tensor("weight_scale", rows, used).float()  # [n_rows, n_used]
         return (numbers - self._zeros(rows, used)[:, groups]) * scales[:, groups]
 
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        return super().group_form(spans) if self.has_groups_in_order("weight_g_idx") else None
+
+    def read_numbers(self, spans: Spans) -> Tensor:
+        return self.as_values(self._numbers(*spans))
+
+    def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
+        rows, columns = spans
+        if self.form.block[0] is None:
+            return self.tensor("weight_scale", range(1)).float().expand(len(rows), 1), None
+        groups = self.groups(columns, "weight_g_idx")[:: form.size]
+        used = range_of(groups)
+        groups = groups - used.start
+        scales = self.tensor("weight_scale", rows, used).float()[:, groups]
+        if not self.form.has_zeros:
+            return scales, None
+        return scales, (self.middle - self._zeros(rows, used)[:, groups]) * scales
+
+    def _numbers(self, rows: range, columns: range) -> Tensor:
+        """Returns numbers [n_rows, n_columns], raised until none is negative."""
+        words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
+        return numbers_of(unpack(words, self.form.bits), columns, self.per_word)
+
     def _zeros(self, rows: range, groups: range) -> Tensor:
         """Returns the zero points [n_rows, n_groups], raised as the numbers are."""
         if not self.form.has_zeros:
-            middle = 1 << self.form.bits - 1
-            return torch.full((len(rows), len(groups)), middle, dtype=torch.int32)
+            return torch.full((len(rows), len(groups)), self.middle, dtype=torch.int32)
         words = self.tensor("weight_zero_point", words_of(rows, self.per_word), groups)
         return numbers_of(unpack(words.t(), self.form.bits), rows, self.per_word).t()

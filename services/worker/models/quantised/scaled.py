@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kernels.groups import GroupForm
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
 
@@ -53,6 +54,24 @@ class ScaledMatrix(QuantisedMatrix):
         if self.form.has_zeros:
             weight -= self._spread("weight_zero_point", rows, columns)
         return weight.mul_(self._spread(self.form.scale_name, rows, columns))
+
+    def group_form(self, spans: Spans) -> GroupForm | None:
+        """Returns the form of a part of int8; FP8 has none."""
+        header = self._header("weight")
+        is_int8 = header is not None and header.element == "I8"
+        return super().group_form(spans) if is_int8 else None
+
+    def read_numbers(self, spans: Spans) -> Tensor:
+        return self.tensor("weight", *spans)
+
+    def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
+        rows, columns = spans
+        shape = len(rows), form.n_groups(len(columns))
+        scales = self._spread(self.form.scale_name, rows, columns)[:, :: form.size].expand(shape)
+        if not self.form.has_zeros:
+            return scales, None
+        zeros = self._spread("weight_zero_point", rows, columns)[:, :: form.size]
+        return scales, -zeros * scales
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
         """Returns the scale of each element, [n_rows, n_columns], or what broadcasts to it."""

@@ -1,0 +1,163 @@
+"""Matrices of small whole numbers with a scale for each group of neighbouring inputs.
+
+A weight is `value * scale + offset`. With eight bits the value is the number itself; with four the
+number names one of sixteen values, by default -8 to 7. That is what quantised checkpoints store,
+whatever their layout: a zero point becomes an offset, and so does a minimum.
+
+Numbers have a byte each here, as they are on their way into a packed form; those forms are the
+business of `kernels.native.groups` and `kernels.triton.linear_groups`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Bits = Literal[4, 8]
+
+WHOLE = tuple(range(-8, 8))
+"""The values of four bits that are whole numbers."""
+
+MULTIPLE = 8
+"""Inputs of a group are a multiple of this in every packed form."""
+
+LONGEST = 128
+"""Inputs of a group at most in a packed form; longer groups are stored as several."""
+
+HALF_STEP = 2.0**-11
+"""Half of a step of float16, relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupForm:
+    """What the numbers of a matrix mean, and how many of them share a scale."""
+
+    bits: Bits
+    size: int  # inputs of a group; the last one may have fewer
+    values: tuple[int, ...] = WHOLE  # of four bits, int8 each
+
+    def n_groups(self, n_in: int) -> int:
+        """Returns the number of groups of an output."""
+        return -(-n_in // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedMatrix:
+    """A matrix [n_out, n_in] in groups."""
+
+    form: GroupForm
+    numbers: Tensor  # [n_out, n_in]: uint8 below 16, or int8 of eight bits
+    scales: Tensor  # [n_out, n_groups] float32
+    offsets: Tensor | None = None  # [n_out, n_groups] float32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes n_out and n_in."""
+        n_out, n_in = self.numbers.shape
+        return n_out, n_in
+
+    def dequantised(self) -> Tensor:
+        """Returns the matrix in float32, [n_out, n_in]."""
+        groups = torch.arange(self.shape[1], device=self.numbers.device) // self.form.size
+        weight = self.values().float() * self.scales[:, groups]
+        return weight if self.offsets is None else weight + self.offsets[:, groups]
+
+    def values(self) -> Tensor:
+        """Returns the values of all numbers, [n_out, n_in] int8."""
+        if self.form.bits == 8:
+            return self.numbers
+        table = torch.tensor(self.form.values, dtype=torch.int8, device=self.numbers.device)
+        return table.index_select(0, self.numbers.flatten().int()).view(self.numbers.shape)
+
+    def to(self, device: torch.device) -> GroupedMatrix:
+        """Returns the same matrix on `device`."""
+        offsets = None if self.offsets is None else self.offsets.to(device)
+        return replace(
+            self,
+            numbers=self.numbers.to(device),
+            scales=self.scales.to(device),
+            offsets=offsets,
+        )
+
+    def rows(self, order: Tensor | slice) -> GroupedMatrix:
+        """Returns the outputs that `order` names."""
+        offsets = None if self.offsets is None else self.offsets[order]
+        return replace(
+            self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
+        )
+
+    def without_zeros(self) -> GroupedMatrix:
+        """Returns the same matrix, without offsets if all of them are zero."""
+        return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
+
+    def in_groups_of(self, size: int) -> GroupedMatrix:
+        """Returns the same matrix with groups of `size`, which divides that of its groups or is of
+        a matrix with one group for each output."""
+        if size == self.form.size:
+            return self
+        n_groups = -(-self.shape[1] // size)
+        places = torch.arange(n_groups, device=self.scales.device) * size // self.form.size
+        offsets = None if self.offsets is None else self.offsets[:, places]
+        form = replace(self.form, size=size)
+        return replace(self, form=form, scales=self.scales[:, places], offsets=offsets)
+
+    def in_short_groups(self) -> GroupedMatrix:
+        """Returns the same matrix with groups of `LONGEST` at most, where long ones are so many."""
+        n_in, size = self.shape[1], self.form.size
+        if self.form.n_groups(n_in) == 1:
+            whole = -(-n_in // MULTIPLE) * MULTIPLE
+            one = replace(self, form=replace(self.form, size=max(size, whole)))
+            return one.in_groups_of(min(whole, LONGEST))
+        return self.in_groups_of(LONGEST if size % LONGEST == 0 else size)
+
+    def scale_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns float16 if scales and offsets lose nothing by it that counts beside tokens of
+        `dtype`, else float32."""
+        tolerance = 0.0 if dtype == torch.float32 else HALF_STEP
+        numbers = [self.scales] if self.offsets is None else [self.scales, self.offsets]
+        return torch.float16 if all(fits_half(n, tolerance) for n in numbers) else torch.float32
+
+
+def joined(parts: Sequence[GroupedMatrix]) -> GroupedMatrix:
+    """Returns the matrices joined along their outputs, in a form that has all of them exactly.
+
+    All have as many inputs. Parts of different bits become numbers of eight, groups as small as
+    all need them.
+    """
+    n_in = parts[0].shape[1]
+    sizes = {part.form.size if part.form.n_groups(n_in) > 1 else 0 for part in parts}
+    size = math.gcd(*sizes) or max(part.form.size for part in parts)
+    values = {part.form.values if part.form.bits == 4 else () for part in parts}
+    if len(values) > 1:
+        parts = [_widened(part) for part in parts]
+    parts = [part.in_groups_of(size) for part in parts]
+    offsets = None
+    if any(part.offsets is not None for part in parts):
+        offsets = torch.cat(
+            [torch.zeros_like(p.scales) if p.offsets is None else p.offsets for p in parts]
+        )
+    return GroupedMatrix(
+        parts[0].form,
+        torch.cat([part.numbers for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        offsets,
+    )
+
+
+def _widened(matrix: GroupedMatrix) -> GroupedMatrix:
+    """Returns the same matrix with numbers of eight bits."""
+    return replace(matrix, form=GroupForm(8, matrix.form.size), numbers=matrix.values())
+
+
+def fits_half(numbers: Tensor, tolerance: float = HALF_STEP) -> bool:
+    """Whether numbers [n_out, n_groups] are as good in float16: no error is larger than `tolerance`
+    of the largest of an output."""
+    if not numbers.numel():
+        return True
+    error = (numbers.half().float() - numbers).abs()
+    return bool((error <= tolerance * numbers.abs().amax(1, keepdim=True)).all())

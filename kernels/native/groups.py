@@ -1,0 +1,295 @@
+"""Linear layers on the CPU whose weights stay small numbers with a scale for each group.
+
+`src/groups.h` has the form in memory. A word of numbers becomes floats in registers while it is
+multiplied, so that memory is read once, at its own rate, and tokens are not rounded. Every build of
+the library does this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.groups import MULTIPLE, GroupedMatrix
+from kernels.linear_weight import Gate
+from kernels.native.call import ELEMENT, declare
+from kernels.native.library import library
+from kernels.native.linear import (
+    GATES,
+    NO_GATE,
+    NativeGatedWeight,
+    NativeInt8GatedWeight,
+    NativeInt8Weight,
+    NativeWeight,
+)
+
+_N_VALUES = 16
+_BYTES_AT_ONCE = 1 << 24  # of numbers that are packed
+# Places in a group of eight inputs, of the numbers in the lower and in the upper halves of bytes.
+_LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
+
+
+class GroupsStruct(ctypes.Structure):
+    """The form of a matrix in groups, as `src/groups.h` declares it."""
+
+    _fields_ = (
+        ("bits", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("scale_bytes", ctypes.c_int64),
+        ("has_offsets", ctypes.c_int64),
+        ("values", ctypes.c_int8 * _N_VALUES),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """The functions of the library for weights in groups."""
+
+    linear: Callable[..., None]
+    rows: Callable[..., None]
+    panel: int  # outputs of a panel
+
+
+@cache
+def _functions() -> _Functions | None:
+    loaded = library()
+    return None if loaded is None else functions_of(loaded)
+
+
+def functions_of(loaded: ctypes.CDLL) -> _Functions:
+    """Returns the functions of one build of the library."""
+    panel = loaded.orcinus_linear_panel
+    panel.argtypes, panel.restype = [], ctypes.c_int64
+    return _Functions(
+        declare(loaded, "linear_groups", "ippppppiiii", allocates=True),
+        declare(loaded, "groups_rows", "ippppii"),
+        panel(),
+    )
+
+
+def has_groups() -> bool:
+    """Whether the library is there, which multiplies weights in groups."""
+    return _functions() is not None
+
+
+def can_take(matrix: GroupedMatrix) -> bool:
+    """Whether `NativeGroupsWeight` takes this matrix."""
+    size, n_in = matrix.form.size, matrix.shape[1]
+    is_whole = size % MULTIPLE == 0 or matrix.form.n_groups(n_in) == 1
+    return has_groups() and is_whole and min(matrix.shape) > 0
+
+
+def can_gate(matrix: GroupedMatrix) -> bool:
+    """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    functions = _functions()
+    return can_take(matrix) and functions is not None and matrix.shape[0] % functions.panel == 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPanels:
+    """Numbers and scales as the library takes them."""
+
+    packed: Tensor  # [n_panels, n_groups, bytes of a group] uint8
+    form: GroupsStruct
+
+    @classmethod
+    def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, panel: int) -> GroupPanels:
+        """Packs a matrix for tokens of `dtype`, by which the type of scales is chosen."""
+        matrix = matrix.without_zeros().in_short_groups()
+        scale_type = matrix.scale_type(dtype)
+        n_numbers = 1 if matrix.offsets is None else 2  # of a group, beside its weights
+        group_bytes = panel * (
+            n_numbers * scale_type.itemsize + matrix.form.size * matrix.form.bits // 8
+        )
+        n_out, n_in = matrix.shape
+        shape = -(-n_out // panel), matrix.form.n_groups(n_in), group_bytes
+        packed = torch.empty(shape, dtype=torch.uint8)
+        n_panels = max(1, _BYTES_AT_ONCE // (n_in * panel))
+        for first in range(0, len(packed), n_panels):
+            rows = matrix.rows(slice(first * panel, (first + n_panels) * panel))
+            columns = [_in_panels(rows.scales, scale_type, panel)]
+            if rows.offsets is not None:
+                columns.append(_in_panels(rows.offsets, scale_type, panel))
+            columns.append(_words_in_panels(rows, panel))
+            torch.cat(columns, 2, out=packed[first : first + n_panels])
+        form = GroupsStruct(
+            matrix.form.bits,
+            matrix.form.size,
+            scale_type.itemsize,
+            matrix.offsets is not None,
+            (ctypes.c_int8 * _N_VALUES)(*matrix.form.values),
+        )
+        return cls(packed, form)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    @property
+    def form_address(self) -> int:
+        """Where the form lies; it lives as long as this."""
+        return ctypes.addressof(self.form)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeGroupsWeight:
+    """A matrix in groups; implements `kernels.linear_weight.TableWeight`.
+
+    `x` may be float32 or bfloat16, and bias and residual are of the same; rows are of `dtype`.
+    """
+
+    panels: GroupPanels
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    functions: _Functions
+
+    @classmethod
+    def of(
+        cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _Functions | None = None
+    ) -> NativeGroupsWeight:
+        """Packs a matrix, one that the library `can_take`, for tokens of `dtype`."""
+        functions = functions or _needed_functions()
+        panels = GroupPanels.of(matrix, dtype, functions.panel)
+        return cls(panels, matrix.shape, dtype, functions)
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        n_out = self.shape[0]
+        out = x.new_empty(x.shape[0], n_out)
+        _linear(self.functions, x, self.panels, bias, residual, out, shape=self.shape, gate=NO_GATE)
+        return out  # [n_tokens, n_out]
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Returns rows of the matrix in `dtype`, [n, n_in].
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        n_out, n_in = self.shape
+        indices = indices.long().contiguous()
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < n_out:
+            raise IndexError(f"rows of a matrix of {n_out}")
+        out = torch.empty(len(indices), n_in, dtype=self.dtype)
+        self.functions.rows(
+            ELEMENT[self.dtype],
+            self.panels.packed.data_ptr(),
+            self.panels.form_address,
+            indices.data_ptr(),
+            out.data_ptr(),
+            len(indices),
+            n_in,
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class NativeGroupsGatedWeight:
+    """Two matrices in groups, of which one half is gates and the other what they gate."""
+
+    panels: GroupPanels
+    shape: tuple[int, int]  # of both together
+    functions: _Functions
+    gate: int
+
+    @classmethod
+    def of(
+        cls,
+        matrix: GroupedMatrix,
+        dtype: torch.dtype,
+        gate: Gate,
+        /,
+        functions: _Functions | None = None,
+    ) -> NativeGroupsGatedWeight:
+        """Packs a matrix, one that the library `can_gate`, for tokens of `dtype`."""
+        functions = functions or _needed_functions()
+        half = functions.panel // 2
+        beside = torch.arange(matrix.shape[0]).view(2, -1, half).transpose(0, 1).flatten()
+        panels = GroupPanels.of(matrix.rows(beside), dtype, functions.panel)
+        return cls(panels, matrix.shape, functions, GATES[gate])
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], self.shape[0] // 2)
+        _linear(self.functions, x, self.panels, None, None, out, shape=self.shape, gate=self.gate)
+        return out  # [n_tokens, n_out of each]
+
+
+NativeLinear = NativeWeight | NativeInt8Weight | NativeGroupsWeight
+"""A matrix in one of the library's forms."""
+
+NativeGated = NativeGatedWeight | NativeInt8GatedWeight | NativeGroupsGatedWeight
+"""A matrix with its gate in one of the library's forms."""
+
+
+def _needed_functions() -> _Functions:
+    functions = _functions()
+    if functions is None:
+        raise ValueError("there is no native library")
+    return functions
+
+
+def _in_panels(numbers: Tensor, dtype: torch.dtype, panel: int) -> Tensor:
+    """Returns scales [n_out, n_groups] as bytes, [n_panels, n_groups, panel * itemsize]."""
+    n_out, n_groups = numbers.shape
+    whole = F.pad(numbers.to(dtype), (0, 0, 0, -n_out % panel))
+    return whole.view(-1, panel, n_groups).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
+    """Returns numbers as bytes, [n_panels, n_groups, bytes of the words of a group]."""
+    form, (n_out, n_in) = matrix.form, matrix.shape
+    n_groups, per_word = form.n_groups(n_in), 32 // form.bits
+    whole = F.pad(matrix.numbers, (0, n_groups * form.size - n_in, 0, -n_out % panel))
+    inputs = whole.view(-1, panel, n_groups, form.size // per_word, per_word)
+    if form.bits == 4:
+        inputs = inputs[..., _LOWER] | inputs[..., _UPPER] << 4
+    words: Any = inputs.permute(0, 2, 3, 1, 4).contiguous()
+    return words.view(torch.uint8).flatten(2)  # type: ignore[no-any-return]
+
+
+def _linear(
+    functions: _Functions,
+    x: Tensor,
+    panels: GroupPanels,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    *,
+    shape: tuple[int, int],
+    gate: int,
+) -> None:
+    n_out, n_in = shape
+    if x.shape[1] != n_in:
+        raise ValueError(f"inputs {list(x.shape)} for a weight of {n_in} inputs")
+    for other in (bias, residual):
+        if other is not None and other.dtype != x.dtype:
+            raise ValueError(f"{x.dtype} and {other.dtype} in one product")
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    functions.linear(
+        ELEMENT[x.dtype],
+        x.data_ptr(),
+        panels.packed.data_ptr(),
+        panels.form_address,
+        None if bias is None else bias.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        n_out,
+        gate,
+    )
