@@ -65,10 +65,9 @@ class Batch:
         self._model = model
         n_positions = max(context + n_iterations, case.n_prompt_tokens)
         self._n_blocks = -(-n_positions // BLOCK_SIZE)  # of a request
+        self._n_own = self._n_blocks * len(model.kv_groups.windows)  # in all K/V groups
         n_rows = case.n_decodes + (case.n_prompt_tokens > 0)
-        self._runner = ModelRunner(
-            model, n_kv_blocks=n_rows * self._n_blocks, block_size=BLOCK_SIZE
-        )
+        self._runner = ModelRunner(model, n_kv_blocks=n_rows * self._n_own, block_size=BLOCK_SIZE)
         self._iteration = 0
         self._position = context
         for row in range(case.n_decodes):
@@ -118,7 +117,7 @@ class Batch:
             new_block_ids=[
                 block
                 for row in admitted
-                for block in range(row * self._n_blocks, (row + 1) * self._n_blocks)
+                for block in range(row * self._n_own, (row + 1) * self._n_own)
             ],
             token_on_rank=[False] * len(spans),
         )

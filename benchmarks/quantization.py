@@ -87,7 +87,8 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
 
 def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
     """Returns the loss of a model that runs each window as a request's prompt, by itself."""
-    runner = ModelRunner(model, n_kv_blocks=N_BLOCKS, block_size=BLOCK_SIZE)
+    n_groups = len(model.kv_groups.windows)
+    runner = ModelRunner(model, n_kv_blocks=N_BLOCKS * n_groups, block_size=BLOCK_SIZE)
     nats = 0.0
     argmax = []
     for iteration, window in enumerate(tqdm(windows, desc=name, leave=False)):
@@ -104,7 +105,7 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
             n_new_blocks=[n_blocks],
             token_on_rank=[False],
             token_ids=inputs,
-            new_block_ids=range(n_blocks),
+            new_block_ids=range(n_blocks * n_groups),
         )
         with torch.inference_mode():
             hidden = runner.forward(runner.prepare(plan), None)

@@ -280,7 +280,7 @@ class Pipeline:
         sequence.n_stored += len(span.token_ids)
         first, end = sequence.n_columns, -(-sequence.n_stored // self._block_size)
         sequence.n_columns = max(first, end)
-        new = []
+        new: list[int] = []
         for blocks in sequence.blocks:
             mine = {column: self._free_blocks.pop() for column in range(first, end)}
             blocks |= mine

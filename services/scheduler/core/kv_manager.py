@@ -70,6 +70,7 @@ class KVManager:
         self.groups = groups
         self._n_whole = groups.n_whole
         self._n_groups = len(groups.windows)
+        self._has_windows = bool(groups.finite)
         self.expected_use = expected_use
         self.max_rows = max_rows
         self.is_owing = False
@@ -155,16 +156,17 @@ class KVManager:
                 self._take_row(),
                 n_blocks,
                 n_columns,
-                window_blocks=self._window_blocks(),
+                window_blocks=self._window_blocks() if self._has_windows else (),
                 n_at_once=n_at_once,
             )
         n_blocks = self._n_blocks_of(n_columns, self._n_at_once(0))
         if n_blocks - request.n_tokens // self.block_size * self._n_whole > n_left:
             return None  # not even if it shared all of them
         found = cache.find(request)
-        n_cached = found.n_columns * self.block_size
-        n_at_once = self._n_at_once(request.n_tokens - n_cached)
-        n_blocks = self._n_blocks_of(n_columns, n_at_once)
+        n_cached, n_at_once = found.n_columns * self.block_size, 1
+        if self._has_windows:
+            n_at_once = self._n_at_once(request.n_tokens - n_cached)
+            n_blocks = self._n_blocks_of(n_columns, n_at_once)
         n_new = n_blocks - cache.n_in_use(found.block_ids)
         if n_new > n_left:
             return None
@@ -180,7 +182,7 @@ class KVManager:
             n_blocks,
             n_columns,
             block_ids=found.block_ids,
-            window_blocks=self._window_blocks(found),
+            window_blocks=self._window_blocks(found) if self._has_windows else (),
             n_at_once=n_at_once,
             n_block_slots=n_cached,
             n_cached_columns=found.n_columns,
@@ -259,7 +261,8 @@ class KVManager:
         new = [self._take_block() for _ in range(n_new * self._n_whole)]
         reservation.block_ids += new
         reservation.n_block_slots += n_new * self.block_size
-        new = self._by_group(new)
+        if self._n_whole > 1:
+            new = self._by_group(new)
         if reservation.window_blocks:
             self._move_windows(reservation, start, n_unscheduled)
             for blocks in reservation.window_blocks:
@@ -271,6 +274,8 @@ class KVManager:
     def blocks_of(self, reservation: Reservation) -> list[int]:
         """Returns the ids of all columns' blocks: those of the first group, then of the second, and
         so on. There is 0 where a block has been given back."""
+        if self._n_groups == 1 and self._n_whole:
+            return list(reservation.block_ids)
         block_ids = self._by_group(reservation.block_ids)
         for blocks in reservation.window_blocks:
             block_ids += [0] * blocks.first_column
@@ -313,8 +318,11 @@ class KVManager:
         else:
             # The last ones first: they are evicted in this order.
             for block_id in reversed(reservation.block_ids):
-                if self._give_back(block_id):
-                    self.n_reserved_blocks -= 1
+                if block_id not in cache:
+                    self._free_block_ids.append(block_id)
+                elif not cache.leave(block_id):
+                    continue
+                self.n_reserved_blocks -= 1
         for blocks in reservation.window_blocks:
             for block_id in reversed(blocks.block_ids):
                 self._give_back(block_id)
@@ -340,22 +348,19 @@ class KVManager:
     def _by_group(self, block_ids: list[int]) -> list[int]:
         """Returns blocks of whole columns in the order of their groups."""
         n = self._n_whole
-        if n == 1:
-            return list(block_ids)
         return [block_id for place in range(n) for block_id in block_ids[place::n]]
 
-    def _give_back(self, block_id: int) -> bool:
-        """Takes a block back from one of its users; returns whether nobody else uses it."""
-        cache = self.prefix_cache
-        if cache is None or block_id not in cache:
+    def _give_back(self, block_id: int) -> None:
+        """Takes a block back from one of its users."""
+        if self.prefix_cache is None or block_id not in self.prefix_cache:
             self._free_block_ids.append(block_id)
-            return True
-        return cache.leave(block_id)
+        else:
+            self.prefix_cache.leave(block_id)
 
     def _window_blocks(self, found: Found | None = None) -> Sequence[WindowBlocks]:
         """Returns what a request holds in each group with a window when it is admitted."""
         windows = self.groups.finite
-        if found is None or not windows:
+        if found is None:
             return tuple([WindowBlocks(window) for window in windows])
         return tuple(
             WindowBlocks(window, found.n_columns - len(block_ids), deque(block_ids))
@@ -374,11 +379,11 @@ class KVManager:
         return self._columns_for(self.expected_use.n_tokens(request))
 
     def _n_at_once(self, n_unscheduled: int) -> int:
-        return self.groups.n_at_once(n_unscheduled) if self.groups.finite else 1
+        return self.groups.n_at_once(n_unscheduled) if self._has_windows else 1
 
     def _n_blocks_of(self, n_columns: int, n_at_once: int) -> int:
         """Returns the blocks of a request with so many columns at most, in all groups."""
-        if not self.groups.finite:
+        if not self._has_windows:
             return self._n_whole * n_columns
         return self.groups.n_blocks(n_columns, n_at_once, block_size=self.block_size)
 

@@ -108,11 +108,14 @@ class PrefixCache:
         if self._whole_marks:
             for index in range(n_columns):
                 key = self._keys(request, index + 1)[index]
-                column = [self._block_of.get(key + mark) for mark in self._whole_marks]
-                if None in column:
+                n_before = len(blocks)
+                for mark in self._whole_marks:
+                    if key + mark in self._block_of:
+                        blocks.append(self._block_of[key + mark])
+                if len(blocks) < n_before + len(self._whole_marks):
                     n_columns = index
+                    del blocks[n_before:]
                     break
-                blocks += [block_id for block_id in column if block_id is not None]
         if not self._window_marks:
             return Found(n_columns, blocks)
         keys = self._keys(request, n_columns)
