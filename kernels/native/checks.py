@@ -38,11 +38,13 @@ from kernels.program import (
 
 
 def is_native(program: Program) -> bool:
-    """Whether all matrices of a program are packed for the library."""
-    return program.dtype in ELEMENT and all(
-        isinstance(weight, NativeLinear | NativeGated)
-        for step in program.steps
-        for weight in _matrices(step)
+    """Whether all matrices of a program are packed for the library, and its tables on the CPU."""
+    tables = (step.table for step in program.steps if isinstance(step, Embed | AddPositions))
+    matrices = (weight for step in program.steps for weight in _matrices(step))
+    return (
+        program.dtype in ELEMENT
+        and all(table.device.type == "cpu" for table in tables)
+        and all(isinstance(weight, NativeLinear | NativeGated) for weight in matrices)
     )
 
 

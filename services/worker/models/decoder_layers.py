@@ -197,7 +197,7 @@ class Attention:
         qkv = self.qkv.record(to, x)
         heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
         if type(self)._take_in is not Attention._take_in:
-            to.call(partial(self._take_in_place, layer), qkv)
+            to.call(partial(self._take_in_place, layer, to.group_of(layer)), qkv)
         elif self.rotary is None:
             to.write_kv(qkv, heads, layer=layer)
         else:
@@ -220,11 +220,12 @@ class Attention:
         )
 
     def _take_in_place(
-        self, layer: int, batch: StageBatch, kv: Sequence[LayerKV], qkv: Tensor
+        self, layer: int, group: int, batch: StageBatch, kv: Sequence[LayerKV], qkv: Tensor
     ) -> None:
         """Does `_take_in` and leaves the queries in their place in `qkv`."""
-        q = self._take_in(qkv, *kv[layer], batch).flatten(1)
-        qkv[:, : q.shape[1]].copy_(q)
+        q = self._take_in(qkv, *kv[layer], batch.of_groups()[group]).flatten(1)
+        if q.data_ptr() != qkv.data_ptr():  # operations may have left them there
+            qkv[:, : q.shape[1]].copy_(q)
 
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:

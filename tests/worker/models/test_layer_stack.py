@@ -144,8 +144,10 @@ def test_families_run_without_python_but_for_what_few_of_them_have(
     skip_without_native("float32")
     write_family_checkpoint(tmp_path, SHAPES[family])
     program = program_of(load(tmp_path))
-    # Norms over the heads of all ranks, queries that grow, GeLU by the error function, and no norm.
-    are_called = family.startswith(("olmo", "ministral3")) or family in (
+    # Norms over the heads of all ranks, queries that grow, latents, states, AltUp, GeLU by the error
+    # function, and no norm.
+    called = ("olmo", "ministral3", "gemma3n", "gemma4", "deepseek", "glm4_moe_lite")
+    are_called = family.startswith((*called, "qwen3_next", "qwen3_5")) or family in (
         "opt-post-norm",
         "opt-no-final-norm",
         "starcoder2-variants",
@@ -420,7 +422,9 @@ class TestWhatNoFamilyHas:
         at_once = stack(by_layer, self.place(), torch.float32)
         before = self.run(at_once, self.hidden())
         (rotary,) = by_layer.rotaries
-        rotary.cos, rotary.signed_sin = rotary.cos.flip(0), rotary.signed_sin.flip(0)
+        angles = rotary.angles
+        assert angles is not None
+        angles.cos, angles.signed_sin = angles.cos.flip(0), angles.signed_sin.flip(0)
         after = self.run(at_once, self.hidden())
         assert torch.equal(after, self.run(by_layer, self.hidden()))
         assert not torch.equal(after, before)
