@@ -470,7 +470,7 @@ class TestWhatNoFamilyHas:
         assert angles is not None
         assert len(angles.cos) == 2
         assert torch.equal(self.run(at_once, self.hidden()), expected)
-        assert len(angles.cos) == len(angles.sin) == 8
+        assert len(angles.cos) == len(angles.signed_sin) == 8
 
     def test_storage_is_not_kept_and_another_one_is_used(self) -> None:
         skip_without_native("float32")
