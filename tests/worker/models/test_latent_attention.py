@@ -4,16 +4,16 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import DeepseekV2Config
 
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.weights import WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.models.test_models import rms
-from tests.worker.models.test_registry import SHAPES, last_logits
+from tests.worker.models.test_registry import LATENT, SHAPES, last_logits
 from tests.worker.pipeline import Pipeline, Span, needs_int8
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
@@ -62,13 +62,13 @@ def test_what_balances_experts_keeps_its_bits_in_a_model_of_bfloat16(tmp_path: P
 
 
 @needs_int8
-@pytest.mark.parametrize("family", ["deepseek_v2-groups", "deepseek_v3"])
-def test_int8_weights_are_close_to_those_of_float32(tmp_path: Path, family: str) -> None:
-    write_family_checkpoint(tmp_path, SHAPES[family])
+def test_int8_weights_are_close_to_those_of_float32(tmp_path: Path) -> None:
+    # All layers are dense: a router may choose other experts, whose results are others altogether.
+    write_family_checkpoint(tmp_path, DeepseekV2Config(**{**LATENT, "first_k_dense_replace": 4}))
     tokens = random.Random(3).choices(range(SMALL["vocab_size"]), k=30)
     logits = []
     for quantization in ("none", "int8"):
         pipeline = Pipeline(tmp_path, quantization=quantization)
         pipeline.admit(0, len(tokens))
         logits.append(pipeline.run([Span(0, tokens)])[1])
-    assert 0 < rms(logits[1] - logits[0]) < 0.2 * rms(logits[0])
+    assert 0 < rms(logits[1] - logits[0]) < 0.1 * rms(logits[0])

@@ -153,7 +153,8 @@ def test_families_run_without_python_but_for_what_few_of_them_have(
         "starcoder2-variants",
     )
     assert program.has_calls == are_called
-    assert program.inputs is None
+    # An embedding that makes more than rows of a table is Python's.
+    assert (program.inputs is None) != family.startswith(("gemma3n", "gemma4"))
     assert program.logits is not None
 
 
