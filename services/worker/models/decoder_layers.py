@@ -64,6 +64,13 @@ class Head(Protocol):
         """Returns [n, vocab_size] for `hidden` [n, hidden], the same on every rank."""
 
 
+class Mixer(Protocol):
+    """Lets tokens of a sequence take in those before them, as attention does."""
+
+    def __call__(self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor, /) -> Tensor:
+        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
+
+
 class MLP(Protocol):
     """Changes every token by itself."""
 
@@ -341,7 +348,7 @@ class PreNormLayer:
     """Adds attention and an MLP to the residual stream, each computed on its normalised form."""
 
     attention_norm: Norm
-    attention: Attention
+    attention: Mixer
     mlp_norm: Norm
     mlp: MLP
 

@@ -1,4 +1,4 @@
-"""Layers of hybrids: most keep a state of each request, and the others attend to its keys.
+"""What mixes tokens in hybrids: most layers keep a state of each request, others attend to keys.
 
 Beside each other in a model are Gated DeltaNet (`kernels.delta_net`) and attention whose output is
 gated. What a layer is given as its storage is its states or its keys and values.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,34 +16,10 @@ from torch import Tensor
 from kernels import AttentionForm, DeltaNetForm, HeadNorms, Ops
 from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig, StateSizes
-from services.worker.models.decoder_layers import MLP, Norm
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
-
-
-class Mixer(Protocol):
-    """Lets tokens of a sequence take in those before them."""
-
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
-
-
-@dataclass(frozen=True, slots=True)
-class HybridLayer:
-    """Adds a mixer and an MLP to the residual stream, each computed on its normalised form."""
-
-    mixer_norm: Norm
-    mixer: Mixer
-    mlp_norm: Norm
-    mlp: MLP
-
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        hidden = self.mixer(self.mixer_norm(hidden), batch, kv, hidden)
-        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
 
 
 @dataclass(frozen=True, slots=True)

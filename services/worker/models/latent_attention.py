@@ -25,7 +25,7 @@ from kernels.head_products import HeadProducts, pack_heads
 from kernels.ops import LayerKV
 from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
 from services.worker.models.decoder import RotaryStage
-from services.worker.models.decoder_layers import MLP, Layer, Norm
+from services.worker.models.decoder_layers import Layer, Norm, PreNormLayer
 from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from services.worker.models.rope import yarn_scale
 from services.worker.models.rotary_config import RotaryConfig
@@ -184,20 +184,6 @@ class LatentAttention:
         return torch.cat((self.to_latents(still), self.ops.rotary(turning, cos, sin)), -1)
 
 
-@dataclass(frozen=True, slots=True)
-class LatentLayer:
-    """Adds latent attention and an MLP to the residual stream, each on its normalised form."""
-
-    attention_norm: Norm
-    attention: LatentAttention
-    mlp_norm: Norm
-    mlp: MLP
-
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
-        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
-
-
 class LatentStage(RotaryStage):
     """One stage of a decoder with latent attention; families say how they read MLPs."""
 
@@ -205,7 +191,7 @@ class LatentStage(RotaryStage):
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
-        return LatentLayer(
+        return PreNormLayer(
             self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
             LatentAttention.read(source, f"{prefix}.self_attn", self.config, self.ops),
             self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),

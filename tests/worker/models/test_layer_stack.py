@@ -21,7 +21,7 @@ from transformers import (
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, Quantization, pack, pack_gated
-from kernels.program import Call, Program
+from kernels.program import Call, Program, RunExperts
 from kernels.upload import uploads_for
 from services.worker.models import decoder, rope
 from services.worker.models.decoder_layers import (
@@ -153,9 +153,21 @@ def test_families_run_without_python_but_for_what_few_of_them_have(
         "starcoder2-variants",
     )
     assert program.has_calls == are_called
-    if not family.startswith(("gemma3n", "gemma4")):  # embeddings and heads of streams are called
-        assert program.inputs is None
-        assert program.logits is not None
+    # Rows of hidden states have more than one stream in these, before the first layer and after the
+    # last one.
+    has_rows_of_its_own = family.startswith("gemma3n") or family == "gemma4"
+    assert (program.inputs is not None) == has_rows_of_its_own
+    assert (program.logits is None) == has_rows_of_its_own
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_hybrids_return_to_python_for_what_mixes_tokens_alone(tmp_path: Path, family: str) -> None:
+    skip_without_native("float32")
+    write_family_checkpoint(tmp_path, SHAPES[family])
+    stage = load(tmp_path)
+    steps = program_of(stage).steps
+    assert sum(isinstance(step, Call) for step in steps) == stage.n_layers
+    assert sum(isinstance(step, RunExperts) for step in steps) == stage.n_layers
 
 
 def test_ranks_that_share_layers_return_to_python_to_meet(tmp_path: Path) -> None:
@@ -361,7 +373,7 @@ class TestWhatNoFamilyHas:
         without = [
             replace(layer, attention=replace(layer.attention, sinks=None))
             for layer in by_layer.layers
-            if isinstance(layer, PreNormLayer)
+            if isinstance(layer, PreNormLayer) and isinstance(layer.attention, Attention)
         ]
         plain = stack(replace(by_layer, layers=without), self.place(), torch.float32)
         assert isinstance(plain, AllAtOnce)
@@ -375,6 +387,7 @@ class TestWhatNoFamilyHas:
         by_layer = self.by_layer()
         layer = by_layer.layers[0]
         assert isinstance(layer, PreNormLayer)
+        assert isinstance(layer.attention, Attention)
         wrong = replace(layer, attention=replace(layer.attention, sinks=sinks))
         with pytest.raises(ValueError, match="sinks"):
             stack(replace(by_layer, layers=[wrong, wrong]), self.place(), torch.float32)

@@ -46,7 +46,7 @@ _DEFAULT_ROPE: JsonObject = {
     "original_max_position_embeddings": 4096,
 }
 
-# The last is how other programs are to load the file; here it is dequantised always.
+# The last is how other programs are to load the file.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
 _MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters of one
 

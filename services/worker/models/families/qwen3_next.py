@@ -24,14 +24,12 @@ from services.worker.models.config import (
     require,
 )
 from services.worker.models.decoder import RotaryStage
-from services.worker.models.decoder_layers import MLP, GatedMLP, Layer
+from services.worker.models.decoder_layers import MLP, GatedMLP, Layer, Mixer, PreNormLayer
 from services.worker.models.hybrid import (
     DeltaNetShape,
     DeltaNetShare,
     GatedAttention,
     GatedDeltaNet,
-    HybridLayer,
-    Mixer,
 )
 from services.worker.models.layers import ColumnParallelLinear
 from services.worker.models.mixture import SharedExpert, read_experts
@@ -148,7 +146,7 @@ class HybridStage(RotaryStage):
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
         read_mixer = self._read_delta_net if self.config.linear_layers[index] else self._read_full
-        return HybridLayer(
+        return PreNormLayer(
             self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
             read_mixer(source, prefix),
             self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
