@@ -18,6 +18,7 @@ from kernels.expert_mlp import ExpertMLP
 from kernels.linear_weight import LinearWeight
 from kernels.ops import LayerKV
 from kernels.packed_linear import pack, pack_experts
+from kernels.program import Buffer
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -32,6 +33,7 @@ from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStag
 from services.worker.models.layer_forms import SandwichLayer
 from services.worker.models.normed_attention import Projected
 from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable, StreamHead
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import TensorParallel, even_share
 from services.worker.models.weights import Shard, TensorSource
@@ -178,17 +180,31 @@ class StreamEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer between norms, whose result is scaled, after the layer's own inputs if it has any."""
+    """A layer between norms, whose result is scaled."""
 
     layer: SandwichLayer
-    per_layer: PerLayerGate | None
+    scale: Tensor  # [1]
+
+    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
+        return self.layer(hidden, batch, kv) * self.scale  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        hidden = self.layer.record(to, hidden, layer)
+        to.call(lambda batch, kv, hidden: hidden.mul_(self.scale), hidden)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayer:
+    """A layer between norms and then the layer's own inputs, the result of which is scaled."""
+
+    layer: SandwichLayer
+    per_layer: PerLayerGate
     scale: Tensor  # [1]
     size: int  # of the residual stream, at the beginning of a row
 
     def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
         stream = self.layer(hidden[:, : self.size], batch, kv)
-        if self.per_layer is None:
-            return stream * self.scale
         stream = stream + self.per_layer(stream, hidden)
         hidden[:, : self.size] = stream * self.scale
         return hidden
@@ -280,10 +296,10 @@ class Gemma4Stage(SharedKVStage):
             mlp,
             norm("post_feedforward"),
         )
-        per_layer = None
-        if self.config.per_layer_size:
-            per_layer = self.read_per_layer_gate(source, prefix, index)
-        return Gemma4Layer(layer, per_layer, source.tensor(f"{prefix}.layer_scalar", 1), size)
+        scale = source.tensor(f"{prefix}.layer_scalar", 1)
+        if not self.config.per_layer_size:
+            return Gemma4Layer(layer, scale)
+        return StreamLayer(layer, self.read_per_layer_gate(source, prefix, index), scale, size)
 
     def read_head(self, source: TensorSource) -> Head:
         head = super().read_head(source)
