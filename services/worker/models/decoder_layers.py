@@ -67,7 +67,9 @@ class Head(Protocol):
 class Mixer(Protocol):
     """Lets tokens of a sequence take in those before them, as attention does."""
 
-    def __call__(self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor, /) -> Tensor:
+    def __call__(
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
         """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
 
 

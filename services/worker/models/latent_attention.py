@@ -158,8 +158,10 @@ class LatentAttention:
             ops=ops,
         )
 
-    def __call__(self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor) -> Tensor:
-        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
+    def __call__(
+        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
+    ) -> Tensor:
+        """Implements `Mixer`."""
         keys, _ = kv
         cos, sin = batch.angles[0]
         self._store(x, cos, sin, keys, batch.slots)
