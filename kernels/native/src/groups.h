@@ -22,7 +22,7 @@ namespace orcinus {
 
 constexpr int kPanel = 2 * kLanes;  // outputs of a panel: two vectors
 
-// The form of such a matrix; declared once more in `kernels/native/grouped.py`.
+// The form of such a matrix; declared once more in `kernels/native/groups.py`.
 struct Groups {
   int64_t bits;         // of a number, 4 or 8
   int64_t size;         // inputs of a group, a multiple of those of a word

@@ -360,10 +360,9 @@ struct Attend {
         form.scale != 0 ? form.scale : static_cast<float>(std::pow(double(heads.head_dim), -0.5));
     check(orcinus_attention(from.element, from.data, from.width, kv.keys, kv.values,
                             batch.buffers[out].data, batch.starts, batch.counts,
-                            batch.blocks[kv.group],
-                            batch.n_spans, batch.n_columns, heads.n_kv_heads,
-                            heads.n_heads / heads.n_kv_heads, heads.head_dim, heads.head_dim, kv.block_size,
-                            form.window, scale, form.soft_cap,
+                            batch.blocks[kv.group], batch.n_spans, batch.n_columns,
+                            heads.n_kv_heads, heads.n_heads / heads.n_kv_heads, heads.head_dim,
+                            heads.head_dim, kv.block_size, form.window, scale, form.soft_cap,
                             static_cast<const float*>(sinks.data)));
   }
 };
