@@ -116,7 +116,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     dtype = config.resolve_dtype(options.dtype)
     if not can_compute(options.quantization, _CPU):
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
-    whole = _wanted(config, dtype, 0, 1, 0, 1)
+    whole = _wanted(config, dtype, range(config.n_layers), 0, 1)
     config.check()
     _source(files, config, whole, dtype, options.quantization)
     shapes = {part.name: part.n_elements for part in whole.parts}
@@ -141,12 +141,12 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns what each rank of the pipeline takes."""
     config, files = open_checkpoint(path)
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
+    stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     shares = [
-        _wanted(config, dtype, stage, n_stages, rank, options.tp)
-        for stage in range(n_stages)
+        _wanted(config, dtype, layers, rank, options.tp)
+        for layers in stages
         for rank in range(options.tp)
     ]
-    stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     return {
         "rank_bytes": [
             _bytes_of(share, _source(files, config, share, dtype, options.quantization), dtype)
@@ -181,15 +181,13 @@ def _room(stages: Sequence[Division]) -> dict[str, Any]:
     }
 
 
-def _wanted(
-    config: ModelConfig, dtype: torch.dtype, stage: int, n_stages: int, rank: int, tp: int
-) -> _Counted:
+def _wanted(config: ModelConfig, dtype: torch.dtype, layers: range, rank: int, tp: int) -> _Counted:
     """Returns what a rank would ask of the checkpoint; raises UnsupportedModel if the model cannot
     be divided so."""
     place = StagePlace(
-        layers=layer_range(config.n_layers, stage, n_stages),
-        is_first=stage == 0,
-        is_last=stage == n_stages - 1,
+        layers=layers,
+        is_first=layers.start == 0,
+        is_last=layers.stop == config.n_layers,
         ops=ops_for(_CPU),
         tp_rank=rank,
         tp_size=tp,
@@ -205,8 +203,8 @@ def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
     layers = reversed(list(enumerate(zip(config.layer_kv, config.layer_states, strict=True))))
     first_of_kinds = {kind: layer for layer, kind in layers}
     try:
-        for layer in first_of_kinds.values():
-            _wanted(config, dtype, layer, config.n_layers, 0, tp)
+        for layer in first_of_kinds.values():  # with the one whose keys and values it reads
+            _wanted(config, dtype, range(config.kv_sources[layer], layer + 1), 0, tp)
     except UnsupportedModel:
         return False
     return True

@@ -308,12 +308,17 @@ def build_kv_manager(
     Raises:
         Unavailable: there is none for a single block.
     """
-    block_size = pipeline.first.block_size
+    block_size, n_groups = pipeline.first.block_size, len(pipeline.kv_windows)
     n_blocks = pipeline.n_kv_blocks
     if settings.n_slots is not None:
-        n_blocks = min(n_blocks, settings.n_slots // block_size * len(pipeline.kv_windows))
+        n_blocks = min(n_blocks, settings.n_slots // block_size * n_groups)
     if n_blocks == 0:
         raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
+    if n_blocks < n_groups:
+        raise Unavailable(
+            f"the stages have memory for {n_blocks} K/V blocks, and a request has {n_groups} at "
+            "least, one in each K/V group"
+        )
     return KVManager(
         n_blocks=n_blocks,
         block_size=block_size,

@@ -91,6 +91,12 @@ def test_latents_are_counted_once(tmp_path: Path) -> None:
         assert found["kv_bytes_per_token_of_rank"] == one["kv_bytes_per_token"]
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_layers_that_read_the_keys_of_others_are_cut_with_them(name: str, tmp_path: Path) -> None:
+    write_family_checkpoint(tmp_path, SHAPES[name])
+    assert facts(tmp_path)["tp_sizes"] == [1, 2, 6]
+
+
 def test_states_of_requests_take_a_part_of_the_memory(tmp_path: Path) -> None:
     config = Qwen3_5TextConfig(
         **{**SMALL, "num_hidden_layers": 4},

@@ -17,7 +17,7 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import Leader, build_order, build_scheduler
+from services.scheduler.leader import Leader, build_order, build_scheduler, describe
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline.membership import Member, Pipeline
@@ -313,6 +313,18 @@ def test_what_has_states_is_neither_cached_nor_drafted_and_runs_while_there_is_a
     batch = scheduler.select()
     assert batch is not None
     assert len(batch.spans) == (max_rows or 7)
+
+
+def test_a_block_of_each_group_is_the_least_that_serves() -> None:
+    pipeline = pipeline_of(1)
+    pipeline.first.kv_windows.extend([0, 8, 8])
+    pipeline.first.n_kv_blocks = 3
+    pool, settings = RequestPool(max_requests=8), SchedulerSettings(n_stages=1)
+    described = describe(pipeline, build_scheduler(settings, pipeline, pool))
+    assert described.max_model_len == pipeline.first.block_size
+    pipeline.first.n_kv_blocks = 2
+    with pytest.raises(Unavailable, match="2 K/V blocks, and a request has 3"):
+        build_scheduler(settings, pipeline, pool)
 
 
 @pytest.mark.parametrize(("policy", "n_tokens"), [("orca", 20), ("chunked", 8)])

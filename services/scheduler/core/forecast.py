@@ -154,9 +154,11 @@ class Forecast:
 
     def _n_free(self, machine: Machine) -> int:
         """Returns the number of requests that could begin at once."""
-        n_running = len(machine.pool.running)
-        n_free = max(0, machine.max_running - n_running)
-        kv_manager = machine.kv_manager
+        n_running, kv_manager = len(machine.pool.running), machine.kv_manager
+        n_most = machine.max_running
+        if kv_manager.max_rows is not None:
+            n_most = min(n_most, kv_manager.max_rows)
+        n_free = max(0, n_most - n_running)
         if not n_free or not n_running:
             return n_free
         n_slots_each = kv_manager.n_reserved_slots / n_running

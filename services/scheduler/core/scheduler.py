@@ -134,7 +134,8 @@ class Scheduler:
             raise InvalidRequest(
                 "max_tokens",
                 f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
-                f"need more than the {self.kv_manager.n_slots} K/V slots there are",
+                f"need more than the {self.kv_manager.max_sequence_len} K/V slots that one request "
+                "can have",
             )
         if not self.pool.fits_ever(request):
             raise InvalidRequest(

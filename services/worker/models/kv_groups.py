@@ -53,11 +53,11 @@ class KVGroups:
         groups: list[int] = []
         for i, (window, kv) in enumerate(zip(_kept(config), config.layer_kv, strict=True)):
             source = config.kv_sources[i]
-            if source < i:
-                groups.append(groups[source])
-            else:
+            if kv.n_heads:
                 groups.append(first[window] + n_before[window] % windows.count(window))
-            n_before[window] += kv.n_heads > 0
+                n_before[window] += 1
+            else:  # it is in no block; its queries may go to what an earlier layer stores
+                groups.append(groups[source] if source < i else 0)
         return cls(tuple(windows), tuple(groups))
 
     def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:

@@ -13,9 +13,11 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.admission_control import MAX_ALLOWANCE
 from services.scheduler.core.backlog import NOTHING, Backlog, Work
 from services.scheduler.core.expected_output import ExpectedOutput
-from services.scheduler.core.forecast import Machine
+from services.scheduler.core.forecast import Forecast, Machine
 from services.scheduler.core.iteration_time import N_NEEDED, IterationTime
+from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.request_pool import RequestPool
 from tests.scheduler.core.overload import Caller, Engine, Outcome, goodput, poisson
 
 Make = Callable[[float, random.Random], Caller]
@@ -198,6 +200,21 @@ def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
     engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, 64))
     engine.control.note_first_token(request, 60.0)
     assert engine.control.allowance_s == before_s
+
+
+def test_who_waits_for_a_row_is_foretold_to_wait() -> None:
+    waits = []
+    for max_rows in (2, None):
+        expected = ExpectedOutput()
+        for _ in range(8):
+            expected.learn(50, 60)
+        forecast = Forecast(expected)
+        kv_manager = KVManager(n_blocks=99, block_size=16, max_rows=max_rows)
+        forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, 64))
+        for index in range(2 * N_NEEDED):
+            forecast.learn_iteration(n_spans=1, n_tokens=1 + index % 2, n_new=1, time_s=0.5)
+        waits.append(forecast.first_token_s(Work(5, 5, 250), Work(1, 1, 50), 0.0))
+    assert waits[0] > 10 * waits[1] > 0
 
 
 work_of = st.tuples(

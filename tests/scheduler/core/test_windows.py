@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.drafts import Drafter, Speculation, n_leading_equal
 from services.scheduler.core.expected_use import ExpectedUse
@@ -357,6 +358,19 @@ def test_the_longest_sequence_that_fits_is_the_longest_that_is_let_in(
     else:
         assert not manager.fits_ever(longest + 1)
         serve(manager, request_of(longest - 1, 1))
+
+
+def test_who_is_too_long_is_told_what_fits() -> None:
+    manager = manager_of((None, 10), n_blocks=7)
+    assert (manager.n_slots, manager.max_sequence_len) == (14, 12)
+    scheduler = Scheduler(
+        RequestPool(max_requests=9),
+        manager,
+        policy=ChunkedPolicy(max_batch_size=4, max_batch_tokens=8),
+        pipeline_depth=1,
+    )
+    with pytest.raises(InvalidRequest, match="more than the 12 K/V slots"):
+        scheduler.submit(request_of(12, 1))
 
 
 class TestWhatIsCached:

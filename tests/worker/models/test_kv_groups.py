@@ -80,6 +80,8 @@ def test_layers_that_store_nothing_count_in_no_group() -> None:
     assert KVGroups.of(config).windows == (9,)
     mixed = config_of(None, 9, None, None, sizes=sizes)
     assert KVGroups.of(mixed).windows == (None, 9)
+    no_layer_sees_all = config_of(None, 9, None, 5, sizes=sizes)
+    assert KVGroups.of(no_layer_sees_all) == KVGroups((5, 9), (0, 1, 0, 0))
     cache = KVCache(
         mixed, range(4), n_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu")
     )
