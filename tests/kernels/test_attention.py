@@ -476,6 +476,24 @@ def test_any_window_of_any_mix(
     )
 
 
+@pytest.mark.parametrize("spans", [[(100, 1)], [(60, 40)], [(90, 70), (3, 1)], [(2000, 3)]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on", IMPLEMENTATIONS)
+def test_blocks_behind_a_window_may_hold_what_is_not_finite(
+    on: Implementation, dtype: torch.dtype, spans: list[tuple[int, int]]
+) -> None:
+    window, block_size = 5, 4
+    batch = PagedBatch(
+        spans, on=on, dtype=dtype, block_size=block_size, form=AttentionForm(window=window)
+    )
+    expected = batch.attention()
+    for (start, _), table in zip(spans, batch.tables, strict=True):
+        behind = table[: max(0, start - window + 1) // block_size]
+        batch.key_cache[behind] = torch.nan
+        batch.value_cache[behind] = torch.nan
+    assert torch.equal(batch.attention(), expected)
+
+
 @pytest.mark.parametrize("on", IMPLEMENTATIONS)
 def test_a_plan_of_other_operations_is_refused(on: Implementation) -> None:
     batch = PagedBatch(MIXES["one decode"], on=on)

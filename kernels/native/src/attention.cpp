@@ -392,8 +392,9 @@ class Worker {
     return batch_.out + (token * batch_.n_kv_heads * batch_.group_size + head) * batch_.value_dim;
   }
 
-  // Finds where the tile of keys from `key` on begins in storage, which is the next. Behind the last
-  // key it stands in for the others, which nobody looks at.
+  // Finds where the tile of keys from `key` on begins in storage, which is the next. Before the first key
+  // that is seen, this stands in for the others, whose blocks may be another request's by now, with
+  // numbers that are not finite; behind the last key this does, since nobody looks at them.
   void find_rows(const Piece& piece, int64_t key) {
     const int64_t n = std::min<int64_t>(piece.end_key - key, kTileKeys);
     const int64_t row_size = batch_.n_kv_heads * batch_.head_dim;
@@ -406,6 +407,8 @@ class Worker {
         ++column;
       }
     }
+    const int64_t n_unseen = batch_.window ? piece.first_position + 1 - batch_.window - key : 0;
+    if (n_unseen > 0) std::fill_n(next_offsets_.begin(), n_unseen, next_offsets_[n_unseen]);
     std::fill(next_offsets_.begin() + n, next_offsets_.end(), next_offsets_[n - 1]);
     const int64_t head = piece.first_kv_head * batch_.head_dim;
     const int n_lines = static_cast<int>((piece.n_kv_heads * head_dim_ + kFetched - 1) / kFetched);
