@@ -40,6 +40,7 @@ from services.worker.rank import wire
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
 from tests.fakes import describe_stage
 from tests.worker.engine.fixed_shapes import CPU, RepeatedCall, load_fixed
+from tests.worker.models.test_registry import SHAPES
 from tests.worker.pipeline import load
 
 BLOCK_SIZE = 4
@@ -62,6 +63,7 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_experts_per_tok=2,
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},
     ),
+    "gemma3n": SHAPES["gemma3n"],  # whose last layers attend to what others store
 }
 WINDOWS = {
     "mistral": (7,),
@@ -69,6 +71,7 @@ WINDOWS = {
     "qwen2": (None, 10),
     "gemma3": (None, 6, 6, 6),
     "gpt-oss": (None, 8),
+    "gemma3n": (None, 7),
 }
 
 
