@@ -277,8 +277,9 @@ class _KVAddresses:
         """Returns the fields of a `BatchStruct` that say where tokens are stored and how they
         attend, in their order.
 
-        Raises ValueError for slots that are not as many as tokens, and for a batch that lacks a K/V
-        group of a layer; TypeError for a plan of other operations.
+        Raises ValueError for slots that are not as many as tokens, for block tables of different
+        shapes, and for a batch that lacks a K/V group of a layer; TypeError for a plan of other
+        operations.
         """
         if not self._layers:
             return None, None, None, None, 0, 0
@@ -289,6 +290,9 @@ class _KVAddresses:
         if any(each.shape[0] != n_tokens for each in slots):
             raise ValueError(f"{n_tokens} inputs, {[len(each) for each in slots]} slots")
         spans = [AttentionSpans.of(each.attention) for each in groups]
+        tables = [each.block_tables.shape for each in spans]
+        if len(set(tables)) > 1:
+            raise ValueError(f"block tables of {tables} for one batch")
         return (
             _addresses([_int64_address(each) for each in slots]),
             spans[0].start_positions.data_ptr(),
