@@ -46,11 +46,17 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.stage import StageBatch, StageModel, StagePlace
 from tests.checkpoints import SMALL, write_family_checkpoint
-from tests.worker.models.test_registry import SHAPES
+from tests.worker.models.test_registry import BASIC, SHAPES
 from tests.worker.pipeline import Pipeline, Span, load, needs_int8
 
 N_ROWS = 5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Of each family one shape, and its others where there is time.
+EVERY = [
+    pytest.param(config, id=name, marks=() if name in BASIC else pytest.mark.thorough)
+    for name, config in SHAPES.items()
+]
 
 # Gates and what they gate share panels, which need a size that is a multiple of half a panel.
 LLAMA_LIKE = {**SMALL, "intermediate_size": 64}
@@ -124,7 +130,7 @@ def test_layers_at_once_compute_the_same(
 
 @pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("config", EVERY)
 def test_every_family_computes_the_same_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
