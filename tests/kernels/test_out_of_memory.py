@@ -42,7 +42,7 @@ for name in runnable():
     ops = ops_of(open_library(name))
     plan = ops.plan_attention(
         np.array([0, 0]), np.array([150, 1]), block_tables=np.zeros((2, 10), np.int64),
-        key_caches=[cache, n_heads=4, uploads=Uploads()],
+        key_caches=[cache], n_heads=4, uploads=Uploads(),
     )
     attempt("attention", lambda: ops.attention(torch.zeros(151, 4, 16), cache, cache, plan))
     ones = torch.ones(8)

@@ -9,6 +9,7 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.kv_groups import ONE_GROUP, KVGroups
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.order import Order
 from services.scheduler.core.policies import Policy
@@ -81,6 +82,7 @@ def build(
     expected_use: ExpectedUse | None = None,
     drafter: Drafter | None = None,
     max_rows: int | None = None,
+    groups: KVGroups = ONE_GROUP,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
@@ -91,6 +93,7 @@ def build(
             has_prefix_cache=has_prefix_cache,
             expected_use=expected_use,
             max_rows=max_rows,
+            groups=groups,
         ),
         policy=policy or OrcaPolicy(max_batch_size=max_batch_size),
         pipeline_depth=pipeline_depth,
