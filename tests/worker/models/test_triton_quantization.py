@@ -165,7 +165,8 @@ def logits(model: StageModel) -> Tensor:
     )
     results = []
     for plan in (prompts, decodes):
-        results.append(runner.logits(runner.prepare(plan), None).values.float().cpu())
+        values = runner.logits(runner.prepare(plan), None).values
+        results.append(values.float().cpu().clone())  # which the next batch may overwrite
     return torch.cat(results)
 
 
