@@ -35,7 +35,7 @@ HALF_STEP = 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """What the numbers of a matrix mean, and how many of them share a scale."""
+    """The meaning of a matrix's numbers, and how many of them share a scale."""
 
     bits: Bits
     size: int  # inputs of a group; the last one may have fewer

@@ -180,7 +180,7 @@ class FusedStage(Protocol):
 
     @property
     def program(self) -> Program:
-        """What it runs."""
+        """The program that the stage runs."""
 
     @property
     def seconds(self) -> FusedSeconds:

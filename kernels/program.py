@@ -130,7 +130,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class GateForm:
-    """What gates: the number of one of `GATES`, and the numbers of a `Clamp`."""
+    """The function of a gate: the number of one of `GATES`, and the numbers of a `Clamp`."""
 
     function: int
     slope: float = 0.0

@@ -52,7 +52,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """What a layer stores of each token: keys and values of `n_heads` heads, sizes in elements."""
+    """The keys and values that a layer stores of each token, for `n_heads` heads, in elements."""
 
     n_heads: int  # 0: the layer stores nothing
     key_dim: int
@@ -67,8 +67,8 @@ class KVSizes:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """What a layer keeps of each request, however long it is, sizes in elements: a state for each
-    head, and the last inputs of a convolution. See `kernels.delta_net`."""
+    """The memory that a layer keeps of each request, however long it is, in elements: a state for
+    each head, and the last inputs of a convolution. See `kernels.delta_net`."""
 
     n_heads: int  # of values
     key_dim: int
@@ -118,7 +118,7 @@ class ModelConfig:
 
     @property
     def layer_kv(self) -> Sequence[KVSizes]:
-        """What each layer stores of a token, on all ranks together."""
+        """The keys and values that each layer stores of a token, on all ranks together."""
         return (KVSizes(self.n_kv_heads, self.head_dim, self.head_dim),) * self.n_layers
 
     @property
@@ -129,7 +129,7 @@ class ModelConfig:
 
     @property
     def layer_states(self) -> Sequence[StateSizes | None]:
-        """What each layer keeps of a request, on all ranks together; None: nothing but K/V."""
+        """The states that each layer keeps of a request, on all ranks together; None: it keeps none."""
         return (None,) * self.n_layers
 
     @classmethod

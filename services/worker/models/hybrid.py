@@ -57,7 +57,7 @@ class DeltaNetShape:
 
     @property
     def states(self) -> StateSizes:
-        """What the layer keeps of a request."""
+        """The sizes of the state that the layer keeps of each request."""
         return StateSizes(
             self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size - 1, self.n_channels
         )
