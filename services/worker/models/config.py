@@ -129,7 +129,7 @@ class ModelConfig:
 
     @property
     def layer_states(self) -> Sequence[StateSizes | None]:
-        """The state that each layer keeps of a request, on all ranks together; None: it has none."""
+        """The state that each layer keeps of a request, on all ranks together; None for none."""
         return (None,) * self.n_layers
 
     @classmethod
