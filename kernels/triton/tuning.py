@@ -82,21 +82,13 @@ def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """Returns tiles that fit a device of that capability, and that nobody has measured."""
     n_dims = triton.next_power_of_2(head_dim)
-    if n_dims > 256:  # latents, whose sums take most of the registers
-        rows = 16 if kind is Kind.DECODES or dtype == torch.float32 else 32
-        if dtype == torch.float32 or device.capability < 90:
-            return Tiles(rows, keys=16, n_warps=8, n_stages=2)
-        return Tiles(rows if kind is Kind.DECODES else 64, keys=32, n_warps=8, n_stages=2)
+    if n_dims > 256:
+        return _wide_tiles(kind, dtype, device)
     if dtype == torch.float32:
         # Not for the matrix units: operands of the products wait in registers.
         if kind is Kind.DECODES:
             return Tiles(rows=16, keys=16 if n_dims > 128 else 32, n_warps=8, n_stages=2)
         return Tiles(rows=32, keys=16, n_warps=8, n_stages=2)
-    if n_dims > 256:
-        if kind is Kind.DECODES:
-            return Tiles(rows=16, keys=16, n_warps=4, n_stages=2)
-        is_small = device.capability < 90
-        return Tiles(rows=32 if is_small else 64, keys=16, n_warps=8, n_stages=2)
     if kind is Kind.DECODES:
         return Tiles(rows=16, keys=32 if n_dims > 128 else 64, n_warps=4, n_stages=3)
     if device.capability < 90:
@@ -104,6 +96,16 @@ def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device)
         rows, keys = (64, 32) if n_dims > 128 else (128, 64 if n_dims <= 64 else 32)
         return Tiles(rows, keys, n_warps=8, n_stages=2 if n_dims > 128 else 3)
     return Tiles(rows=128, keys=32 if n_dims > 128 else 64, n_warps=8, n_stages=3)
+
+
+def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
+    """Returns tiles for heads of more than 256, latents among them, whose sums take most of the
+    registers."""
+    if dtype == torch.float32:
+        return Tiles(rows=16, keys=16, n_warps=8, n_stages=1)  # two steps take over 99 KiB
+    if device.capability < 90:
+        return Tiles(16 if kind is Kind.DECODES else 32, keys=16, n_warps=8, n_stages=2)
+    return Tiles(16 if kind is Kind.DECODES else 64, keys=32, n_warps=8, n_stages=2)
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
