@@ -300,7 +300,7 @@ def worst(comparisons: Sequence[Comparison], which: str, figure: str) -> float:
 
 def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None:
     """Draws throughput and median latency over the rate, measured and predicted."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     throughput, latency = figure.subplots(1, 2)
     for index, (case, comparisons) in enumerate(found.items()):
         rates = [each.rate for each in comparisons]
@@ -317,7 +317,15 @@ def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None
                 [getattr(each.model, name) for each in comparisons],
                 color=f"C{index}",
                 linewidth=1,
-                label="predicted",
+                label="predicted beforehand",
+            )
+            axes.plot(
+                rates,
+                [getattr(each.at_speed, name) for each in comparisons],
+                color=f"C{index}",
+                linewidth=1,
+                linestyle="--",
+                label="at the machine's speed",
             )
     throughput.set_ylabel("output tokens/s")
     latency.set_ylabel("median latency (s)")
@@ -325,7 +333,9 @@ def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None
     for axes in (throughput, latency):
         axes.set_xlabel("requests/s that come")
         axes.grid(visible=True, which="both", alpha=0.3)
-    throughput.legend(fontsize=8)
+    figure.legend(
+        *throughput.get_legend_handles_labels(), fontsize=7, ncols=4, loc="outside lower center"
+    )
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -15,6 +15,8 @@ from tests.real.test_tokens import PROMPTS
 from tests.worker.pipeline import Pipeline, Span
 
 N_TOKENS = 16
+TIE = 0.25
+"""What a logit may be below the highest: two steps of bfloat16 from 16 to 32, where these are."""
 
 
 @pytest.fixture(scope="module", name="file")
@@ -53,14 +55,23 @@ def test_greedy_tokens_are_those_that_transformers_makes_of_the_file(
         assert greedy(pipeline, prompt) == expected[0, len(prompt) :].tolist()
 
 
-def test_greedy_tokens_are_those_of_the_checkpoint_of_its_weights(
+def test_tokens_of_the_checkpoint_of_its_weights_are_as_likely(
     file: Path, checkpoint: Path
 ) -> None:
+    """Weights as the file has them, and rounded to bfloat16: where the likeliest tokens differ,
+    they are a tie."""
     tokenizer = Tokenizer.from_model(file)
-    pipelines = Pipeline(file), Pipeline(checkpoint)
+    packed, rounded = Pipeline(file), Pipeline(checkpoint)
     for prompt in map(tokenizer.to_tokens, PROMPTS):
-        found, expected = (greedy(pipeline, prompt) for pipeline in pipelines)
-        assert found == expected
+        for pipeline in (packed, rounded):
+            pipeline.admit(0, len(prompt))
+        tokens = list(prompt)
+        for _ in range(N_TOKENS):
+            _, logits = packed.run([Span(0, tokens)])
+            tokens, _ = rounded.run([Span(0, tokens)])
+            assert logits[0].max() - logits[0, tokens[0]] <= TIE
+        for pipeline in (packed, rounded):
+            pipeline.release(0)
 
 
 def test_tokens_and_ends_are_those_of_the_checkpoint(file: Path, checkpoint: Path) -> None:
