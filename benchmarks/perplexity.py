@@ -4,16 +4,17 @@
     python -m benchmarks.perplexity FILE.gguf --peer
     python -m benchmarks.perplexity DIR
 
-The text is this project's documentation, which no checkpoint has been trained on. It is cut into
-windows of tokens, by our tokenizer for both. Ours is the whole service over HTTP: each window is a
-prompt whose log-probabilities are asked for (`prompt_logprobs`). The first token of a window has
-none.
+The text is this project's documentation, which no checkpoint has been trained on. Its paragraphs
+become tokens one by one, by our tokenizer for both, and these are cut into windows. Ours is the
+whole service over HTTP: each window is a prompt whose log-probabilities are asked for
+(`prompt_logprobs`). The first token of a window has none.
 """
 
 import argparse
 import asyncio
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,15 @@ def call(system: System, path: str, body: dict[str, Any]) -> Any:
     )
     with urlopen(request, timeout=TIMEOUT_S) as response:
         return json.load(response)
+
+
+def tokens_of(system: System, text: str) -> list[int]:
+    """Returns the tokens of a text's paragraphs: all together are longer than any context."""
+    found: list[int] = []
+    for paragraph in re.split(r"(?<=\n\n)", text):
+        body = {"model": system.model, "prompt": paragraph, "add_special_tokens": False}
+        found += call(system, "/tokenize", body)["tokens"]
+    return found
 
 
 def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -69,8 +79,7 @@ async def ours(
     async with running([f"--model={model}", *options]) as system:
 
         def scored() -> tuple[list[Sequence[int]], float]:
-            body = {"model": system.model, "prompt": text, "add_special_tokens": False}
-            windows = windows_of(call(system, "/tokenize", body)["tokens"], size)
+            windows = windows_of(tokens_of(system, text), size)
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 logprobs = pool.map(lambda window: our_logprob(system, window), windows)
                 return windows, sum(tqdm(logprobs, "ours", len(windows), leave=False))
