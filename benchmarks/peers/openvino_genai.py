@@ -1,8 +1,9 @@
 """OpenVINO GenAI's continuous batching, stepped in process.
 
-A checkpoint is converted once, into `--converted`, with weights as they are; the precision of the
-computation is chosen when the model is loaded. Batches are mixed (its "dynamic split fuse") with a
-budget of tokens, and prefixes are not cached: the same prompts come again in every round.
+A checkpoint is converted once, into `--converted`, with weights as they are or, with `--weights`,
+as integers of so many bits; the precision of the computation is chosen when the model is loaded.
+Batches are mixed (its "dynamic split fuse") with a budget of tokens, and prefixes are not cached:
+the same prompts come again in every round.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import nncf
 import numpy as np
 import openvino
 import openvino_genai
@@ -19,6 +21,10 @@ from optimum.intel import OVConfig
 from benchmarks.peers.protocol import Pipe, TokenIds, adapter_options, serve
 
 PRECISIONS = {"bf16": "bf16", "fp32": "f32"}
+MODES = {
+    "int8": nncf.CompressWeightsMode.INT8_ASYM,
+    "int4": nncf.CompressWeightsMode.INT4_ASYM,
+}
 KV_GB = 2
 
 
@@ -33,6 +39,7 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": precision,
             "INFERENCE_NUM_THREADS": options.threads,
         }
+        about = {"weights": options.weights or "as they are"}
         if options.dtype == "fp32":
             self.settings["KV_CACHE_PRECISION"] = precision
         scheduling = {
@@ -46,9 +53,12 @@ class OpenVinoEngine:
         for name, value in scheduling.items():
             setattr(scheduler, name, value)
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(converted(options.model, options.converted)), scheduler, "CPU", self.settings
+            str(converted(options.model, options.converted, options.weights)),
+            scheduler,
+            "CPU",
+            self.settings,
         )
-        self.settings = self.settings | scheduling
+        self.settings = self.settings | scheduling | about
         self._handles: dict[int, Any] = {}
 
     def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
@@ -70,21 +80,27 @@ class OpenVinoEngine:
         return news
 
 
-def converted(model: Path, folder: Path) -> Path:
+def converted(model: Path, folder: Path, weights: str | None) -> Path:
     """The model as OpenVINO reads it, made in `folder` unless it is there."""
-    if not (folder / "openvino_model.xml").exists():
-        main_export(
-            str(model),
-            output=folder,
-            task="text-generation-with-past",
-            ov_config=OVConfig(dtype="fp32"),
-        )
+    folder = folder / weights if weights else folder
+    path = folder / "openvino_model.xml"
+    if not path.exists():
+        config = OVConfig(dtype="fp32")
+        main_export(str(model), output=folder, task="text-generation-with-past", ov_config=config)
+        if weights:
+            plain = openvino.Core().read_model(path)
+            compressed = nncf.compress_weights(plain.clone(), mode=MODES[weights])
+            del plain  # which holds the file that is written next
+            openvino.save_model(compressed, path.with_name("compressed.xml"))
+            for suffix in (".xml", ".bin"):
+                path.with_name(f"compressed{suffix}").replace(path.with_suffix(suffix))
     return folder
 
 
 def main() -> None:
     parser = adapter_options(__doc__, dtypes=PRECISIONS)
     parser.add_argument("--max-batch-tokens", type=int, default=512)
+    parser.add_argument("--weights", choices=sorted(MODES), help="integers of so many bits")
     pipe = Pipe()
     serve(pipe, OpenVinoEngine(parser.parse_args()))
 
