@@ -16,8 +16,6 @@ from tests.fake_http import serving_http
 
 ROOT = Path(services.__path__[0]).parent
 ACCESS_KEY = "AKIDEXAMPLE"
-SESSION_KEY = "ASIAEXAMPLE"
-"""The access key that a web identity is exchanged for."""
 MAX_KEYS = 3
 """Keys in one answer: so a listing takes several, as one of thousands does."""
 
@@ -57,8 +55,6 @@ class FakeS3:
     reads: list[tuple[str, int, int]] = field(default_factory=list)
     """What was read: the key, the first byte and the one after the last."""
     n_requests: int = 0
-    identities: list[str] = field(default_factory=list)
-    """The web identities that were exchanged for credentials."""
     url: str = ""
 
     def put(self, bucket: str, prefix: str, files: dict[str, bytes]) -> None:
@@ -97,19 +93,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def do_POST(self) -> None:
-        """Exchanges a web identity for credentials, as STS does."""
-        sent = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
-        query = parse_qs(urlsplit(self.path).query) | parse_qs(sent)
-        self.s3.identities.append(query["WebIdentityToken"][0])
-        self._send(
-            200,
-            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
-            f"<AccessKeyId>{SESSION_KEY}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
-            "<SessionToken>t</SessionToken><Expiration>2100-01-01T00:00:00Z</Expiration>"
-            "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
-        )
-
     def _answer(self) -> None:
         self.s3.n_requests += 1
         url = urlsplit(self.path)
@@ -137,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             scope, signature = query.get("X-Amz-Credential", ""), query.get("X-Amz-Signature", "")
         access_key, _, rest = scope.partition("/")
         return (
-            access_key in (ACCESS_KEY, SESSION_KEY)
+            access_key == ACCESS_KEY
             and rest.endswith("/eu-north-1/s3/aws4_request")
             and len(signature) == 64
         )

@@ -148,7 +148,7 @@ class Bucket:
         code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", str(error))) else ""
         status = found[1] if (found := re.search(r"status code: (\d{3})", line)) else ""
         match code, status:
-            case _ if isinstance(error, PreconditionError):
+            case _ if isinstance(error, PreconditionError) or status == "412":
                 return _CHANGED
             case _ if "performing POST" in line:
                 return f"AWS_ROLE_ARN: no credentials for the web identity in {_ROLE}: {line}"

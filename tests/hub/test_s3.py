@@ -19,6 +19,7 @@ TIMEOUT_S = 60
 SOURCE = "s3://models/llms/small"
 KEY = "llms/small/model.safetensors"
 SERVED = ("config.json", "tokenizer.json", "model.safetensors")
+NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 SMALL = random.Random(1).randbytes(100_000)
 LARGE = random.Random(2).randbytes(2 * PIECE_BYTES + 12345)
 
@@ -235,16 +236,23 @@ def test_an_object_that_changes_meanwhile_is_refused(s3: FakeS3, tmp_path: Path)
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == SMALL
 
 
-def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path) -> None:
-    objects = s3.buckets["models"]
-    for name in ("../out.json", "..", "a/../../out.json", "a\\..\\out.json", "a\nb.json"):
-        objects[f"llms/small/{name}"] = Stored(b"{}")
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        ("llms/small/../out.json", 1),
+        ("llms/small/a/../../out.json", 1),
+        ("llms/small/a/out.json", 0),
+        ("llms/small/a\\..\\out.json", 0),
+        ("elsewhere/out.json", 0),
+    ],
+)
+def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path, key: str, status: int) -> None:
     s3.lists_all = True
-    objects["elsewhere/secret.json"] = Stored(b"{}")
+    s3.buckets["models"][key] = Stored(b"{}")
     done = fetch(s3, tmp_path / "m")
-    assert done.returncode == 0, done.stderr
-    assert set(os.listdir(tmp_path / "m")) == set(SERVED)
+    assert done.returncode == status, done.stderr
     assert not list(tmp_path.rglob("*out.json"))
+    assert set(os.listdir(tmp_path / "m") if status == 0 else SERVED) == set(SERVED)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +275,7 @@ def test_what_is_no_place_in_a_bucket_is_refused(s3: FakeS3, tmp_path: Path, sou
         ("s3://models/pickled", {}, "has no config.json, no *.safetensors to serve"),
         (SOURCE, {"AWS_ACCESS_KEY_ID": "x"}, "(AWS_ACCESS_KEY_ID, AWS_SHARED_CREDENTIALS_FILE or "),
         (SOURCE, {"AWS_ACCESS_KEY_ID": "x"}, "are refused (InvalidAccessKeyId)"),
-        (SOURCE, {"AWS_ACCESS_KEY_ID": ""}, "no credentials: set AWS_ACCESS_KEY_ID and"),
+        (SOURCE, NO_KEYS, "no credentials: set AWS_ACCESS_KEY_ID and"),
         (
             SOURCE,
             {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
@@ -315,8 +323,7 @@ def test_a_mounted_file_of_credentials_is_read(s3: FakeS3, tmp_path: Path) -> No
     file.write_text(
         f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = secret\n"
     )
-    keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    done = fetch(s3, tmp_path / "m", AWS_SHARED_CREDENTIALS_FILE=str(file), **keys)
+    done = fetch(s3, tmp_path / "m", AWS_SHARED_CREDENTIALS_FILE=str(file), **NO_KEYS)
     assert done.returncode == 0, done.stderr
 
 
@@ -324,24 +331,21 @@ def test_a_file_of_credentials_that_is_wrong_is_named_and_not_shown(
     s3: FakeS3, tmp_path: Path
 ) -> None:
     (tmp_path / "credentials").write_text("aws_secret_access_key = hidden\n")
-    keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     file = str(tmp_path / "credentials")
-    done = fetch(s3, tmp_path / "m", AWS_SHARED_CREDENTIALS_FILE=file, **keys)
+    done = fetch(s3, tmp_path / "m", AWS_SHARED_CREDENTIALS_FILE=file, **NO_KEYS)
     assert done.returncode == 1
     assert f"AWS_SHARED_CREDENTIALS_FILE: {file} has no such credentials" in done.stderr
     assert "hidden" not in done.stderr
 
 
-def test_a_role_of_a_service_account_is_taken(s3: FakeS3, tmp_path: Path) -> None:
+def test_a_role_of_a_service_account_is_tried(s3: FakeS3, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("identity")
-    done = fetch(
-        s3,
-        tmp_path / "m",
-        AWS_ACCESS_KEY_ID="",
-        AWS_SECRET_ACCESS_KEY="",
-        AWS_ROLE_ARN="arn:aws:iam::123456789012:role/reader",
-        AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
-        AWS_ENDPOINT_URL_STS=s3.url,
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(s3.identities) == {"identity"}
+    role = {
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/reader",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_ENDPOINT_URL_STS": "https://127.0.0.1:1",
+    }
+    done = fetch(s3, tmp_path / "m", **NO_KEYS, **role)
+    assert done.returncode == 1
+    assert "AWS_ROLE_ARN: no credentials for the web identity" in done.stderr
+    assert s3.n_requests == 0
