@@ -115,6 +115,7 @@ def substituted(manifests: Manifests, container: dict[str, Any]) -> list[str]:
         variable["name"]: manifests.config("orcinus-pipeline")[reference["key"]]
         for variable in container.get("env", [])
         if (reference := variable.get("valueFrom", {}).get("configMapKeyRef"))
+        and not reference.get("optional", False)
     }
     return [
         re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], argument)
