@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         facts: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         return give_up(f"the inspection ended with status {done.returncode}", ready_fd=None)
-    facts["model"] = model.hub_name or str(model.path)
+    facts["model"] = model.name or str(model.path)
     lines = [json.dumps(facts)] if options.json else report(facts, kv_memory=options.kv_memory)
     sys.stdout.write("\n".join(lines) + "\n")
     return 1 if facts["refused"] else 0

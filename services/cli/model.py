@@ -1,14 +1,13 @@
-"""What people call a model on the command line: a directory, a GGUF file, or a name on the hub."""
+"""What people call a model on the command line: a directory, a GGUF file, or a source elsewhere."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.hub.errors import HubError
-from services.hub.name import HubName
-from services.hub.snapshot import fetch
+from services.hub.kinds import FORMS, source_in
+from services.hub.source import SourceError
 
-KINDS = "a directory, a .gguf file, or a name on the hub such as org/name or org/name@revision"
+KINDS = f"a directory, a .gguf file, {FORMS}"
 
 
 class NoModel(Exception):
@@ -21,12 +20,12 @@ class Model:
 
     path: Path
     """Of its directory, or its GGUF file."""
-    hub_name: str | None = None
-    """What the hub calls it; None if it came from elsewhere."""
+    name: str | None = None
+    """What its source calls it; None if it was here."""
 
 
 def find(text: str) -> Model:
-    """Returns the model that a text names, and fetches it from the hub if need be.
+    """Returns the model that a text names, and fetches it from its source if need be.
 
     Raises:
         NoModel: it is nowhere, or cannot be fetched.
@@ -34,15 +33,15 @@ def find(text: str) -> Model:
     path = Path(text).expanduser()
     if path.exists():
         return Model(path)
-    name = HubName.parse(text)
-    if name is None or path.suffix == ".gguf":
-        raise NoModel(f"model: there is no {text}; it must be {KINDS}")
     try:
-        fetched = fetch(name, say=say)
-    except HubError as error:
+        source = source_in(text)
+        if source is None:
+            raise NoModel(f"model: there is no {text}; it must be {KINDS}")
+        fetched = source.fetch(say=say)
+    except (ValueError, SourceError) as error:
         raise NoModel(f"model: {error}") from error
-    say(f"{name.repository} is commit {fetched.commit}")
-    return Model(fetched.directory, name.repository)
+    say(f"{source} is {fetched.state}")
+    return Model(fetched.path, source.model_name)
 
 
 def say(line: str) -> None:

@@ -15,8 +15,8 @@ _NAME_OPTION = "--served-model-name"
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Becomes `python -m services.local` for a model, which clients call by its name on the hub if
-    it is from there, unless they are told otherwise."""
+    """Becomes `python -m services.local` for a model, which clients call by what its source calls
+    it, unless they are told otherwise."""
     return _become("serve", "services.local", arguments, is_named=True)
 
 
@@ -48,7 +48,7 @@ def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
         NoModel: there is no such model.
     """
     model, rest = find(arguments[0]), list(arguments[1:])
-    names = [f"{_NAME_OPTION}={model.hub_name}"] if is_named and model.hub_name else []
+    names = [f"{_NAME_OPTION}={model.name}"] if is_named and model.name else []
     has_name = f"{PREFIX}SERVED_MODEL_NAME" in os.environ or any(
         option.partition("=")[0] == _NAME_OPTION for option in rest
     )

@@ -1,4 +1,4 @@
-"""`python -m services.hub ORG/NAME[@REVISION] --to DIR`: fetches a checkpoint for several machines.
+"""`python -m services.hub SOURCE --to DIR`: fetches a checkpoint for several machines.
 
 For init containers, and whoever fills a volume. Ends with 0 when the checkpoint is there, at once
 if it was before, and with 1 and a line that says why when it cannot be had.
@@ -12,10 +12,9 @@ from pathlib import Path
 
 from services.common.ending import give_up
 from services.common.process import end_within
-from services.hub.claim import cache_of, is_there, link, wait_until_there
-from services.hub.errors import HubError
-from services.hub.name import HubName
-from services.hub.snapshot import fetch
+from services.hub.claim import cache_of, link, there, wait_until_there
+from services.hub.kinds import FORMS, source_in
+from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
@@ -28,12 +27,15 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def name_in(text: str) -> HubName:
-    """Returns the name of a checkpoint; raises what argparse expects for anything else."""
-    name = HubName.parse(text)
-    if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like org/name or org/name@revision")
-    return name
+def source(text: str) -> Source:
+    """Returns the source that a text names; raises what argparse expects where it names none."""
+    try:
+        found = source_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like {FORMS}")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m services.hub", description="Fetches a checkpoint."
     )
-    made.add_argument("name", type=name_in, help="org/name, or org/name@revision")
+    made.add_argument("source", type=source, help=FORMS)
     made.add_argument("--to", type=Path, required=True, help="directory; it becomes a link")
     made.add_argument(
         "--wait", action="store_true", help="fetch nothing, and wait until others have"
@@ -53,21 +55,25 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fetches a checkpoint, or waits for it; returns the exit status."""
     options = parser().parse_args(arguments)
-    name, directory = options.name, options.to.absolute()
+    wanted, directory = options.source, options.to.absolute()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process ignores it else
     try:
         if options.wait:
-            if not wait_until_there(name, directory, limit_s=options.wait_s):
-                return give_up(f"{name}: nobody has fetched it to {directory}", ready_fd=None)
-        elif not is_there(name, directory):
-            link(directory, fetch(name, cache=cache_of(directory), say=say).directory)
-    except (HubError, OSError) as error:
+            found = wait_until_there(wanted, directory, limit_s=options.wait_s)
+            if found is None:
+                return give_up(f"{wanted}: nobody has fetched it to {directory}", ready_fd=None)
+        else:
+            found = there(wanted, directory)
+            if found is None:
+                found = wanted.fetch(say=say, cache=cache_of(directory))
+                link(directory, found.path)
+    except (SourceError, OSError) as error:
         end_within(LAST_BYTES_S, 1)
         return give_up(error, ready_fd=None)
     except KeyboardInterrupt:
         end_within(LAST_BYTES_S, INTERRUPTED)
         return INTERRUPTED
-    sys.stdout.write(f"{name} is commit {directory.resolve().name} in {directory}\n")
+    sys.stdout.write(f"{wanted} is {found.state} in {directory}\n")
     return 0
 
 

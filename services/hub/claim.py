@@ -13,8 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from services.hub.cache import complete_snapshot
-from services.hub.name import HubName
+from services.hub.source import Fetched, Source
 
 CACHE = ".hub"
 POLL_S = 1.0
@@ -25,17 +24,15 @@ def cache_of(directory: Path) -> Path:
     return directory.parent / CACHE
 
 
-def is_there(name: HubName, directory: Path) -> bool:
-    """Returns whether a directory is what a name has meant when it was fetched."""
-    snapshot = complete_snapshot(name, cache_of(directory))
-    return (
-        snapshot is not None
-        and directory.is_symlink()
-        and directory.resolve() == snapshot.resolve()
-    )
+def there(source: Source, directory: Path) -> Fetched | None:
+    """Returns what a source meant when it was fetched, if a directory is that; None otherwise."""
+    fetched = source.fetched_in(cache_of(directory))
+    if fetched is None or not directory.is_symlink():
+        return None
+    return fetched if directory.resolve() == fetched.path.resolve() else None
 
 
-def link(directory: Path, snapshot: Path) -> None:
+def link(directory: Path, state: Path) -> None:
     """Makes a directory a link to a state, in one step, whatever it was linked to before.
 
     Raises:
@@ -43,15 +40,16 @@ def link(directory: Path, snapshot: Path) -> None:
     """
     if directory.exists() and not directory.is_symlink():
         raise FileExistsError(f"{directory} is there, and was not fetched by this command")
-    target = os.path.relpath(snapshot, directory.parent)
+    target = os.path.relpath(state, directory.parent)
     new = directory.parent / f".{directory.name}.{os.getpid()}.{time.monotonic_ns()}"
     new.symlink_to(target)
     os.replace(new, directory)
 
 
-def wait_until_there(name: HubName, directory: Path, *, limit_s: float) -> bool:
-    """Waits until others have fetched a checkpoint; returns whether they have, within `limit_s`."""
+def wait_until_there(source: Source, directory: Path, *, limit_s: float) -> Fetched | None:
+    """Waits until others have fetched a checkpoint, and returns it; None if nobody has within
+    `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while not (found := is_there(name, directory)) and time.monotonic() < deadline:
+    while (found := there(source, directory)) is None and time.monotonic() < deadline:
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
     return found

@@ -17,10 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from services.hub.name import HubName
-
-
-class HubError(Exception):
-    """A checkpoint cannot be had from the hub; the message says why, and what helps."""
+from services.hub.source import SourceError
 
 
 @contextmanager
@@ -29,7 +26,7 @@ def explained(name: HubName, cache: Path) -> Iterator[None]:
     try:
         yield
     except (*EXPLAINED, OSError) as error:
-        raise HubError(f"{name.repository}: {_explanation(name, cache, error)}") from error
+        raise SourceError(f"{name.repository}: {_explanation(name, cache, error)}") from error
 
 
 EXPLAINED = (httpx2.HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled)

@@ -11,13 +11,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import httpx2
 from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from services.hub.errors import HubError
+from services.hub.source import SourceError
+from services.hub.transfer import Progress
 
 TIMEOUT_S = 30.0
 """Seconds without a byte after which a connection counts as lost."""
@@ -25,12 +26,6 @@ MAX_FAILURES = 5
 """Connections in a row that bring nothing, before a file is given up."""
 PAUSE_S = 1.0
 """Seconds after a connection that brought nothing."""
-
-
-class Progress(Protocol):
-    """Hears how many bytes have come, and may end the download by an exception."""
-
-    def __call__(self, n_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class LargeFile:
         """Puts the file's content among the `blobs` of its repository, unless it is there.
 
         Raises:
-            HubError: what came is not what was promised.
+            SourceError: what came is not what was promised.
             httpx2.HTTPError: the hub refuses, or cannot be reached.
             OSError: it cannot be written.
         """
@@ -86,7 +81,7 @@ class LargeFile:
                 continue
             n_failures += 1
             if n_failures == MAX_FAILURES:
-                raise lost or HubError(f"{self.repository}: {self.path} does not go on")
+                raise lost or SourceError(f"{self.repository}: {self.path} does not go on")
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: Progress) -> None:
@@ -112,12 +107,12 @@ class LargeFile:
                 on_progress(len(piece))
 
     def _check(self, part: Path) -> None:
-        """Raises HubError, and forgets the file, if its content is another than promised."""
+        """Raises SourceError, and forgets the file, if its content is another than promised."""
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:
             part.unlink()
-            raise HubError(
+            raise SourceError(
                 f"{self.repository}: {self.path} came with another content than promised; "
                 "it is fetched anew the next time"
             )

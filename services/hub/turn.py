@@ -3,11 +3,11 @@ share a volume, one does, and the others wait until it has."""
 
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.hub.errors import HubError
+from services.hub.source import Say, SourceError
 
 LIMIT_S = 6 * 3600.0
 """Seconds that another process may take."""
@@ -15,14 +15,12 @@ POLL_S = 0.5
 
 
 @contextmanager
-def turn_of(
-    folder: Path, *, say: Callable[[str], None], limit_s: float = LIMIT_S
-) -> Iterator[None]:
+def turn_of(folder: Path, *, say: Say, limit_s: float = LIMIT_S) -> Iterator[None]:
     """Waits for this process's turn, and has it until the end of the block. A process that dies
     gives its turn back.
 
     Raises:
-        HubError: others have not been ready within `limit_s`.
+        SourceError: others have not been ready within `limit_s`.
         OSError: the file system cannot lock files.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +29,7 @@ def turn_of(
         has_said = False
         while not _is_locked(file.fileno()):
             if time.monotonic() > deadline:
-                raise HubError(f"another process has been fetching into {folder} for too long")
+                raise SourceError(f"another process has been fetching into {folder} for too long")
             if not has_said:
                 say(f"another process fetches into {folder}: waiting for it")
                 has_said = True

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +115,7 @@ def substituted(manifests: Manifests, container: dict[str, Any]) -> list[str]:
         variable["name"]: manifests.config("orcinus-pipeline")[reference["key"]]
         for variable in container.get("env", [])
         if (reference := variable.get("valueFrom", {}).get("configMapKeyRef"))
+        and not reference.get("optional", False)
     }
     return [
         re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], argument)
@@ -151,6 +153,25 @@ def test_workers_fetch_the_checkpoint_and_frontends_wait_for_it(name: str) -> No
         assert mount.get("readOnly", False) == options.wait
         (volume,) = (it for it in workload.pod["volumes"] if it["name"] == "model")
         assert volume["persistentVolumeClaim"]["readOnly"] == options.wait
+
+
+def test_only_who_fetches_has_credentials_for_storage() -> None:
+    manifests = rendered("model-fetch")
+    (init,) = manifests.workload("worker").pod["initContainers"]
+    env = {item["name"]: item for item in init["env"]}
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION"):
+        reference = env[name]["valueFrom"]["configMapKeyRef"]
+        assert (reference["key"], reference["optional"]) == (name, True)
+    (volume,) = (it for it in manifests.workload("worker").pod["volumes"] if it["name"] == "s3")
+    assert volume["secret"] == {"secretName": "orcinus-s3", "optional": True}
+    (mount,) = (it for it in init["volumeMounts"] if it["name"] == "s3")
+    file = Path(env["AWS_SHARED_CREDENTIALS_FILE"]["value"])
+    assert str(file.parent) == mount["mountPath"]
+    assert mount["readOnly"] is True
+    serving = manifests.workload("worker").container["volumeMounts"]
+    assert "s3" not in {it["name"] for it in serving}
+    (waiting,) = manifests.workload("frontend").pod["initContainers"]
+    assert "s3" not in {it["name"] for it in waiting["volumeMounts"]}
 
 
 @each_composition()

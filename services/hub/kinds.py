@@ -1,0 +1,24 @@
+"""The kinds of sources, and which of them a text names."""
+
+from collections.abc import Callable
+
+from services.hub.hub_source import HubSource
+from services.hub.s3_source import S3Source
+from services.hub.source import Source
+
+FORMS = "org/name or org/name@revision on the hub, or s3://bucket/prefix"
+
+_PARSERS: tuple[Callable[[str], Source | None], ...] = (S3Source.parse, HubSource.parse)
+
+
+def source_in(text: str) -> Source | None:
+    """Returns the source that a text names; None if it is like that of no kind.
+
+    Raises:
+        ValueError: it is like that of one, and wrong; the message says why.
+    """
+    for parse in _PARSERS:
+        source = parse(text)
+        if source is not None:
+            return source
+    return None

@@ -1,0 +1,215 @@
+"""A bucket of S3-compatible storage: what lies in it, its bytes by ranges, and its refusals
+in words.
+
+The endpoint, the region and the credentials are those that AWS's own programs read, from the same
+variables: keys, a web identity (a role of a service account), a file of credentials, or what the
+machine offers. Without encryption it talks only to an endpoint that says `http://` itself.
+"""
+
+import configparser
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+from obstore import sign
+from obstore.exceptions import BaseError, PreconditionError
+from obstore.store import S3Store
+
+from services.common import bounded_file
+from services.hub.source import SourceError
+
+if TYPE_CHECKING:  # these exist for type checkers alone
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 30.0
+"""Seconds without a byte after which a connection counts as lost."""
+REQUEST_TIMEOUT_S = 900.0
+"""Seconds that a piece may take in all."""
+MAX_RETRIES = 5
+"""Times that a request, or the rest of its answer, is asked for again."""
+RETRY_TIMEOUT_S = 180.0
+"""Seconds after the first attempt in which it is asked for again."""
+CHUNK_BYTES = 1 << 20
+_MAX_CREDENTIALS_BYTES = 1 << 20
+_SIGNED_FOR = timedelta(minutes=5)
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
+_KEY = "AWS_ACCESS_KEY_ID"
+_FILE = "AWS_SHARED_CREDENTIALS_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as a listing shows it."""
+
+    key: str
+    size: int
+    etag: str
+    """Without its quotes."""
+
+
+class Bucket:
+    """A bucket, by the environment's credentials."""
+
+    def __init__(self, name: str, *, environment: Mapping[str, str] = os.environ) -> None:
+        """Raises SourceError if the environment is wrong."""
+        named = [variable for variable in _ENDPOINTS if environment.get(variable)]
+        endpoint = environment[named[0]] if named else ""
+        if named and not endpoint.startswith(("https://", "http://")):
+            raise SourceError(f"{named[0]}: {endpoint!r} must begin with https:// or http://")
+        self.name = name
+        self.endpoint = endpoint or "AWS"
+        client: ClientConfig = {
+            "allow_http": endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
+            "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+        }
+        retry: RetryConfig = {
+            "max_retries": MAX_RETRIES,
+            "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
+        }
+        try:
+            self._store = S3Store(
+                name,
+                config=_credentials(environment),
+                client_options=client,
+                retry_config=retry,
+            )
+        except (BaseError, ValueError) as error:
+            raise SourceError(f"s3://{name}: {_first_line(error)}") from error
+
+    def objects_in(self, prefix: str) -> list[StoredObject]:
+        """Returns the objects directly below a prefix, which ends without a slash, and no others,
+        whatever the storage lists. A bucket's top has the empty prefix."""
+        with self._explained(prefix):
+            listed = self._store.list_with_delimiter(prefix or None)["objects"]
+        begin = f"{prefix}/" if prefix else ""
+        return [
+            StoredObject(item["path"], item["size"], (item["e_tag"] or "").strip('"'))
+            for item in listed
+            if _is_name(item["path"].removeprefix(begin)) and item["path"].startswith(begin)
+        ]
+
+    def object_at(self, key: str) -> StoredObject:
+        """Returns the object that has a key."""
+        with self._explained(key):
+            found = self._store.head(key)
+        return StoredObject(key, found["size"], (found["e_tag"] or "").strip('"'))
+
+    def read(self, of: StoredObject, begin: int, end: int) -> Iterator[bytes]:
+        """Yields the bytes of an object from `begin` to before `end`.
+
+        Raises:
+            SourceError: they cannot be had, or the object is another by now.
+        """
+        with self._explained(of.key):
+            got = self._store.get(
+                of.key, options={"range": (begin, end), "if_match": f'"{of.etag}"'}
+            )
+            if (got.meta["e_tag"] or "").strip('"') != of.etag or got.range != (begin, end):
+                raise SourceError(f"s3://{self.name}/{of.key}: {_CHANGED}")
+            n_left = end - begin
+            for chunk in got.stream(min_chunk_size=CHUNK_BYTES):
+                n_left -= len(chunk)
+                if n_left < 0:
+                    break
+                yield chunk
+        if n_left != 0:
+            raise SourceError(f"s3://{self.name}/{of.key}: the answer has another size than asked")
+
+    def is_encrypted_by_kms(self, key: str) -> bool:
+        """Returns whether an object is encrypted with a key of KMS, so that its ETag is no digest
+        of what is read."""
+        with self._explained(key):
+            url = sign(self._store, "HEAD", key, _SIGNED_FOR)
+            answer = httpx2.head(url, timeout=READ_TIMEOUT_S)
+            answer.raise_for_status()
+        return answer.headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
+
+    @contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        """Turns what the library raises into SourceError, with the place in the bucket."""
+        try:
+            yield
+        except (BaseError, FileNotFoundError, httpx2.HTTPError) as error:
+            place = f"s3://{self.name}/{key}".rstrip("/")
+            raise SourceError(f"{place}: {self._explanation(error)}") from error
+
+    def _explanation(self, error: Exception) -> str:
+        line = _first_line(error)
+        code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", str(error))) else ""
+        status = found[1] if (found := re.search(r"status code: (\d{3})", line)) else ""
+        match code, status:
+            case _ if isinstance(error, PreconditionError) or status == "412":
+                return _CHANGED
+            case _ if "performing POST" in line:
+                return f"AWS_ROLE_ARN: no credentials for the web identity in {_ROLE}: {line}"
+            case _ if "/latest/" in line:
+                return (
+                    f"no credentials: set {_KEY} and AWS_SECRET_ACCESS_KEY, or {_FILE}, or a role"
+                )
+            case "NoSuchBucket", _:
+                return f"there is no bucket {self.name!r} at {self.endpoint}"
+            case _ if isinstance(error, FileNotFoundError):
+                return "there is no such object"
+            case _, "401" | "403":
+                why = f" ({code})" if code else ""
+                return f"the credentials ({_KEY}, {_FILE} or AWS_ROLE_ARN) are refused{why}"
+            case _ if "configured region" in line or status == "301":
+                return "the bucket is in another region: set AWS_REGION"
+            case _, "":
+                return f"{self.endpoint} cannot be reached, or broke off: {line}"
+            case _:
+                why = f" ({code})" if code else ""
+                return f"{self.endpoint} answers with HTTP status {status}{why}"
+
+
+_CHANGED = "changed while it was fetched; the next call fetches it as it is then"
+
+
+def _is_name(name: str) -> bool:
+    """Returns whether a name can be that of a file, in the directory where it is looked for."""
+    return name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f]", name)
+
+
+def _first_line(error: Exception) -> str:
+    """Returns what an error says; what follows in the library's are its own structures."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _credentials(environment: Mapping[str, str]) -> "S3Config":
+    """Returns the credentials in the shared file, which the library does not read itself, where no
+    variables come before it; else nothing, which leaves them to the library."""
+    if environment.get(_KEY) or environment.get(_ROLE):
+        return {}
+    path = Path(environment.get(_FILE) or Path.home() / ".aws" / "credentials")
+    if not path.is_file():
+        return {}
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(
+            bounded_file.read_bytes(path, max_bytes=_MAX_CREDENTIALS_BYTES).decode(), str(path)
+        )
+        values = parser[environment.get("AWS_PROFILE") or "default"]
+        found: S3Config = {
+            "access_key_id": values["aws_access_key_id"],
+            "secret_access_key": values["aws_secret_access_key"],
+        }
+    except (OSError, ValueError, KeyError, configparser.Error) as error:
+        raise SourceError(f"{_FILE}: {path} has no such credentials: {_kind(error)}") from error
+    if "aws_session_token" in values:
+        found["session_token"] = values["aws_session_token"]
+    return found
+
+
+def _kind(error: Exception) -> str:
+    """Returns what is wrong with a file of secrets, and none of its lines."""
+    return f"no {error}" if isinstance(error, KeyError) else type(error).__name__
