@@ -30,6 +30,7 @@ from urllib.parse import unquote
 
 import grpc.aio
 
+from services.common.exchange import Metadata
 from services.common.resident_memory import resident_bytes
 from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
 from services.frontend.request.refusals import Refusal, Refusals
@@ -102,12 +103,11 @@ class ConnectionWatch:
         """Messages that are on their way."""
         self._connections: dict[Address, _Connection] = {}
 
-    def note_call(self, context: Any) -> None:
-        """Accounts for a call that has begun."""
-        metadata = context.invocation_metadata() or ()
+    def note_call(self, peer: str, metadata: Metadata) -> None:
+        """Accounts for a call that has begun, of a client that gRPC calls `peer`."""
         n_bytes = sum(len(key) + len(value) for key, value in metadata)
         # Its message may lie in the window for as long as it waits, or is refused unread.
-        self._earned[context.peer()] += n_bytes + CALL_BYTES + WINDOW_BYTES
+        self._earned[peer] += n_bytes + CALL_BYTES + WINDOW_BYTES
 
     async def read(self, context: Any) -> Any:
         """Returns a call's next message, or gRPC's EOF, and accounts for it; for one that does not

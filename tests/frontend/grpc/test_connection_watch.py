@@ -101,12 +101,9 @@ async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets
 def test_metadata_counts_as_part_of_its_call(sockets: Sockets) -> None:
     client, server = sockets
     watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
-    call = SimpleNamespace(
-        peer=lambda: peer_of(client), invocation_metadata=lambda: [("x", "y" * 2**14)]
-    )
     for _ in range(100):
         send(client, server, 2**14)
-        watch.note_call(call)
+        watch.note_call(peer_of(client), [("x", "y" * 2**14)])
     watch.look(server.getsockname()[1], 0.0)
     assert is_open(server)
 
