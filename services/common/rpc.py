@@ -43,14 +43,22 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
-CLOSED_WINDOWS: list[tuple[str, int]] = [
+WINDOW_BYTES = 16 * 2**10
+"""Bytes of a call's message that a server for strangers takes before anybody reads it."""
+
+FOR_STRANGERS: list[tuple[str, int]] = [
     # gRPC guesses how large a window a connection needs, up to several megabytes for each of its
-    # streams, whether anybody reads them or not. Without that a stream that is not read takes 64
-    # KiB, and one that is read has room for its whole message as before.
+    # streams, whether anybody reads them or not. Without that a stream that is not read takes its
+    # window, and one that is read has room for its whole message as before.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 64 * 2**10),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    # A connection that pings too often is closed once what is being written to it has been, and
+    # until then gRPC copies what it has against all pings before for each further one: ten thousand
+    # of them, 170 KB, take half a second of a processor, and all of gRPC's threads where several
+    # connections do it. Without this limit they take two milliseconds.
+    ("grpc.http2.max_ping_strikes", 0),
 ]
-"""Options of a server whose clients may send much that it does not read."""
+"""Options of a server to which whoever reaches it may send much that it does not read."""
 
 MAX_STREAMS = 256
 """Calls of one connection at once. gRPC's clients make no second connection by themselves: their
@@ -83,17 +91,14 @@ def public_server_options(
     it all that wait: it begins before the server has cleared away the one that has ended.
 
     Connections beyond the limit are closed before they are heard. gRPC's defaults are right for
-    floods of pings, of resets and of settings: a third ping too early closes the connection, at
-    most 32 calls begin at a time, and nothing is read from a client that takes no answers to its
-    frames. What a connection sends beside its calls has no limit of gRPC's
-    (`connection_watch.py`).
+    floods of resets and of settings: at most 32 calls begin at a time, and nothing is read from a
+    client that takes no answers to its frames. What a connection sends beside its calls, pings
+    among it, has no limit of gRPC's that would serve (`connection_watch.py`).
     """
     return [
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),
-        # Well-behaved clients ping each 20 s or more, where their networks forget connections.
-        ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.http.overload_protection", 0),  # see above
@@ -105,7 +110,7 @@ def public_server_options(
         ("grpc.max_connection_idle_ms", int(idle_limit_s * 1000)),
         ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_S * 1000),
         ("grpc.max_connection_age_grace_ms", MAX_STREAM_AGE_S * 1000),
-        *CLOSED_WINDOWS,
+        *FOR_STRANGERS,
     ]
 
 
@@ -113,7 +118,7 @@ PROBE_SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", 4 * 2**10),
     ("grpc.max_allowed_incoming_connections", 256),
     ("grpc.max_concurrent_streams", 100),
-    *CLOSED_WINDOWS,
+    *FOR_STRANGERS,
 ]
 """Options of a server that only tells its health, to whoever reaches its pod."""
 

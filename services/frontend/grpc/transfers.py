@@ -73,8 +73,10 @@ class Transfers:
     ) -> "LimitedExchange":
         """Returns the messages of a call, which begins with it; `uploading` is entered while its
         request comes. The call's name goes out before its answers and with its status."""
-        self.watch.note_call(context)
-        metadata = dict(context.invocation_metadata() or ())
+        # gRPC makes texts of it each time, and takes a call with several megabytes of it.
+        received = context.invocation_metadata() or ()
+        self.watch.note_call(context.peer(), received)
+        metadata = dict(received)
         call = begin_call(metadata.get(ID_HEADER), time_left_s=context.time_remaining())
         shown = ((ID_HEADER, call.shown_id),)
         context.set_trailing_metadata(shown)

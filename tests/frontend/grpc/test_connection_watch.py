@@ -11,7 +11,11 @@ import grpc.aio
 import pytest
 from orcinus.v1 import inference_pb2
 
-from services.frontend.grpc.connection_watch import MAX_DEBT_BYTES, ConnectionWatch
+from services.frontend.grpc.connection_watch import (
+    MAX_DEBT_BYTES,
+    RECEIVE_BYTES,
+    ConnectionWatch,
+)
 from services.frontend.request.refusals import Refusal, Refusals
 from tests.frontend.conftest import running, soon
 
@@ -97,14 +101,25 @@ async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets
 def test_metadata_counts_as_part_of_its_call(sockets: Sockets) -> None:
     client, server = sockets
     watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
-    call = SimpleNamespace(
-        peer=lambda: peer_of(client), invocation_metadata=lambda: [("x", "y" * 2**14)]
-    )
     for _ in range(100):
         send(client, server, 2**14)
-        watch.note_call(call)
+        watch.note_call(peer_of(client), [("x", "y" * 2**14)])
     watch.look(server.getsockname()[1], 0.0)
     assert is_open(server)
+
+
+async def test_the_kernel_keeps_little_for_a_connection() -> None:
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watching = asyncio.create_task(watch.run(listener.getsockname()[1]))
+        await asyncio.sleep(0)
+        with (
+            socket.create_connection(listener.getsockname()),
+            listener.accept()[0] as connection,
+        ):
+            kept = connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            assert kept == 2 * RECEIVE_BYTES  # with what the kernel itself needs for them
+        watching.cancel()
 
 
 def test_connections_of_other_ports_are_left_alone(sockets: Sockets) -> None:
