@@ -74,7 +74,7 @@ def test_a_name_on_the_hub_is_served_and_talked_to(environment: dict[str, str]) 
     serving.send_signal(signal.SIGTERM)
     _, said = serving.communicate(timeout=TIMEOUT_S)
     assert serving.returncode == 0
-    assert f"org/demo@main is commit {COMMIT}\n" in said
+    assert f"org/demo@v1 is commit {COMMIT}\n" in said
 
 
 @pytest.mark.system
