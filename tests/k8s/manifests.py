@@ -277,8 +277,18 @@ def render_directory(directory: Path) -> str:
 
 
 def each_composition() -> pytest.MarkDecorator:
-    """Runs a test once for every composition; it takes its name."""
-    return pytest.mark.parametrize("name", COMPOSITIONS)
+    """Runs a test once for every composition; it takes its name.
+
+    Components that are alone come where there is time, since others have them among many.
+    """
+    alone = {path.name for path in (K8S / "components").iterdir()}
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.thorough) if name in alone else name
+            for name in COMPOSITIONS
+        ],
+    )
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
