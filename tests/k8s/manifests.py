@@ -279,13 +279,18 @@ def render_directory(directory: Path) -> str:
 def each_composition() -> pytest.MarkDecorator:
     """Runs a test once for every composition; it takes its name.
 
-    Components that are alone come where there is time, since others have them among many.
+    Components that some have among others are alone where there is time.
     """
-    alone = {path.name for path in (K8S / "components").iterdir()}
+    combined = {
+        component
+        for composition in COMPOSITIONS.values()
+        if len(composition.components) > 1
+        for component in composition.components
+    }
     return pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=pytest.mark.thorough) if name in alone else name
+            pytest.param(name, marks=pytest.mark.thorough) if name in combined else name
             for name in COMPOSITIONS
         ],
     )
