@@ -565,19 +565,12 @@ SHAPES |= {
     "qwen3_5_moe-variant": Qwen3_5MoeTextConfig(**HYBRID_VARIANT, **HYBRID_EXPERTS),
 }
 
-CUTS = [  # stages, ranks that share each
-    (1, 1),
-    pytest.param(2, 1, marks=pytest.mark.thorough),
-    pytest.param(1, 2, marks=pytest.mark.thorough),
-    (2, 2),
-]
-
 BASIC = {name: config for name, config in SHAPES.items() if "-" not in name}
 
 # Each family is cut both ways, and each variant is whole, but for the one whose first stage attends
 # to nothing: other cuts take long.
 IN_PARTS = {*BASIC, "qwen3_5-variant"}
-CUTS_OF_SHAPES = [
+CUTS = [  # config, stages, ranks that share each
     pytest.param(
         config,
         n_stages,
@@ -593,7 +586,7 @@ CUTS_OF_SHAPES = [
 
 
 class TestAgainstTransformers:
-    @pytest.mark.parametrize(("config", "n_stages", "tp_size"), CUTS_OF_SHAPES)
+    @pytest.mark.parametrize(("config", "n_stages", "tp_size"), CUTS)
     def test_mixed_batches_have_the_oracles_logits_and_tokens(
         self, tmp_path: Path, config: PreTrainedConfig, n_stages: int, tp_size: int
     ) -> None:
