@@ -15,6 +15,8 @@ from tests.frontend.checkpoints import write_checkpoint as write_tokenizer
 from tests.system.conftest import MODEL
 from tests.system.stack import Stack, serving
 
+pytestmark = pytest.mark.thorough
+
 N_TOKENS = 400
 LONG = {"max_tokens": N_TOKENS, "ignore_eos": True}
 REQUESTS: list[dict[str, Any]] = [
@@ -53,7 +55,7 @@ def test_greedy_tokens_are_the_oracles(stack: Stack, hybrid: Path) -> None:
     assert answer["token_ids"] == Oracle(hybrid).generate(prompt, 12)
 
 
-@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.parametrize("index", [0, 1])
 def test_answers_go_on_with_the_same_tokens_when_a_rank_is_killed(stack: Stack, index: int) -> None:
     def ask(request: dict[str, Any]) -> list[int]:
         body = {**request, "return_token_ids": True}

@@ -204,7 +204,7 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
 
 
 def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
-    with serving(model, stages=2) as stack:
+    with serving(model) as stack:
         stack.send_signal(signal.SIGKILL)
         stack.wait()
         assert stack.survivors() == []

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.system.stack import ROOT, Stack, serving
 
 
@@ -29,6 +31,7 @@ def replay(path: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_a_recording_of_a_run_with_a_loss_comes_to_the_same_batches(
     model: Path, tmp_path: Path
 ) -> None:

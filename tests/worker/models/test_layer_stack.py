@@ -204,8 +204,15 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_int8
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    ("quantization", "tp_size"),
+    [
+        pytest.param("int8", 1, id="int8-one rank"),
+        pytest.param("int4", 2, id="int4-two ranks"),
+        pytest.param("int8", 2, id="int8-two ranks", marks=pytest.mark.thorough),
+        pytest.param("int4", 1, id="int4-one rank", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "cohere2", "granite-biases", "qwen2_moe"])
 def test_layers_of_quantised_weights_run_at_once(
     tmp_path: Path,
