@@ -104,7 +104,8 @@ test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-thorough: setup  ## Run more cases of what `make test` holds, which take minutes
-	$(BIN)/python -m pytest -m 'thorough and not triton and not gpu and not real' $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m '(thorough or hypothesis) and not triton and not gpu and not real and not fuzz' \
+	  --hypothesis-profile=thorough $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)

@@ -5,7 +5,9 @@ weights are drawn wide enough that the logits of neighbouring tokens are far apa
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 # Threads that wait for each other cost more than all the arithmetic of these models.
 torch.set_num_threads(1)
+
+# The files of each checkpoint that there has been, by what they were made of.
+_written: dict[tuple[type[PreTrainedConfig], str, int, torch.dtype, str], dict[str, bytes]] = {}
 
 SMALL: dict[str, Any] = {
     "vocab_size": 199,
@@ -53,25 +58,39 @@ def write_checkpoint(
     model's size makes several files and an index. There are weights and configurations, but no
     tokenizer.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**{**SMALL, **config}))
-        _draw_vectors(model)
-    torch.nn.Module.to(model, dtype=dtype)
-    model.save_pretrained(directory, max_shard_size=max_shard_size)
-    return directory
+    whole = LlamaConfig(**{**SMALL, **config})
+    return _write(directory, LlamaForCausalLM, whole, seed, dtype, max_shard_size)
 
 
 def write_family_checkpoint(
     directory: Path, config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Path:
     """Writes a random model of any family, in the family's own words, and returns `directory`."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = _auto_class(config).from_config(config)
-        _draw_vectors(model)
-    torch.nn.Module.to(model, dtype=dtype)
-    model.save_pretrained(directory)
+    return _write(directory, _auto_class(config).from_config, config, seed, dtype, "1GB")
+
+
+def _write(
+    directory: Path,
+    make: Callable[[Any], Any],
+    config: PreTrainedConfig,
+    seed: int,
+    dtype: torch.dtype,
+    max_shard_size: str,
+) -> Path:
+    """Writes what this process has written before from memory, since it takes long to draw."""
+    what = (type(config), config.to_json_string(use_diff=False), seed, dtype, max_shard_size)
+    if what not in _written:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = make(config)
+            _draw_vectors(model)
+        torch.nn.Module.to(model, dtype=dtype)
+        with TemporaryDirectory() as new:
+            model.save_pretrained(new, max_shard_size=max_shard_size)
+            _written[what] = {path.name: path.read_bytes() for path in Path(new).iterdir()}
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in _written[what].items():
+        (directory / name).write_bytes(content)
     return directory
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour.
-settings.register_profile("orcinus", deadline=None)
+# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. Properties
+# that say nothing else have fewer examples than Hypothesis would make, but for the thorough tests.
+settings.register_profile("orcinus", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None)
 settings.load_profile("orcinus")
 
 # Where there is no GPU, Triton's kernels are interpreted. It looks when it is imported, which

@@ -30,6 +30,7 @@ def test_windows_are_whole_and_leave_out_less_than_one(tokens: list[int], size: 
 
 
 @pytest.mark.system
+@pytest.mark.thorough
 def test_a_service_scores_windows_as_transformers_does() -> None:
     windows, logprob = asyncio.run(
         perplexity.ours(DEMO, TEXT, 16, options=["--dtype=float32", "--threads=1"])

@@ -62,8 +62,11 @@ def test_what_is_there_is_not_asked_for_again(hub: FakeHub, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130), (signal.SIGINT, 130)],
-    ids=["killed", "terminated", "interrupted"],
+    [
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGTERM, 130, id="terminated"),
+        pytest.param(signal.SIGINT, 130, id="interrupted", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_process_that_has_ended_is_gone_on_from(
     hub: FakeHub, tmp_path: Path, number: signal.Signals, status: int
@@ -196,7 +199,17 @@ def test_mistrals_second_copy_of_the_weights_is_left_out(hub: FakeHub, tmp_path:
     assert "consolidated.safetensors" not in os.listdir(tmp_path / "m")
 
 
-@pytest.mark.parametrize("text", ["model", "a/b/c", "./a/b", "a/b@", "a b/c", "-a/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model",
+        "a/b@",
+        *(
+            pytest.param(text, marks=pytest.mark.thorough)
+            for text in ("a/b/c", "./a/b", "a b/c", "-a/b")
+        ),
+    ],
+)
 def test_what_is_no_name_is_refused(hub: FakeHub, tmp_path: Path, text: str) -> None:
     done = fetch(hub, tmp_path / "m", name=f"{text}")
     assert done.returncode == 2

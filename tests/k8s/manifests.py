@@ -277,8 +277,23 @@ def render_directory(directory: Path) -> str:
 
 
 def each_composition() -> pytest.MarkDecorator:
-    """Runs a test once for every composition; it takes its name."""
-    return pytest.mark.parametrize("name", COMPOSITIONS)
+    """Runs a test once for every composition; it takes its name.
+
+    Components that some have among others are alone where there is time.
+    """
+    combined = {
+        component
+        for composition in COMPOSITIONS.values()
+        if len(composition.components) > 1
+        for component in composition.components
+    }
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.thorough) if name in combined else name
+            for name in COMPOSITIONS
+        ],
+    )
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:

@@ -86,11 +86,12 @@ def test_a_member_that_is_killed_ends_its_requests_and_the_tree(
         assert "".join(stack.output).splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number",
     [
         pytest.param(signal.SIGINT, id="SIGINT"),
-        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
     ],
 )
 def test_a_signal_stops_everything_cleanly(model: Path, number: signal.Signals) -> None:
@@ -102,6 +103,7 @@ def test_a_signal_stops_everything_cleanly(model: Path, number: signal.Signals) 
         assert "Traceback" not in "".join(stack.output)
 
 
+@pytest.mark.thorough
 def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
     with serving(model) as stack, ThreadPoolExecutor(1) as threads:
         with stack.iterations() as watch:
@@ -118,9 +120,13 @@ def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
     ("module", "number"),
     [
         pytest.param("services.worker.rank", signal.SIGKILL, id="rank dies"),
-        pytest.param("services.worker", signal.SIGKILL, id="controller dies"),
+        pytest.param(
+            "services.worker", signal.SIGKILL, id="controller dies", marks=pytest.mark.thorough
+        ),
         pytest.param("services.scheduler", signal.SIGKILL, id="scheduler dies"),
-        pytest.param("services.frontend", signal.SIGKILL, id="frontend dies"),
+        pytest.param(
+            "services.frontend", signal.SIGKILL, id="frontend dies", marks=pytest.mark.thorough
+        ),
         *(
             pytest.param(module, signal.SIGSTOP, id=f"{name} stops", marks=pytest.mark.thorough)
             for module, name in (
@@ -173,6 +179,7 @@ def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -
             stack.complete([5, 6], max_tokens=3)
         assert stack.wait() == 0
         assert stack.survivors() == []
+        assert "Traceback" not in "".join(stack.output)
 
 
 @pytest.mark.thorough
@@ -197,7 +204,7 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
 
 
 def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
-    with serving(model, stages=2) as stack:
+    with serving(model) as stack:
         stack.send_signal(signal.SIGKILL)
         stack.wait()
         assert stack.survivors() == []
@@ -236,7 +243,16 @@ def test_a_port_in_use_is_a_clear_error(model: Path, two_stages: Stack) -> None:
     assert "in use" in result.stdout
 
 
-@pytest.mark.parametrize("option", ["--stages=0", "--dtype=int3", "--no-such-option=1"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--no-such-option=1",
+        *(
+            pytest.param(option, marks=pytest.mark.thorough)
+            for option in ("--stages=0", "--dtype=int3")
+        ),
+    ],
+)
 def test_a_wrong_option_is_named(model: Path, option: str) -> None:
     result = run_local(f"--model={model}", option)
     assert result.returncode != 0

@@ -18,8 +18,8 @@ from tests.system.test_life import MAX_S, call_until_it_breaks, stream_until_it_
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((1, 2), id="1 stage of 2", marks=pytest.mark.thorough),
-        pytest.param((2, 2), id="2 stages of 2"),
+        pytest.param((1, 2), id="1 stage of 2"),
+        pytest.param((2, 2), id="2 stages of 2", marks=pytest.mark.thorough),
     ],
 )
 def wide(model: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:

@@ -267,6 +267,7 @@ async def test_a_stage_that_falls_silent_keeps_no_other_from_the_next_epoch(
         assert refusal.code() is grpc.StatusCode.ABORTED
 
 
+@pytest.mark.thorough
 async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> None:
     stage = whole.stages[1]
     watch = await whole.reports(1)

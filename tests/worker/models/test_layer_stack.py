@@ -128,8 +128,15 @@ def test_layers_at_once_compute_the_same(
     assert_equal_at_once(tmp_path, monkeypatch, dtype=dtype)
 
 
-@pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "tp_size"),
+    [
+        pytest.param("float32", 1, id="float32-one rank"),
+        pytest.param("bfloat16", 2, id="bfloat16-two ranks"),
+        pytest.param("float32", 2, id="float32-two ranks", marks=pytest.mark.thorough),
+        pytest.param("bfloat16", 1, id="bfloat16-one rank", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("config", EVERY)
 def test_every_family_computes_the_same_at_once(
     tmp_path: Path,
@@ -197,8 +204,15 @@ def test_every_stage_runs_its_own_layers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_int8
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("tp_size", [1, 2], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    ("quantization", "tp_size"),
+    [
+        pytest.param("int8", 1, id="int8-one rank"),
+        pytest.param("int4", 2, id="int4-two ranks"),
+        pytest.param("int8", 2, id="int8-two ranks", marks=pytest.mark.thorough),
+        pytest.param("int4", 1, id="int4-one rank", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "cohere2", "granite-biases", "qwen2_moe"])
 def test_layers_of_quantised_weights_run_at_once(
     tmp_path: Path,

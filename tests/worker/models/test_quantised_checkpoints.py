@@ -1,6 +1,9 @@
 """Quantised checkpoints: each format's matrices are what its specification says, however cut."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,9 @@ from tests.worker.models.test_text_half import HALVES
 from tests.worker.pipeline import Pipeline, Span, load
 
 CPU = torch.device("cpu")
+
+# Makes the checkpoints of a scheme, by its name: the plain one and the quantised one.
+Written = Callable[[str], tuple[Path, Path]]
 
 # Sizes that leave groups of 32 and blocks of 20 and 24 unfinished.
 SIZES: dict[str, Any] = {
@@ -167,11 +173,22 @@ def write(directory: Path, scheme: Scheme, **how: Any) -> tuple[Path, Path]:
     return plain, quantised
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """What `write` makes of a scheme, once, since writers are slow; nobody may change the files."""
+
+    @cache
+    def write_once(scheme: str) -> tuple[Path, Path]:
+        return write(tmp_path_factory.mktemp(scheme), SCHEMES[scheme])
+
+    return write_once
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_quantised_checkpoint_computes_what_its_numbers_mean(
-    tmp_path: Path, scheme: Scheme
+    written: Written, scheme: str
 ) -> None:
-    plain, quantised = write(tmp_path, scheme)
+    plain, quantised = written(scheme)
     tokens = [5, 9, 100, 3, 42, 198, 7]
     expected = Oracle(plain).logits(tokens)
     pipeline = Pipeline(quantised, n_stages=2, tp_size=2)
@@ -180,13 +197,13 @@ def test_a_quantised_checkpoint_computes_what_its_numbers_mean(
     torch.testing.assert_close(found, expected[-1:], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
 def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: Scheme, piece_bytes: int
+    written: Written, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
 ) -> None:
     monkeypatch.setattr("services.worker.models.weights._PIECE_BYTES", piece_bytes)
-    plain, quantised = write(tmp_path, scheme)
+    plain, quantised = written(scheme)
     weights = load_file(plain / "model.safetensors")
     up, down = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down"))
     parts = [
@@ -220,10 +237,10 @@ def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
 def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
+    written: Written, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
 ) -> None:
     monkeypatch.setattr("services.worker.models.weights._PIECE_BYTES", piece_bytes)
-    plain, quantised = write(tmp_path, SCHEMES[scheme])
+    plain, quantised = written(scheme)
     weights = load_file(plain / "model.safetensors")
     up, down = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down"))
     are_kept = "ordered" not in scheme and "8-b" not in scheme and "fp8" not in scheme
@@ -253,9 +270,9 @@ def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
     [("gptq-4-groups", 4, 2 * 3), ("packed-groups", 4, 3), ("int8-channels", 8, 1)],
 )
 def test_a_fused_projection_takes_the_bits_of_its_files(
-    tmp_path: Path, scheme: str, bits: int, n_scales: int
+    written: Written, scheme: str, bits: int, n_scales: int
 ) -> None:
-    _, quantised = write(tmp_path, SCHEMES[scheme])
+    _, quantised = written(scheme)
     q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
     parts = [Part(q, (48, 48)), Part(k, (16, 48)), Part(v, (16, 48))]
     source = source_of(quantised, parts)
@@ -304,9 +321,9 @@ def test_parts_of_other_schemes_become_one_projection(tmp_path: Path, other: str
     ],
 )
 def test_fewer_bits_than_the_files_have_are_made(
-    tmp_path: Path, scheme: str, quantization: Quantization, are_kept: bool
+    written: Written, scheme: str, quantization: Quantization, are_kept: bool
 ) -> None:
-    _, quantised = write(tmp_path, SCHEMES[scheme])
+    _, quantised = written(scheme)
     up = Part("model.layers.1.mlp.up_proj.weight", (80, 48))
     source = source_of(quantised, [up], quantization)
     assert (source.group_forms([up]) is not None) == are_kept
@@ -435,9 +452,13 @@ def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_not_as_promised_are_refused(
-    tmp_path: Path, scheme: str, changes: dict[str, torch.Tensor | None], named: str
+    tmp_path: Path,
+    written: Written,
+    scheme: str,
+    changes: dict[str, torch.Tensor | None],
+    named: str,
 ) -> None:
-    _, quantised = write(tmp_path, SCHEMES[scheme])
+    quantised = shutil.copytree(written(scheme)[1], tmp_path / "quantised")
     change(quantised, changes)
     with pytest.raises(CheckpointError, match=named):
         load(quantised)
@@ -452,8 +473,10 @@ def change(directory: Path, changes: dict[str, torch.Tensor | None]) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_an_input_of_a_group_that_is_not_there_is_refused(tmp_path: Path, index: int) -> None:
-    _, quantised = write(tmp_path, SCHEMES["gptq-4-groups"])
+def test_an_input_of_a_group_that_is_not_there_is_refused(
+    tmp_path: Path, written: Written, index: int
+) -> None:
+    quantised = shutil.copytree(written("gptq-4-groups")[1], tmp_path / "quantised")
     change(quantised, {"g_idx": torch.full((48,), index, dtype=torch.int32)})
     with pytest.raises(CheckpointError, match="names scales that are not there"):
         load(quantised)

@@ -38,7 +38,6 @@ from services.worker.rank.data_plane.transport import Place
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.test_model_runner import prompt_plan
 from tests.worker.models.test_models import compare_random_schedule
-from tests.worker.models.test_registry import SHAPES as FAMILIES
 from tests.worker.pipeline import Pipeline, RankGroup, Span, ThreadRank, load
 from tests.worker.rank.data_plane.test_transport import HOST, rendezvous
 
@@ -95,11 +94,6 @@ class TestAgainstTransformers:
         write_checkpoint(tmp_path, **shape)
         pipeline = Pipeline(tmp_path, n_stages=n_stages, tp_size=tp_size)
         compare_random_schedule(pipeline, Oracle(tmp_path), seed=n_stages)
-
-    @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES.keys())
-    def test_every_family_is_divided(self, tmp_path: Path, config: PreTrainedConfig) -> None:
-        write_family_checkpoint(tmp_path, config)
-        compare_random_schedule(Pipeline(tmp_path, tp_size=2), Oracle(tmp_path), seed=1)
 
     @pytest.mark.parametrize("config", REPLICATED.values(), ids=REPLICATED.keys())
     def test_ranks_that_share_a_head_of_keys_have_it_from_any_matrix(

@@ -32,7 +32,6 @@ from services.worker.models.text_half import WRAPPERS
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.test_models import compare_random_schedule
 from tests.worker.models.test_registry import (
-    CUTS,
     GEMMA4,
     HYBRID,
     HYBRID_EXPERTS,
@@ -42,6 +41,10 @@ from tests.worker.models.test_registry import (
 )
 from tests.worker.pipeline import Pipeline
 
+CUTS = [  # stages, ranks that share each
+    *(pytest.param(*cut, marks=pytest.mark.thorough) for cut in ((1, 1), (2, 1), (1, 2))),
+    (2, 2),
+]
 EYE: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
