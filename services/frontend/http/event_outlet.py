@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from services.frontend.generation.answer import Piece
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import Event, framed
+from services.frontend.http.exchange import Event
 
 ToEvents = Callable[[Piece], Iterable[Event]]
 """A function that makes events of a piece."""
@@ -31,4 +31,4 @@ class EventOutlet:
     def take(self, piece: Piece) -> None:
         """Sends the events of a piece."""
         for event in self._to_events(piece):
-            self._chunks.write(framed(event))
+            self._chunks.write(event)

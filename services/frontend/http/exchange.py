@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common import errors
@@ -25,15 +25,10 @@ from services.frontend.request.refusals import Refusal, Refusals
 Result = TypeVar("Result")
 
 
-class Event(NamedTuple):
-    """A server-sent event: its data, one line, and its id or its name if it has one."""
+Event = bytes
+"""A server-sent event as it is written."""
 
-    data: bytes
-    event_id: bytes = b""
-    name: bytes = b""
-
-
-ACCEPTED = Event(b"")
+ACCEPTED: Event = b""
 """The first event of a stream, which says that its request is accepted; nothing is sent for it but
 the headers."""
 
@@ -201,21 +196,20 @@ class EventStream(Response):
         try:
             async with aclosing(self._events(output)) as events:
                 async for event in events:
-                    if event is ACCEPTED:
-                        await output.start()
+                    if event:
+                        await output.write(event)
                     else:
-                        await output.write(framed(event))
+                        await output.start()
             if self._end:
                 await output.write(self._end)
         except errors.OrcinusError as error:
             if not output.has_started:
                 raise
-            await output.write(framed(self._explain(error)))
+            await output.write(self._explain(error))
 
 
-def framed(event: Event) -> bytes:
-    """Returns an event as it is written."""
-    data, event_id, name = event
+def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
+    """Returns the event with some data, one line, and with an id or a name if it has one."""
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:

@@ -20,7 +20,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http import logprobs_shape
 from services.frontend.http.event_id import AnswerPosition, EventIds, StreamPosition
-from services.frontend.http.exchange import Event
+from services.frontend.http.exchange import Event, framed
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.request_id import created_at
 
@@ -101,7 +101,7 @@ class Shape(ABC):
     def usage_event(self) -> Event:
         """Returns the last event of a stream, for clients that want to know the usage."""
         chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
-        return Event(chunk, self._ids.usage() if self._has_ids else b"")
+        return framed(chunk, event_id=self._ids.usage() if self._has_ids else b"")
 
     def _is_text(self, index: int) -> bool:
         """Returns whether all that is left of an answer, but its end, is text as it comes."""
@@ -120,7 +120,7 @@ class Shape(ABC):
                 b',"usage":%b}' % to_json(self._usage()) if self._counts_usage else self._chunk_end,
             )
             self._seed = b""  # only in the first
-            yield Event(chunk, self._ids.current() if self._has_ids else b"")
+            yield framed(chunk, event_id=self._ids.current() if self._has_ids else b"")
         if self._has_text_only and self._is_text(piece.index):
             start = self._chunk_start + b"[" + self.text_start % piece.index
             self._text_starts[piece.index] = start

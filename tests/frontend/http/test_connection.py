@@ -42,10 +42,10 @@ N_EVENTS = 2000
 
 
 def event_of(number: int) -> Event:
-    return Event(b"%d " % number + b"x" * 2000)
+    return framed(b"%d " % number + b"x" * 2000)
 
 
-EVENTS = b"".join(framed(event_of(number)) for number in range(N_EVENTS)) + END
+EVENTS = b"".join(event_of(number) for number in range(N_EVENTS)) + END
 
 
 class App:
