@@ -16,6 +16,7 @@ class EventOutlet:
 
     def __init__(self, chunks: ChunkWriter, to_events: ToEvents) -> None:
         self._chunks = chunks
+        self._flow = chunks.flow
         self._to_events = to_events
 
     @classmethod
@@ -26,7 +27,7 @@ class EventOutlet:
     @property
     def is_ready(self) -> bool:
         """Whether the client keeps up."""
-        return self._chunks.is_ready
+        return not self._flow.write_paused
 
     def take(self, piece: Piece) -> None:
         """Sends the events of a piece."""

@@ -204,11 +204,12 @@ class IncrementalText:
         self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
         self._delivered = tokenizer.to_text(self._window)  # what the window's text starts with
         self._is_whole = True  # no token of the window lacks a part of its text
+        self._whole_text = tokenizer.token_texts.whole_text
 
     def feed(self, token_id: int) -> str:
         """Takes one more token and returns the text that is now final."""
         if self._is_whole:
-            text = self._tokenizer.token_texts.whole_text(token_id)
+            text = self._whole_text(token_id)
             if text is not None:
                 self._window, self._n_settled, self._delivered = [token_id], 1, text
                 return text

@@ -15,7 +15,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from services.common import tls
-from services.frontend.http.gathering_transport import MAX_GATHERED_BYTES, GatheringTransport
+from services.frontend.http.gathering_transport import (
+    MAX_GATHERED_BYTES,
+    GatheringTransport,
+    WriteRound,
+)
 from services.frontend.http.loop_share import LoopShare
 from services.frontend.http.server import (
     HttpServer,
@@ -150,7 +154,7 @@ class Wire(asyncio.Transport):
 
 def gathering(wire: Wire) -> GatheringTransport:
     loop = asyncio.get_running_loop()
-    return GatheringTransport(wire, loop, LoopShare(loop))
+    return GatheringTransport(wire, WriteRound(loop), LoopShare(loop))
 
 
 async def test_what_is_written_in_one_round_goes_out_as_one_write() -> None:
