@@ -105,7 +105,7 @@ class App:
         for number in range(N_EVENTS):
             event, chunks = event_of(number), output.chunks
             if number % 3 and chunks is not None and chunks.is_ready:
-                chunks.write(framed(event))
+                chunks.write(event)
             else:
                 yield event
             if number % 50 == 0:
