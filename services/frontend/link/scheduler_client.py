@@ -30,6 +30,7 @@ from services.frontend.link.scheduler_events import (
     columns_of,
     ends_of,
     news_of,
+    tokens_of,
 )
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.link.submitted_request import Inbox, SubmittedRequest
@@ -259,7 +260,9 @@ class SchedulerClient:
         for number, start, token_ids in columns_of(response):
             request = numbered.get(number)
             if request is not None and request.next_attempt is None:
-                self._deliver_news(request, Tokens(request.request_id, token_ids, start))
+                self._deliver_news(
+                    request, tokens_of((request.request_id, token_ids, start, None, 0))
+                )
         for event in ends_of(response):
             self._deliver(event)
 

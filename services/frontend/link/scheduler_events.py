@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
+from services.common.named_tuples import maker
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal
@@ -51,6 +52,10 @@ class Tokens(NamedTuple):
     @property
     def is_last(self) -> bool:
         return False
+
+
+tokens_of = maker(Tokens)
+"""Makes an event of new tokens of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
