@@ -135,18 +135,27 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     Raises:
         RequestCancelled: the client went away; the work has been cancelled and has ended.
     """
-    working = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
+    has_gone = False
+
+    def leave(watching: asyncio.Task[None]) -> None:
+        nonlocal has_gone
+        if not watching.cancelled():
+            has_gone = True
+            task.cancel()
+
     watching = asyncio.ensure_future(_wait_disconnect(receive))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and not task.uncancel():
+            raise errors.RequestCancelled("the client has gone away") from None
+        raise
     finally:
+        watching.remove_done_callback(leave)
         watching.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-    if working.cancelled():
-        raise errors.RequestCancelled("the client has gone away")
-    return working.result()
 
 
 async def _wait_disconnect(receive: Receive) -> None:
