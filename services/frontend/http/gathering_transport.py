@@ -25,9 +25,13 @@ class WriteRound:
         self._written.append(transport)
 
     def _end(self) -> None:
-        written, self._written = self._written, []
-        for transport in written:
-            transport.flush()
+        written, self._written = iter(self._written), []
+        try:
+            for transport in written:
+                transport.flush()
+        finally:
+            for transport in written:  # those after one that failed, if one did
+                self.add(transport)
 
 
 class GatheringTransport(asyncio.Transport):
