@@ -56,15 +56,14 @@ class ChunkedPolicy:
             if len(selections) == max_batch_size or not n_free:
                 break
             # This is done for each token of all who decode: properties would take half the time.
-            n_scheduled = request.n_scheduled
-            if n_scheduled >= request.n_prefill_tokens:
+            if request.n_scheduled >= request.n_prefill_tokens:
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1
             reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
                 break
-            n_tokens = request.n_tokens + request.n_awaited - n_scheduled
+            n_tokens = request.n_tokens + request.n_awaited - request.n_scheduled
             if n_tokens > n_free:
                 n_tokens = n_free
             n_free -= n_tokens
