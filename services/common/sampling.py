@@ -270,7 +270,9 @@ class SamplingParams:
             InvalidRequest: an option is out of its range; the error names it.
         """
         for name, option in OPTIONS.items():
-            value = getattr(self, name)
+            value, default = getattr(self, name), _DEFAULTS[name]
+            if type(value) is type(default) and value == default:
+                continue  # as most are
             if name == "stop_token_ids" and own_stop_token_ids:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
             option.allowed.check(name, value)
@@ -284,3 +286,5 @@ OPTIONS: dict[str, Option] = {
     field.name: field.metadata[Option] for field in dataclasses.fields(SamplingParams)
 }
 """Every option by its name, in the order in which they are checked."""
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}

@@ -111,7 +111,7 @@ class SchedulerService:
                 if request.account is not None:
                     request.account.charge(1, now)
                 # One that has its very first token may have been put down since.
-                if n_generated == 1 or request.n_new_tokens == 1:
+                if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
                     self._observer.first_token(request)
             if reason is None:
                 self._connections[request].update(update)

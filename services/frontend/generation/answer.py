@@ -76,6 +76,7 @@ class Answer:
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
+        self._is_plain = not (self._has_stops or has_offsets)
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._offsets: list[int] | None = [] if has_offsets else None  # of the piece in the making
@@ -90,10 +91,13 @@ class Answer:
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Takes log-probabilities of the prompt, which the next piece has."""
         self._prompt_logprobs.append(logprobs)
+        self._is_plain = False
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> Piece:
         """Takes new tokens and returns their piece; tokens after the one that completes a stop
         string are left out."""
+        if len(token_ids) == 1 and self._is_plain:
+            return self._plain_piece(token_ids[0])
         text, n_taken = "", 0
         for token_id in token_ids:
             self.n_tokens += 1
@@ -116,6 +120,12 @@ class Answer:
         if self._offsets is None and not self._prompt_logprobs:
             return piece
         return self._with_logprobs(piece, logprobs)
+
+    def _plain_piece(self, token_id: int) -> Piece:
+        """Returns the piece of a token that is text and nothing else."""
+        self.n_tokens += 1
+        text = "" if token_id in self._stop_token_ids else self._text.feed(token_id)
+        return Piece(self.index, text, (token_id,))
 
     def finish(self, reason: FinishReason) -> Piece:
         """Ends the answer and returns its last piece, with the text that was held back."""

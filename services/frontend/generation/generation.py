@@ -124,6 +124,7 @@ class Generation:
             was_held=was_held,
             span=span,
         )
+        self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._with_tokens: set[int] = set()
         """Answers that have got tokens in this call."""
@@ -266,7 +267,7 @@ class Generation:
 
     def put_nowait(self, event: Event, /) -> None:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
-        if event.request_id not in self._submissions:
+        if event.request_id not in self._at_scheduler:
             return
         if isinstance(event, Tokens):
             outlet = self._outlet
@@ -295,13 +296,16 @@ class Generation:
 
     def _send_at_once(self, event: Tokens, outlet: Outlet) -> None:
         """Does what the reader, which waits, would do with new tokens."""
+        answer = self._answers.begun[event.request_id]
         try:
-            piece = self._apply(event)
+            piece = self._take_tokens(event, answer)
+            if answer.is_finished:
+                self._end(event.request_id, answer, piece)
             if piece.text or self._is_shown(piece):
                 outlet.take(piece)
         except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
             self._inbox.fail(error)
-        if event.request_id not in self._running:
+        if answer.is_finished:
             self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
 
     def _expire(self) -> None:
@@ -349,9 +353,7 @@ class Generation:
         else:
             piece = self._take_other(event, answer)
         if answer.is_finished:
-            self._running.discard(event.request_id)
-        if piece.finish_reason is not None:
-            self._note_end(piece.finish_reason, answer)
+            self._end(event.request_id, answer, piece)
         return piece
 
     def _take_other(self, event: Event, answer: Answer) -> Piece:
@@ -385,6 +387,10 @@ class Generation:
             prompt = self._answers.prompt_index(index)
             n_cached = self._n_cached.get(prompt, event.n_cached)
             self._n_cached[prompt] = min(n_cached, event.n_cached)
+
+    def _end(self, request_id: str, answer: Answer, last: Piece) -> None:
+        self._running.discard(request_id)
+        self._note_end(last.finish_reason or FinishReason.STOP, answer)
 
     def _note_end(self, reason: FinishReason, answer: Answer) -> None:
         self._span.finished(answer.index, reason)

@@ -46,6 +46,8 @@ class Inbox:
         self._max_loose = MAX_LOOSE
         self._n_read = 0  # tokens, without a pause
         self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
+        self.is_awaited = False
+        """Whether the reader has read everything and waits for more."""
         self._error: Exception | None = None
         self._budget = budget
         self._share = Share(budget)
@@ -55,11 +57,6 @@ class Inbox:
     def error(self) -> Exception | None:
         """The error that `get` raises, if too much was unread or the call was ended."""
         return self._error
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the reader has read everything and waits for more."""
-        return self._arrival is not None and not self._arrival.done()
 
     def put_nowait(self, event: Event) -> None:
         """Adds an event. If too much is unread then, all is dropped, and nothing more is taken."""
@@ -91,10 +88,12 @@ class Inbox:
                 raise self._error
             self._n_read = 0
             self._arrival = asyncio.get_running_loop().create_future()
+            self.is_awaited = True
             try:
                 await self._arrival
             finally:
                 self._arrival = None
+                self.is_awaited = False
         event = self._events.popleft()
         self._n_read += len(event.token_ids) if isinstance(event, Tokens) else 1
         if not self._events and self._share.n_bytes:
@@ -108,6 +107,7 @@ class Inbox:
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
+            self.is_awaited = False
             self._arrival.set_result(None)
 
     def _pack(self) -> None:

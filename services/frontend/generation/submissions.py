@@ -48,15 +48,11 @@ class Submissions:
         """When the scheduler may give up what waits, by the event loop's clock."""
         self._waiting: deque[int] = deque()
         """Answers that are not submitted yet."""
-        self._at_scheduler: set[str] = set()
-        """Answers that the scheduler has, or that are held for it."""
+        self.at_scheduler: set[str] = set()
+        """Names of the answers that the scheduler has, or that are held for it."""
         self._unaccepted: set[str] = set()
         """Answers of these without which there is no start."""
         self._started: asyncio.Future[None] | None = None
-
-    def __contains__(self, request_id: str) -> bool:
-        """Returns whether the scheduler has an answer, or it is held for it."""
-        return request_id in self._at_scheduler
 
     async def start(self, indices: Collection[int], *, until: float) -> None:
         """Submits the first answers and waits until they are in the pool. They may be held until
@@ -97,9 +93,9 @@ class Submissions:
     def withdraw(self) -> None:
         """Cancels all answers that the scheduler has, and submits no more."""
         self._waiting.clear()
-        for request_id in self._at_scheduler:
+        for request_id in self.at_scheduler:
             self._scheduler.cancel(request_id)
-        self._at_scheduler.clear()
+        self.at_scheduler.clear()
         self._place.in_flight.close()
 
     def close(self) -> None:
@@ -109,8 +105,8 @@ class Submissions:
         self._call = None
 
     def _end(self, request_id: str) -> None:
-        if request_id in self._at_scheduler:
-            self._at_scheduler.remove(request_id)
+        if request_id in self.at_scheduler:
+            self.at_scheduler.remove(request_id)
             self._place.in_flight.end(1)
             self._submit_next(until=None)
 
@@ -119,10 +115,10 @@ class Submissions:
         start without, with a time until which they are tried."""
         call = self._call
         while (
-            call is not None and self._waiting and len(self._at_scheduler) < self._place.max_at_once
+            call is not None and self._waiting and len(self.at_scheduler) < self._place.max_at_once
         ):
             submission = call.submission(self._waiting.popleft())
-            self._at_scheduler.add(submission.request_id)
+            self.at_scheduler.add(submission.request_id)
             if until is not None:
                 self._unaccepted.add(submission.request_id)
             self._scheduler.submit(

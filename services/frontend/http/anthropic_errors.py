@@ -9,9 +9,10 @@ import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from services.common import errors
 from services.frontend.http import openai_errors
@@ -43,7 +44,7 @@ def error_event(error: errors.OrcinusError) -> Event:
     return named_event("error", {"error": _error(_status(error), error.message)})
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Makes the app, which answers all errors in OpenAI's shape already, answer those of
     Anthropic's paths in this one."""
     for kind in (errors.OrcinusError, HTTPException, Exception):

@@ -53,7 +53,7 @@ def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
                     found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None
             value.__pydantic_extra__.clear()
         for name, field in value.__dict__.items():
-            if isinstance(field, (BaseModel, list)):
+            if field is not None and isinstance(field, (BaseModel, list)):
                 _take_unknown(field, f"{path}{name}.", found)
     elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
         for item in value:

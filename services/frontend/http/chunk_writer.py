@@ -24,21 +24,22 @@ class ChunkWriter:
         flow: FlowControl,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._transport = transport
-        self._flow = flow
-        self._loop = loop
+        self.flow = flow
+        """The connection's flow control."""
+        self._write = transport.write
+        self._time = loop.time
         self.wrote_at = 0.0
         """Time of the last chunk, by the event loop's clock."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the client keeps up, so that more may be written."""
-        return not self._flow.write_paused
+        return not self.flow.write_paused
 
     def write(self, data: bytes) -> None:
         """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
-        self.wrote_at = self._loop.time()
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.wrote_at = self._time()
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def offer(self, scope: HTTPScope) -> None:
         """Puts this writer into the scope of the request that it answers."""

@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
 from services.frontend.http.connection_refusal import Refused, answer, malformed
-from services.frontend.http.gathering_transport import GatheringTransport
+from services.frontend.http.gathering_transport import GatheringTransport, WriteRound
 from services.frontend.http.incoming_request import IncomingRequest
 from services.frontend.http.loop_share import LoopShares
 from services.frontend.http.unread_output import UnreadOutput
@@ -75,6 +75,7 @@ class Connection(HttpToolsProtocol):
         places: Places,
         budget: MemoryBudget,
         refusals: Refusals,
+        writes: WriteRound,
         shares: LoopShares,
         place: Place | None,
     ) -> None:
@@ -83,6 +84,7 @@ class Connection(HttpToolsProtocol):
         self._places = places
         self._budget = budget
         self._refusals = refusals
+        self._writes = writes
         self._shares = shares
         self._place = place
         self._unread: UnreadOutput | None = None
@@ -101,7 +103,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wraps the transport of a new connection, if there is a place for it."""
         gathering = GatheringTransport(
-            transport, self.loop, self._shares.reads, on_close=self._closing
+            transport, self._writes, self._shares.reads, on_close=self._closing
         )
         super().connection_made(gathering)
         self._unread = UnreadOutput(

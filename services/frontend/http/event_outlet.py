@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from services.frontend.generation.answer import Piece
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import Event, framed
+from services.frontend.http.exchange import Event
 
 ToEvents = Callable[[Piece], Iterable[Event]]
 """A function that makes events of a piece."""
@@ -16,6 +16,7 @@ class EventOutlet:
 
     def __init__(self, chunks: ChunkWriter, to_events: ToEvents) -> None:
         self._chunks = chunks
+        self._flow = chunks.flow
         self._to_events = to_events
 
     @classmethod
@@ -26,9 +27,9 @@ class EventOutlet:
     @property
     def is_ready(self) -> bool:
         """Whether the client keeps up."""
-        return self._chunks.is_ready
+        return not self._flow.write_paused
 
     def take(self, piece: Piece) -> None:
         """Sends the events of a piece."""
         for event in self._to_events(piece):
-            self._chunks.write(framed(event))
+            self._chunks.write(event)

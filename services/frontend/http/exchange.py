@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common import errors
@@ -25,15 +25,10 @@ from services.frontend.request.refusals import Refusal, Refusals
 Result = TypeVar("Result")
 
 
-class Event(NamedTuple):
-    """A server-sent event: its data, one line, and its id or its name if it has one."""
+Event = bytes
+"""A server-sent event as it is written."""
 
-    data: bytes
-    event_id: bytes = b""
-    name: bytes = b""
-
-
-ACCEPTED = Event(b"")
+ACCEPTED: Event = b""
 """The first event of a stream, which says that its request is accepted; nothing is sent for it but
 the headers."""
 
@@ -140,18 +135,27 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     Raises:
         RequestCancelled: the client went away; the work has been cancelled and has ended.
     """
-    working = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
+    has_gone = False
+
+    def leave(watching: asyncio.Task[None]) -> None:
+        nonlocal has_gone
+        if not watching.cancelled():
+            has_gone = True
+            task.cancel()
+
     watching = asyncio.ensure_future(_wait_disconnect(receive))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and not task.uncancel():
+            raise errors.RequestCancelled("the client has gone away") from None
+        raise
     finally:
+        watching.remove_done_callback(leave)
         watching.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-    if working.cancelled():
-        raise errors.RequestCancelled("the client has gone away")
-    return working.result()
 
 
 async def _wait_disconnect(receive: Receive) -> None:
@@ -201,21 +205,20 @@ class EventStream(Response):
         try:
             async with aclosing(self._events(output)) as events:
                 async for event in events:
-                    if event is ACCEPTED:
-                        await output.start()
+                    if event:
+                        await output.write(event)
                     else:
-                        await output.write(framed(event))
+                        await output.start()
             if self._end:
                 await output.write(self._end)
         except errors.OrcinusError as error:
             if not output.has_started:
                 raise
-            await output.write(framed(self._explain(error)))
+            await output.write(self._explain(error))
 
 
-def framed(event: Event) -> bytes:
-    """Returns an event as it is written."""
-    data, event_id, name = event
+def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
+    """Returns the event with some data, one line, and with an id or a name if it has one."""
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:

@@ -11,6 +11,29 @@ MAX_GATHERED_BYTES = 2**16
 on at once."""
 
 
+class WriteRound:
+    """The connections to which something was written in this round of the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._written: list[GatheringTransport] = []
+
+    def add(self, transport: "GatheringTransport") -> None:
+        """Has a connection write at the end of the round what it gathers."""
+        if not self._written:
+            self._loop.call_soon(self._end)
+        self._written.append(transport)
+
+    def _end(self) -> None:
+        written, self._written = iter(self._written), []
+        try:
+            for transport in written:
+                transport.flush()
+        finally:
+            for transport in written:  # those after one that failed, if one did
+                self.add(transport)
+
+
 class GatheringTransport(asyncio.Transport):
     """A transport that writes once per round of the event loop, everything that was written to it
     meanwhile.
@@ -27,7 +50,7 @@ class GatheringTransport(asyncio.Transport):
     def __init__(
         self,
         transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
+        writes: WriteRound,
         reads: LoopShare,
         *,
         on_close: Callable[[], None] | None = None,
@@ -36,7 +59,7 @@ class GatheringTransport(asyncio.Transport):
         begins to close."""
         super().__init__()
         self._transport = transport
-        self._loop = loop
+        self._round = writes
         self._share = reads
         self._reads = True  # or will, in its turn
         self._waits_to_read = False
@@ -46,14 +69,14 @@ class GatheringTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._gathered:
-            self._loop.call_soon(self._flush)
+            self._round.add(self)
         self._gathered.append(bytes(data))
         self._n_bytes += len(data)
         if self._n_bytes > MAX_GATHERED_BYTES:
-            self._flush()  # so that the transport can say that the client does not keep up
+            self.flush()  # so that the transport can say that the client does not keep up
 
     def write_eof(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.write_eof()
 
     def can_write_eof(self) -> bool:
@@ -65,7 +88,7 @@ class GatheringTransport(asyncio.Transport):
     def close(self) -> None:
         if self._transport.is_closing():
             return
-        self._flush()
+        self.flush()
         self._transport.close()
         if self._on_close is not None:
             self._on_close()
@@ -102,7 +125,8 @@ class GatheringTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._transport.set_protocol(protocol)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes what was gathered."""
         data, self._gathered, self._n_bytes = b"".join(self._gathered), [], 0
         if data and not self._transport.is_closing():
             self._transport.write(data)

@@ -4,11 +4,13 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from functools import partial
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from services.common import errors
 from services.common.version import VERSION
@@ -40,6 +42,7 @@ from services.frontend.http.exchange import (
     BodyLimits,
     Event,
     EventStream,
+    framed,
     read_body,
     while_connected,
 )
@@ -55,16 +58,13 @@ from services.frontend.http.openai_response import (
 from services.frontend.http.pipeline_page import PipelinePage
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
+from services.frontend.http.unknown_fields import Endpoint
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> FastAPI:
+def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> Starlette:
     """Returns the app that serves an API, and a page if there is one."""
-    app = FastAPI(title="Orcinus", docs_url=None, redoc_url=None, openapi_url=None)
-    app.router.redirect_slashes = False
-    openai_errors.install(app)
-    anthropic_errors.install(app)
-    posted = {
+    posted: dict[str, Endpoint] = {
         "/v1/chat/completions": api.chat,
         "/v1/completions": api.complete,
         "/v1/responses": api.respond,
@@ -73,7 +73,7 @@ def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> FastAPI:
         "/tokenize": api.tokenize,
         "/detokenize": api.detokenize,
     }
-    shown: dict[str, Callable[..., Awaitable[Response]]] = {
+    shown: dict[str, Endpoint] = {
         "/v1/models": api.list_models,
         "/v1/models/{model:path}": api.retrieve_model,
         "/version": api.version,
@@ -83,17 +83,22 @@ def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> FastAPI:
         "/ready": api.ready,
         "/serving": api.serving,
     }
+    routes = [_route(path, unknown_fields.marking(post), "POST") for path, post in posted.items()]
     if page is not None:
         shown |= {"/": page.index, pipeline_page.FILES_PATH: page.file}
-        app.add_api_route(
-            pipeline_page.EVENTS_PATH, page.events, methods=["GET"], response_model=None
-        )
-    for path, post in posted.items():
-        marked = unknown_fields.marking(post)
-        app.add_api_route(path, marked, methods=["POST"], response_model=None)
-    for path, get in shown.items():
-        app.add_api_route(path, get, methods=["GET", "HEAD"], response_model=None)
+        routes.append(_route(pipeline_page.EVENTS_PATH, page.events, "GET"))
+    routes += [_route(path, get, "GET", "HEAD") for path, get in shown.items()]
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    openai_errors.install(app)
+    anthropic_errors.install(app)
     return app
+
+
+def _route(path: str, endpoint: Endpoint, *methods: str) -> Route:
+    route = Route(path, endpoint)
+    route.methods = set(methods)  # no HEAD for a stream, which Starlette adds where there is a GET
+    return route
 
 
 class OpenAIApi:
@@ -133,37 +138,38 @@ class OpenAIApi:
         self._admit(request)
         return JSONResponse(model_list(self._service.describe(), self._service.model_names))
 
-    async def retrieve_model(self, request: Request, model: str) -> Response:
+    async def retrieve_model(self, request: Request) -> Response:
         """Answers with the one model, if one of its names is asked for."""
         self._admit(request)
+        model = request.path_params["model"]
         pipeline, names = self._service.describe(), self._service.model_names
         if model not in names:
             raise errors.UnknownModel(model, served=names[0])
         return JSONResponse(model_object(pipeline, model))
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         """Answers with the version of the server, to anybody."""
         return JSONResponse({"version": VERSION})
 
-    async def openapi(self) -> Response:
+    async def openapi(self, _: Request) -> Response:
         """Answers with the OpenAPI document, to anybody: it says nothing of the model."""
         return Response(self._document, media_type=media_types.JSON)
 
-    async def docs(self) -> Response:
+    async def docs(self, _: Request) -> Response:
         """Answers with the document as a page to read, to anybody."""
         return Response(self._docs, headers=docs_page.HEADERS, media_type=docs_page.HTML)
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """Answers that the process is up."""
         return JSONResponse({"status": "ok"})
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         """Answers whether requests would be taken."""
         is_ready = self._service.is_ready
         status = {"status": "ready" if is_ready else "not ready"}
         return JSONResponse(status, 200 if is_ready else 503)
 
-    async def serving(self) -> Response:
+    async def serving(self, _: Request) -> Response:
         """Answers whether requests that come now get tokens, and why not."""
         if reason := self._reason_against_serving():
             return JSONResponse({"status": "not serving", "reason": reason}, 503)
@@ -239,8 +245,7 @@ class OpenAIApi:
         return Response(to_json(answer), media_type=media_types.JSON)
 
     def _admit(self, request: Request) -> Account:
-        """Finds out who calls. Each method of the API begins with it, before the body is read. As a
-        dependency of FastAPI it would cost twenty times as much."""
+        """Finds out who calls. Each method of the API begins with it, before the body is read."""
         return self._api_keys.admit(credentials.shown_in(request.headers))
 
     def _admit_generation(self, request: Request) -> Account:
@@ -311,7 +316,7 @@ async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:
 
 
 def _explain(error: errors.OrcinusError) -> Event:
-    return Event(to_json(openai_errors.error_object(error)))
+    return framed(to_json(openai_errors.error_object(error)))
 
 
 def _position(request: Request) -> StreamPosition | None:

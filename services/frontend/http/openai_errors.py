@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from services.common import errors
 from services.frontend.http import unknown_fields
@@ -69,7 +69,7 @@ def error_response(error: errors.OrcinusError) -> Response:
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Makes the app answer all errors in this shape, its own included."""
     app.add_exception_handler(errors.OrcinusError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)

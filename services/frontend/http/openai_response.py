@@ -12,6 +12,7 @@ but those of data.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pydantic_core
@@ -20,17 +21,28 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http import logprobs_shape
 from services.frontend.http.event_id import AnswerPosition, EventIds, StreamPosition
-from services.frontend.http.exchange import Event
+from services.frontend.http.exchange import Event, framed
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.request_id import created_at
 
 Json = dict[str, Any]
+
+SHORT_CHARACTERS, MAX_CACHED = 32, 2**13
+"""Characters of the texts whose JSON is kept, and their number: a megabyte of them."""
 
 
 def to_json(value: Json | str) -> bytes:
     """Returns JSON in ASCII: some clients of streams take U+2028 or U+0085 for the end of a
     line."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
+
+
+def text_json(text: str) -> bytes:
+    """Returns a text in JSON; those of single tokens, which come again and again, are kept."""
+    return _short_json(text) if len(text) <= SHORT_CHARACTERS else to_json(text)
+
+
+_short_json = lru_cache(MAX_CACHED)(to_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +91,7 @@ class Shape(ABC):
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
         self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
-        self._text_end = self.text_end + b"]" + self._chunk_end
+        self._text_end = self.text_end + b"]" + self._chunk_end + b"\n\n"
         wants_more = generation.options.n_logprobs is not None or shown.counts_usage
         self._has_text_only = not wants_more and not self._has_ids
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
@@ -95,13 +107,13 @@ class Shape(ABC):
         """Returns the events for a new piece of an answer, a chunk in JSON each."""
         start = self._text_starts.get(piece.index)
         if start is not None and piece.finish_reason is None:
-            return (Event(start + to_json(piece.text) + self._text_end),)
+            return (b"%b%b%b" % (start, text_json(piece.text), self._text_end),)
         return self._events(piece)
 
     def usage_event(self) -> Event:
         """Returns the last event of a stream, for clients that want to know the usage."""
         chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
-        return Event(chunk, self._ids.usage() if self._has_ids else b"")
+        return framed(chunk, event_id=self._ids.usage() if self._has_ids else b"")
 
     def _is_text(self, index: int) -> bool:
         """Returns whether all that is left of an answer, but its end, is text as it comes."""
@@ -120,9 +132,9 @@ class Shape(ABC):
                 b',"usage":%b}' % to_json(self._usage()) if self._counts_usage else self._chunk_end,
             )
             self._seed = b""  # only in the first
-            yield Event(chunk, self._ids.current() if self._has_ids else b"")
+            yield framed(chunk, event_id=self._ids.current() if self._has_ids else b"")
         if self._has_text_only and self._is_text(piece.index):
-            start = self._chunk_start + b"[" + self.text_start % piece.index
+            start = b"data: " + self._chunk_start + b"[" + self.text_start % piece.index
             self._text_starts[piece.index] = start
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """The OpenAPI document of the HTTP API, made once at start.
 
-Handlers read raw bodies, so FastAPI knows nothing of them. Bodies are described by the models that
-read them, options of sampling by their ranges (`field_ranges`), answers by typed dictionaries
-(`*_schemas`), which tests hold against what a server says. A document cannot say what depends on
-the model: its vocabulary, its length, its chat template.
+Bodies are described by the models that read them, options of sampling by their ranges
+(`field_ranges`), answers by typed dictionaries (`*_schemas`), which tests hold against what a
+server says. A document cannot say what depends on the model: its vocabulary, its length, its chat
+template.
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from services.frontend.http.docs_page import HTML
 

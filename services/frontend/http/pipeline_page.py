@@ -7,15 +7,15 @@ there are API keys, only those with `may_watch` may have them, and only as long 
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from fastapi import Request
-from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from services.common import errors
 from services.frontend.api_keys import ApiKeys
 from services.frontend.http import credentials
 from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import ACCEPTED, Event, EventStream
+from services.frontend.http.exchange import ACCEPTED, Event, EventStream, framed
 from services.frontend.http.page_files import INDEX, read_files
 from services.frontend.watching.view_feed import ViewFeed, note
 
@@ -45,13 +45,11 @@ class PipelinePage:
 
     async def index(self, request: Request) -> Response:
         """Answers with the page, to anybody."""
-        return await self.file(request, INDEX)
+        return self._file(request, INDEX)
 
-    async def file(self, request: Request, name: str) -> Response:
+    async def file(self, request: Request) -> Response:
         """Answers with a file of the page, to anybody."""
-        if name not in self._files:
-            raise HTTPException(404)
-        return self._files[name].answer(request.headers.get("if-none-match"))
+        return self._file(request, request.path_params["name"])
 
     async def events(self, request: Request) -> Response:
         """Streams what the scheduler does."""
@@ -62,6 +60,11 @@ class PipelinePage:
             raise errors.InvalidRequest(DECISIONS, "must be true or false")
         events = partial(self._events, key, _TRUTHS[asked])
         return EventStream(events, explain=_explain, comment_s=self._comment_s, end=b"")
+
+    def _file(self, request: Request, name: str) -> Response:
+        if name not in self._files:
+            raise HTTPException(404)
+        return self._files[name].answer(request.headers.get("if-none-match"))
 
     async def _events(
         self, key: str | None, wants_decisions: bool, output: EventOutput
@@ -75,4 +78,4 @@ class PipelinePage:
 
 
 def _explain(error: errors.OrcinusError) -> Event:
-    return Event(note("away", text=error.message))
+    return framed(note("away", text=error.message))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from services.common import errors
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.exchange import Event
+from services.frontend.http.exchange import Event, framed
 from services.frontend.http.message_items import MessageItems, Step
 from services.frontend.http.openai_response import Json, to_json
 from services.frontend.request.finish_reason import FinishReason
@@ -47,4 +47,4 @@ class Reply(ABC):
 
 def named_event(name: str, fields: Json) -> Event:
     """Returns an event whose data has its name as type, too."""
-    return Event(to_json({"type": name, **fields}), name=name.encode())
+    return framed(to_json({"type": name, **fields}), name=name.encode())

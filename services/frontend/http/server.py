@@ -20,6 +20,7 @@ from services.frontend.http import anthropic_errors
 from services.frontend.http.acceptor import Acceptor
 from services.frontend.http.connection import Connection
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.gathering_transport import WriteRound
 from services.frontend.http.loop_share import LoopShares
 from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER, begin_call
 from services.frontend.request.memory_budget import MemoryBudget
@@ -78,7 +79,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept; uvicorn's own would have asyncio do it, see `acceptor.py`."""
-        self._shares = LoopShares(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._writes, self._shares = WriteRound(loop), LoopShares(loop)
         self.servers = [self._accept(*listener) for listener in self._listeners]  # type: ignore[misc]
         self.started = True
 
@@ -120,6 +122,7 @@ class HttpServer(uvicorn.Server):
             places=self._places,
             budget=self._budget,
             refusals=self._refusals,
+            writes=self._writes,
             shares=self._shares,
             place=place,
         )

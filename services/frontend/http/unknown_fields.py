@@ -10,8 +10,8 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from services.common import errors
 

@@ -27,7 +27,10 @@ from services.frontend.link.scheduler_events import (
     PromptLogprobs,
     Suspended,
     Tokens,
-    events_of,
+    columns_of,
+    ends_of,
+    news_of,
+    tokens_of,
 )
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.link.submitted_request import Inbox, SubmittedRequest
@@ -71,7 +74,7 @@ class SchedulerClient:
         self._refusals = Refusals() if refusals is None else refusals
         self._gate = PoolGate(self._refusals)
         self._requests: dict[str, SubmittedRequest] = {}
-        self._names: dict[int, str] = {}  # of these, by their numbers
+        self._numbered: dict[int, SubmittedRequest] = {}  # the same
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self._pipeline: Pipeline | None = None
@@ -197,7 +200,7 @@ class SchedulerClient:
         )
         submission.number = next(self._numbers) % 2**32
         self._requests[request.request_id] = request
-        self._names[submission.number] = request.request_id
+        self._numbered[submission.number] = request
         self._attempt(request)
 
     def cancel(self, request_id: str) -> None:
@@ -251,7 +254,16 @@ class SchedulerClient:
             self._shut()
         elif response.HasField("pipeline") and not self._is_stopping:
             self._open(Pipeline.from_proto(response.pipeline))
-        for event in events_of(response, self._names):
+        for event in news_of(response):
+            self._deliver(event)
+        numbered = self._numbered
+        for number, start, token_ids in columns_of(response):
+            request = numbered.get(number)
+            if request is not None and request.next_attempt is None:
+                self._deliver_news(
+                    request, tokens_of((request.request_id, token_ids, start, None, 0))
+                )
+        for event in ends_of(response):
             self._deliver(event)
 
     def _note_late(self, rejected: scheduler_pb2.Rejection) -> None:
@@ -299,10 +311,10 @@ class SchedulerClient:
         request = self._requests.get(event.request_id)
         if request is None or request.next_attempt is not None:
             return  # cancelled a moment ago, or it has failed already and is held
-        if isinstance(event, Tokens) or isinstance(event, PromptLogprobs):  # noqa: SIM101 - faster
-            self._deliver_news(request, event)
-            return
         match event:
+            case Tokens() | PromptLogprobs():
+                self._deliver_news(request, event)
+                return
             case Accepted():
                 request.is_accepted = True
             case Suspended():
@@ -324,7 +336,10 @@ class SchedulerClient:
         """Delivers what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
         try:
-            news = request.news_of(event)
+            if isinstance(event, Tokens):
+                news: Event | None = request.new_tokens(event)
+            else:
+                news = request.new_prompt_logprobs(event)
         except errors.RequestFailed as error:
             log.error("bug in the scheduler: request %s: %s", request.request_id, error)
             self.cancel(request.request_id)
@@ -383,7 +398,7 @@ class SchedulerClient:
 
     def _forget(self, request: SubmittedRequest) -> None:
         del self._requests[request.request_id]
-        del self._names[request.submission.number]
+        del self._numbered[request.submission.number]
 
     def _end(self, request: SubmittedRequest, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))

@@ -5,14 +5,14 @@ each of which concerns one request. Reasons become either a way to finish or an 
 tree.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
+from services.common.named_tuples import maker
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal
@@ -54,6 +54,10 @@ class Tokens(NamedTuple):
         return False
 
 
+tokens_of = maker(Tokens)
+"""Makes an event of new tokens of its fields."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Event: log-probabilities of tokens of the prompt; `position` is the first one's."""
@@ -93,16 +97,11 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-NO_NAMES: Mapping[int, str] = MappingProxyType({})
-
 Event = Accepted | PromptLogprobs | Tokens | Suspended | Finished | Failed
 
 
-def events_of(
-    response: scheduler_pb2.ConnectResponse, names: Mapping[int, str] = NO_NAMES
-) -> Iterator[Event]:
-    """Yields the events of one message, in the order in which they happened. `names` are those of
-    requests by their numbers; others by number are left out."""
+def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
+    """Yields the events of one message, in the order in which they happened, up to its columns."""
     for suspension in response.suspended:  # a loss begins a message of its own
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -121,20 +120,28 @@ def events_of(
         start = update.start
         n_cached = 0 if start else update.n_cached_tokens
         yield Tokens(update.request_id, token_ids, start, of_tokens, n_cached)
-    if response.HasField("columns"):
-        yield from _tokens_of(response.columns, names)
-    for completed in response.completed:
-        yield _end(completed)
 
 
-def _tokens_of(columns: scheduler_pb2.TokenColumns, names: Mapping[int, str]) -> Iterator[Tokens]:
+def columns_of(
+    response: scheduler_pb2.ConnectResponse,
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yields the new tokens in the columns of one message: the number of their request, the first
+    one's place in its output, and themselves."""
+    if not response.HasField("columns"):
+        return
+    columns = response.columns
     token_ids, at = tuple(columns.token_ids), 0
     places = zip(columns.numbers, columns.starts, columns.n_tokens, strict=False)
     for number, start, n_tokens in places:  # tokens that are missing are noticed by `start`
-        name = names.get(number)
-        if name is not None:
-            yield Tokens(name, token_ids[at : at + n_tokens], start)
-        at += n_tokens
+        end = at + n_tokens
+        yield number, start, token_ids[at:end]
+        at = end
+
+
+def ends_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
+    """Yields the ends of requests in one message, which come after its columns."""
+    for completed in response.completed:
+        yield _end(completed)
 
 
 def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:

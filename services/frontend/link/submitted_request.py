@@ -42,38 +42,26 @@ class SubmittedRequest:
     n_extensions: int = 0  # of `until`, since it last had a token
     n_at_loss: int = 0  # tokens when its pipeline was last lost
     is_stalled: bool = False  # no token since the pipeline was lost
+    was_lost: bool = False  # and has not recovered from all that was noted then
     next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
     failure: str = ""  # of the last attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while it is held
+    request_id: str = field(init=False)
     wants_logprobs: bool = field(init=False)
     token_ids: "array[int]" = field(init=False)  # of its output, as far as it is there
 
     def __post_init__(self) -> None:
         submission = self.submission
+        self.request_id = submission.request_id
         self.token_ids = array("I", submission.generated_token_ids)
         self.wants_logprobs = submission.HasField("n_logprobs") or submission.HasField(
             "n_prompt_logprobs"
         )
 
     @property
-    def request_id(self) -> str:
-        """Id of the request, which its events have."""
-        return self.submission.request_id
-
-    @property
     def is_held(self) -> bool:
         """Whether it waits to be sent."""
         return self.next_attempt is not None
-
-    def news_of(self, event: Tokens | PromptLogprobs) -> Event | None:
-        """Keeps what an event brings, and returns the event with what is new, if anything is.
-
-        Raises:
-            RequestFailed: something is missing, or something else was there before.
-        """
-        if isinstance(event, Tokens):
-            return self.new_tokens(event)
-        return self.new_prompt_logprobs(event)
 
     def message(self) -> scheduler_pb2.ConnectRequest:
         """Returns the message that submits it, with the tokens that it has."""
@@ -84,7 +72,7 @@ class SubmittedRequest:
     def suspend(self, n_losses: int) -> None:
         """Notes that its pipeline was lost, `n_losses` times in a row by now; the scheduler goes on
         with it at the next one."""
-        self.is_stalled = True
+        self.is_stalled = self.was_lost = True
         self.n_at_loss = len(self.token_ids)
         self.submission.n_losses = n_losses
         self.span.suspended(self.request_id, n_losses)
@@ -93,6 +81,7 @@ class SubmittedRequest:
         """Notes that the scheduler does not have it, or no longer. If it did, it may be held until
         `until`, for up to MAX_EXTENSIONS losses in a row."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
+            self.was_lost = True
             self.n_extensions += 1
             self.until = max(self.until, until)
             self.submission.is_resubmitted = True
@@ -124,11 +113,17 @@ class SubmittedRequest:
             logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
             event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
         kept.extend(event.token_ids)
-        if self.submission.n_losses and len(kept) - self.n_at_loss > 1:
+        if self.was_lost:
+            self._recover()
+        return event
+
+    def _recover(self) -> None:
+        """Notes that there are tokens since it was lost; with two, the loss no longer counts."""
+        if not self.submission.n_losses or len(self.token_ids) - self.n_at_loss > 1:
             self.submission.n_losses = 0
+            self.was_lost = False
         self.n_extensions = 0
         self.is_stalled = False
-        return event
 
     def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Notes log-probabilities, and returns the event with those that are new, if any are.

@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -200,15 +201,16 @@ class IncrementalText:
     ) -> None:
         self._tokenizer = tokenizer
         self._marks = marks or {}
-        self._window = _clean_tail(tokenizer, context)
+        self._window, self._delivered = _clean_tail(tokenizer, context)
+        """The last tokens, and what their text starts with."""
         self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
-        self._delivered = tokenizer.to_text(self._window)  # what the window's text starts with
         self._is_whole = True  # no token of the window lacks a part of its text
+        self._whole_text = tokenizer.token_texts.whole_text
 
     def feed(self, token_id: int) -> str:
         """Takes one more token and returns the text that is now final."""
         if self._is_whole:
-            text = self._tokenizer.token_texts.whole_text(token_id)
+            text = self._whole_text(token_id)
             if text is not None:
                 self._window, self._n_settled, self._delivered = [token_id], 1, text
                 return text
@@ -266,14 +268,16 @@ class IncrementalText:
         self._delivered = text[: len(text) - n_held]
 
 
-def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """Returns the last few tokens, if no character among them is cut; none if the last is
-    unfinished."""
-    tail = [t for t in token_ids[-4 * CONTEXT_TOKENS :] if not tokenizer.is_silent(t)]
+def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
+    """Returns the last few tokens and their text, if no character among them is cut; none if the
+    last is unfinished."""
+    last = reversed(token_ids[-4 * CONTEXT_TOKENS :])
+    heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
+    tail = [*islice(heard, CONTEXT_TOKENS + 3)][::-1]
     for n_tokens in range(CONTEXT_TOKENS, CONTEXT_TOKENS + 4):
         text = tokenizer.to_text(tail[-n_tokens:])
         if text.endswith(REPLACEMENT):
-            return []
+            break
         if not text.startswith(REPLACEMENT):
-            return tail[-n_tokens:]
-    return []
+            return tail[-n_tokens:], text
+    return [], ""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.common.named_tuples import maker
 from services.scheduler.core.request import Request
 
 
@@ -27,6 +28,10 @@ class Span(NamedTuple):
     cache, which have the tokens before the span."""
     n_drafts: int = 0
     """Tokens at its end that are drafts, see `drafts.py`."""
+
+
+span_of = maker(Span)
+"""Makes a span of its fields."""
 
 
 class SpanLogprobs(NamedTuple):

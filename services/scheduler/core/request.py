@@ -115,15 +115,14 @@ class Request:
     """Whether it was cancelled while running; it ends when a batch with it returns."""
     is_cut: bool = False
     """Whether its output ends before its grammar does, since a rank cannot follow further."""
+    n_prompt_tokens: int = field(init=False)
+    n_tokens: int = field(init=False)
+    """The number of tokens of the sequence so far; kept, since it is asked for many times for each
+    token."""
 
-    @property
-    def n_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
-
-    @property
-    def n_tokens(self) -> int:
-        """The number of tokens of the sequence so far."""
-        return len(self.prompt_token_ids) + len(self.generated_token_ids)
+    def __post_init__(self) -> None:
+        self.n_prompt_tokens = len(self.prompt_token_ids)
+        self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -144,17 +143,12 @@ class Request:
     @property
     def n_new_tokens(self) -> int:
         """The number of tokens that it has generated since it began, or began anew."""
-        return len(self.prompt_token_ids) + len(self.generated_token_ids) - self.n_prefill_tokens
+        return self.n_tokens - self.n_prefill_tokens
 
     @property
     def n_unscheduled(self) -> int:
         """The number of tokens, awaited ones included, that have not been sent to the ranks."""
-        return (
-            len(self.prompt_token_ids)
-            + len(self.generated_token_ids)
-            + self.n_awaited
-            - self.n_scheduled
-        )
+        return self.n_tokens + self.n_awaited - self.n_scheduled
 
     @property
     def max_sequence_len(self) -> int:
@@ -162,7 +156,7 @@ class Request:
 
         The paper calls it `max_tokens`, which to a client is the number of new tokens.
         """
-        return len(self.prompt_token_ids) + self.max_new_tokens
+        return self.n_prompt_tokens + self.max_new_tokens
 
     def can_run(self, *, token_hand_off: bool) -> bool:
         """Returns whether it could join the next iteration, whatever batches it is in.
@@ -171,18 +165,17 @@ class Request:
         with `token_hand_off`, with a token that a rank will have sampled by then. It can't while
         its last token is awaited, or nobody knows how many of its drafts are right.
         """
-        n_prompt, n_generated = len(self.prompt_token_ids), len(self.generated_token_ids)
         if self.is_cancelled or self.n_drafts:
             return False
-        if self.n_scheduled < n_prompt + n_generated:
+        if self.n_scheduled < self.n_tokens:
             return True
-        return token_hand_off and n_generated + self.n_awaited < self.max_new_tokens
+        n_coming = self.n_tokens + self.n_awaited
+        return token_hand_off and n_coming < self.n_prompt_tokens + self.max_new_tokens
 
     def span(self, start: int, n_tokens: int) -> list[int]:
         """Returns tokens `start` to `start + n_tokens` of the sequence."""
-        n_prompt = len(self.prompt_token_ids)
-        if start >= n_prompt:
-            first = start - n_prompt
+        first = start - self.n_prompt_tokens
+        if first >= 0:
             if n_tokens == 1:  # a decode: half the time of a slice
                 return [self.generated_token_ids[first]]
             return self.generated_token_ids[first : first + n_tokens].tolist()
@@ -191,7 +184,7 @@ class Request:
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
         """Returns the same tokens as `span`, 4 bytes each."""
-        first = start - len(self.prompt_token_ids)
+        first = start - self.n_prompt_tokens
         if first >= 0:
             return self.generated_token_ids[first : first + n_tokens].tobytes()
         packed = array(TOKEN_ID, self.prompt_token_ids[start : start + n_tokens])
@@ -203,17 +196,20 @@ class Request:
         self.state = RequestState.INITIATION
         self.reservation = None
         self.n_scheduled = self.n_awaited = self.n_in_flight = self.n_drafts = 0
+        self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
         self.n_prefill_tokens = self.n_tokens
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a sampled token; returns why the request ends with it, or None."""
         self.generated_token_ids.append(token_id)
-        if self.client is not None:
-            self.client.served += self.client.output_charge
+        self.n_tokens = n_tokens = self.n_tokens + 1
+        client = self.client
+        if client is not None:
+            client.served += client.output_charge
         if self.n_losses and self.n_new_tokens >= N_PROVING_TOKENS:
             self.n_losses = 0
         if token_id in self.stop_token_ids:
             return FinishReason.LENGTH if self.is_cut else FinishReason.STOP
-        if len(self.generated_token_ids) == self.max_new_tokens:
+        if n_tokens == self.n_prompt_tokens + self.max_new_tokens:
             return FinishReason.LENGTH
         return None

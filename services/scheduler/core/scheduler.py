@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
-from services.scheduler.core.batch import Batch, Span, SpanLogprobs
+from services.common.named_tuples import maker
+from services.scheduler.core.batch import Batch, Span, SpanLogprobs, span_of
 from services.scheduler.core.drafting import NO_DRAFTS, Drafting
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.fair_order import Fair
@@ -57,6 +58,13 @@ class Update(NamedTuple):
     logprobs: SpanLogprobs | None = None
     """The log-probabilities that the request wants; there may be some of its prompt without a
     token."""
+
+
+update_of = maker(Update)
+"""Makes an update of its fields."""
+
+# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+_FINISHED = RequestState.FINISHED
 
 
 class Scheduler:
@@ -209,11 +217,15 @@ class Scheduler:
             return None
         self._n_iterations += 1
         drafts = NO_DRAFTS if self._drafting is None else self._drafting.draft(selections)
+        if drafts:
+            spans = [
+                self._schedule(*chosen, drafts.get(chosen.request, ())) for chosen in selections
+            ]
+        else:
+            spans = [self._schedule(*chosen) for chosen in selections]
         batch = Batch(
             iteration=self._n_iterations,
-            spans=tuple(
-                [self._schedule(*chosen, drafts.get(chosen.request, ())) for chosen in selections]
-            ),
+            spans=tuple(spans),
             released_rows=tuple(self._released_rows),
             n_drafts=sum([len(draft) for draft in drafts.values()]),
         )
@@ -300,15 +312,17 @@ class Scheduler:
             self.kv_manager.enter(request, reservation)
         # A token that has not come back is the last of the sequence, so it is a span by itself.
         token_ids = request.span(start, n_tokens) if start < n_known else []
-        return Span(
-            request,
-            start,
-            n_tokens + n_drafts,
-            [*token_ids, *draft] if draft else token_ids,
-            is_admission,
-            is_sampled,
-            new_block_ids,
-            n_drafts,
+        return span_of(
+            (
+                request,
+                start,
+                n_tokens + n_drafts,
+                [*token_ids, *draft] if draft else token_ids,
+                is_admission,
+                is_sampled,
+                new_block_ids,
+                n_drafts,
+            )
         )
 
     def _return(self, iteration: int, n_tokens: int) -> Batch:
@@ -318,7 +332,7 @@ class Scheduler:
                 f"iteration {iteration} returned, but {oldest} is the oldest in flight"
             )
         batch = self._in_flight.pop(iteration)
-        n_sampled = sum(span.is_sampled for span in batch.spans) + batch.n_drafts
+        n_sampled = sum([span.is_sampled for span in batch.spans]) + batch.n_drafts
         if n_tokens != n_sampled:
             raise ValueError(
                 f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"
@@ -346,7 +360,7 @@ class Scheduler:
         request = span.request
         request.n_in_flight -= 1
         request.n_awaited -= span.is_sampled
-        if request.state is RequestState.FINISHED:
+        if request.state is _FINISHED:
             self._release_if_unused(request)
             if self._lending is not None and not request.n_in_flight:
                 self._lending.n_leaving -= 1
@@ -360,7 +374,8 @@ class Scheduler:
             self._note_returned(request)
         if token_id is None:
             return None
-        return Update(request, token_id, None, len(request.generated_token_ids))
+        n_generated = request.n_tokens - request.n_prompt_tokens
+        return update_of((request, token_id, None, n_generated, "", None))
 
     def _note_returned(self, request: Request) -> None:
         """Notes that a request that goes on is in no batch."""

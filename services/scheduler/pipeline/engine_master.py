@@ -273,7 +273,10 @@ def plan_of(
     """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
     span of an iteration that is recorded."""
     spans, n_groups = batch.spans, len(pipeline.kv_windows)
-    rows = [_row(span.request) for span in spans]
+    requests, starts, n_tokens, token_ids, _, is_sampled, new_block_ids, n_drafts = zip(
+        *spans, strict=True
+    )
+    rows = _rows(requests)
     plan = worker_pb2.RunIterationsRequest(
         pipeline_id=pipeline.pipeline_id,
         epoch=pipeline.epoch,
@@ -281,16 +284,16 @@ def plan_of(
         released_rows=batch.released_rows,
         trace=trace,
         row=rows,
-        start_position=[span.start_position for span in spans],
-        n_tokens=[span.n_tokens for span in spans],
-        sample=[span.is_sampled for span in spans],
-        n_new_blocks=[len(span.new_block_ids) // n_groups for span in spans],
-        token_on_rank=[not span.token_ids for span in spans],
-        token_ids=list(chain.from_iterable([span.token_ids for span in spans])),
-        new_block_ids=list(chain.from_iterable([span.new_block_ids for span in spans])),
+        start_position=starts,
+        n_tokens=n_tokens,
+        sample=is_sampled,
+        n_new_blocks=[len(block_ids) // n_groups for block_ids in new_block_ids],
+        token_on_rank=[not known for known in token_ids],
+        token_ids=list(chain.from_iterable(token_ids)),
+        new_block_ids=list(chain.from_iterable(new_block_ids)),
     )
     if batch.n_drafts:
-        plan.n_drafts.extend([span.n_drafts for span in spans])
+        plan.n_drafts.extend(n_drafts)
     for row, span in zip(rows, spans, strict=True):
         if span.is_admission:
             admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
@@ -317,7 +320,9 @@ def _next_token_ids(span: Span) -> Sequence[int]:
     return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
 
 
-def _row(request: Request) -> int:
-    if request.reservation is None:
-        raise ValueError(f"request {request.request_id} runs without a reservation")
-    return request.reservation.row
+def _rows(requests: Sequence[Request]) -> list[int]:
+    """Returns the rows of requests on the ranks, each of which must have one."""
+    rows = [one.reservation.row for one in requests if one.reservation is not None]
+    if len(rows) < len(requests):
+        raise ValueError("a request runs without a reservation")
+    return rows

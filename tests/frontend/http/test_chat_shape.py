@@ -65,7 +65,7 @@ def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[s
         for number, text in enumerate(texts)
     ]
     last = Piece(0, finish_reason=FinishReason.STOP)
-    sent = b"".join(event.data for piece in (*pieces, last) for event in shape.events(piece))
+    sent = b"".join(event for piece in (*pieces, last) for event in shape.events(piece))
     assert sent.count(b'"logprob":') == len(texts)
 
 

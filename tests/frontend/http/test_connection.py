@@ -42,10 +42,10 @@ N_EVENTS = 2000
 
 
 def event_of(number: int) -> Event:
-    return Event(b"%d " % number + b"x" * 2000)
+    return framed(b"%d " % number + b"x" * 2000)
 
 
-EVENTS = b"".join(framed(event_of(number)) for number in range(N_EVENTS)) + END
+EVENTS = b"".join(event_of(number) for number in range(N_EVENTS)) + END
 
 
 class App:
@@ -105,7 +105,7 @@ class App:
         for number in range(N_EVENTS):
             event, chunks = event_of(number), output.chunks
             if number % 3 and chunks is not None and chunks.is_ready:
-                chunks.write(framed(event))
+                chunks.write(event)
             else:
                 yield event
             if number % 50 == 0:

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from services.common import errors
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import COMMENT, HEADERS_S, EventOutput
-from services.frontend.http.exchange import ACCEPTED, Event, EventStream
+from services.frontend.http.exchange import ACCEPTED, Event, EventStream, framed
 from tests.simulated_time import simulate
 
 COMMENT_S = 15.0
@@ -138,7 +138,7 @@ def stream_of(
         wire = Wire()
         stream = EventStream(
             lambda _: make(),
-            explain=lambda error: Event(error.message.encode()),
+            explain=lambda error: framed(error.message.encode()),
             comment_s=COMMENT_S,
         )
 
@@ -180,7 +180,7 @@ def test_accepted_stream_has_its_headers_before_its_first_event() -> None:
     async def accepted() -> AsyncGenerator[Event]:
         yield ACCEPTED
         await asyncio.sleep(1.0)
-        yield Event(b"token")
+        yield framed(b"token")
 
     assert simulate(stream_of(accepted)) == [
         (0.0, HEAD),

@@ -15,7 +15,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from services.common import tls
-from services.frontend.http.gathering_transport import MAX_GATHERED_BYTES, GatheringTransport
+from services.frontend.http.gathering_transport import (
+    MAX_GATHERED_BYTES,
+    GatheringTransport,
+    WriteRound,
+)
 from services.frontend.http.loop_share import LoopShare
 from services.frontend.http.server import (
     HttpServer,
@@ -148,9 +152,30 @@ class Wire(asyncio.Transport):
         return self.is_closed
 
 
+class BrokenWire(Wire):
+    """Fails whenever something is written to it."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise ZeroDivisionError
+
+
 def gathering(wire: Wire) -> GatheringTransport:
     loop = asyncio.get_running_loop()
-    return GatheringTransport(wire, loop, LoopShare(loop))
+    return GatheringTransport(wire, WriteRound(loop), LoopShare(loop))
+
+
+async def test_a_connection_that_fails_keeps_no_other_from_writing() -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[object] = []
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    round_, share = WriteRound(loop), LoopShare(loop)
+    wires = [Wire(), BrokenWire(), Wire(), Wire()]
+    for wire in wires:
+        GatheringTransport(wire, round_, share).write(b"token")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [wire.writes for wire in wires] == [[b"token"], [], [b"token"], [b"token"]]
+    assert [type(failure) for failure in failures] == [ZeroDivisionError]
 
 
 async def test_what_is_written_in_one_round_goes_out_as_one_write() -> None:

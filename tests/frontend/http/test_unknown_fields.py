@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 
 from services.common import errors
 from services.frontend.http.body_reader import MAX_UNKNOWN, parse_body

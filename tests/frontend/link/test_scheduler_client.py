@@ -24,7 +24,8 @@ from services.frontend.link.scheduler_events import (
     Finished,
     PromptLogprobs,
     Tokens,
-    events_of,
+    ends_of,
+    news_of,
 )
 from services.frontend.link.scheduler_stream import MAX_UNSENT
 from services.frontend.link.submitted_request import MAX_EXTENSIONS
@@ -749,7 +750,7 @@ FINAL = {
 @pytest.mark.parametrize("reason", REASONS, ids=scheduler_pb2.CompletionReason.keys())
 def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason) -> None:
     completion = scheduler_pb2.Completion(request_id="r", reason=reason)
-    (event,) = events_of(scheduler_pb2.ConnectResponse(completed=[completion]))
+    (event,) = ends_of(scheduler_pb2.ConnectResponse(completed=[completion]))
     assert event.is_last
     if isinstance(event, Failed):
         expected = FINAL.get(reason, errors.Unavailable)
@@ -769,7 +770,7 @@ def test_every_completion_ends_a_request(reason: scheduler_pb2.CompletionReason)
 def test_field_that_the_scheduler_refuses_is_named(field: str, message: str, expected: str) -> None:
     invalid = scheduler_pb2.REJECTION_REASON_INVALID
     rejected = scheduler_pb2.Rejection(request_id="r", reason=invalid, message=message, field=field)
-    (event,) = events_of(scheduler_pb2.ConnectResponse(rejected=[rejected]))
+    (event,) = news_of(scheduler_pb2.ConnectResponse(rejected=[rejected]))
     assert isinstance(event, Failed)
     assert isinstance(event.error, errors.InvalidRequest)
     assert event.error.field == (field or "prompt")
@@ -781,7 +782,7 @@ def test_retry_delay_of_a_full_pool_is_kept_or_made_up() -> None:
     patient = scheduler_pb2.Rejection(reason=scheduler_pb2.REJECTION_REASON_POOL_FULL)
     patient.retry_after.FromMilliseconds(2500)
     delays = []
-    for event in events_of(scheduler_pb2.ConnectResponse(rejected=[full, patient])):
+    for event in news_of(scheduler_pb2.ConnectResponse(rejected=[full, patient])):
         assert isinstance(event, Failed)
         assert isinstance(event.error, errors.PoolFull)
         delays.append(event.error.retry_after_s)

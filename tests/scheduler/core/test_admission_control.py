@@ -1,6 +1,7 @@
 """Admission control as a control loop: overloaded schedulers on a simulated clock."""
 
 import random
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,7 +17,7 @@ from services.scheduler.core.expected_output import ExpectedOutput
 from services.scheduler.core.forecast import Forecast, Machine
 from services.scheduler.core.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from tests.scheduler.core.overload import Caller, Engine, Outcome, goodput, poisson
 
@@ -288,8 +289,7 @@ def test_outputs_are_expected_by_how_long_they_may_be() -> None:
     assert expected.n_tokens(4000) == pytest.approx(400)
     assert expected.n_tokens(100) == 100  # nobody knows, but more cannot come
     assert expected.variation(16) == pytest.approx(0, abs=1e-6)
-    begun = Request(RequestId("r"), [1], 16)
-    begun.generated_token_ids.extend([1] * 10)
+    begun = Request(RequestId("r"), [1], 16, generated_token_ids=array(TOKEN_ID, [1] * 10))
     assert expected.n_left(begun) == pytest.approx(6)
 
 

@@ -283,7 +283,8 @@ def test_who_goes_on_after_its_tokens_has_the_next_one_without_drafts() -> None:
         drafter=Drafter(max_drafts=8, max_batch_tokens=8),
     )
     request = one([1, 2, 3, 4, 1, 2, 3])
-    request.generated_token_ids.extend([4, 1])
+    for token_id in (4, 1):
+        request.accept(token_id)
     request.n_losses = 1
     scheduler.submit(request)
     scheduler.apply(select(scheduler).iteration, [])

@@ -292,8 +292,8 @@ def test_results_out_of_order_are_refused() -> None:
 
 
 def test_a_span_may_cross_from_the_prompt_into_generated_tokens() -> None:
-    request = Request(RequestId("r"), prompt_token_ids=[1, 2, 3], max_new_tokens=5)
-    request.generated_token_ids = array(TOKEN_ID, [4, 5, 6])
+    generated = array(TOKEN_ID, [4, 5, 6])
+    request = Request(RequestId("r"), [1, 2, 3], 5, generated_token_ids=generated)
     sequence = [1, 2, 3, 4, 5, 6]
     for start in range(6):
         for n_tokens in range(1, 7 - start):

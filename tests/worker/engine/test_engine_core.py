@@ -18,9 +18,9 @@ import json, sys
 from importlib.abc import MetaPathFinder
 
 MISSING = (
-    "annotated_types", "fastapi", "google.protobuf", "google.rpc", "grpc", "kubernetes",
+    "annotated_types", "google.protobuf", "google.rpc", "grpc", "kubernetes",
     "opentelemetry", "orcinus", "prometheus_client", "pydantic", "pydantic_core",
-    "pydantic_settings", "tokenizers", "transformers", "uvicorn",
+    "pydantic_settings", "starlette", "tokenizers", "transformers", "uvicorn",
 )
 
 class BareMachine(MetaPathFinder):

@@ -8,6 +8,7 @@ counts as scheduled from then on. It changes no other state of theirs.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from services.common.named_tuples import maker
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
@@ -20,6 +21,10 @@ class Selection(NamedTuple):
     request: Request
     n_tokens: int
     reservation: Reservation
+
+
+selection_of = maker(Selection)
+"""Makes a selection of its fields."""
 
 
 class Policy(Protocol):
