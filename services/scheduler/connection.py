@@ -172,10 +172,9 @@ class Connection:
             self._outbox.completed.add(
                 request_id=request.request_id, reason=_REASONS[reason], message=message
             )
-        if not self._n_outbox_bytes:
-            self._has_mail.set()
         self._n_outbox_bytes += UPDATE_BYTES
         self._n_unsent_bytes += UPDATE_BYTES
+        self._has_mail.set()
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id]
