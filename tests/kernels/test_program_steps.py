@@ -37,6 +37,7 @@ def test_a_part_of_a_row_is_normalised_alone(
     hidden = program.take_in(23)
     program.rms_norm_part(hidden, first, weight, 1e-5)
     program.end_layers(hidden)
+    assert ops.fuse_layers is not None
     fused = ops.fuse_layers(program)
     assert fused is not None
     batch: Any = Batch(torch.zeros(n_tokens, dtype=torch.int64))
