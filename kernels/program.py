@@ -99,6 +99,17 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class RMSNormPart:
+    """Computes `kernels.rms_norm` of some neighbouring elements of each row, in place."""
+
+    x: Buffer
+    first: int
+    size: int
+    weight: Tensor  # [size]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNorm:
     """Computes `kernels.layer_norm`."""
 
@@ -292,6 +303,7 @@ STEPS: tuple[type, ...] = (
     LookUpAngles,
     Select,
     RMSNorm,
+    RMSNormPart,
     LayerNorm,
     Multiply,
     Activate,
@@ -384,6 +396,10 @@ class Program:
         out = self._like(x)
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
+
+    def rms_norm_part(self, x: Buffer, first: int, weight: Tensor, eps: float) -> None:
+        """Normalises the elements of each row of `x` from `first` on that `weight` has."""
+        self.steps.append(RMSNormPart(x, first, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
         """Returns `kernels.layer_norm` of `x`."""

@@ -31,7 +31,9 @@ from kernels.program import (
     Multiply,
     Program,
     RMSNorm,
+    RMSNormPart,
     RotaryWriteKV,
+    Route,
     RunExperts,
     WriteKV,
 )
@@ -93,6 +95,15 @@ def _(step: RMSNorm, program: Program) -> None:
 
 
 @_check.register
+def _(step: RMSNormPart, program: Program) -> None:
+    _check_norm(step.weight, step.size)
+    if step.first < 0 or step.first + step.size > step.x.width:
+        raise ValueError(
+            f"a norm of {step.size} elements from {step.first} on in rows of {step.x.width}"
+        )
+
+
+@_check.register
 def _(step: LayerNorm, program: Program) -> None:
     _check_norm(step.weight, step.x.width)
     _check_norm(step.bias, step.x.width)
@@ -144,9 +155,35 @@ def _(step: Attend, program: Program) -> None:
 
 
 @_check.register
+def _(step: Route, program: Program) -> None:
+    if not 0 < step.experts.width <= step.scores.width:
+        raise ValueError(f"{step.experts.width} experts of {step.scores.width} are to be chosen")
+    if step.scores.dtype not in ELEMENT:
+        raise ValueError(f"scores of {step.scores.dtype}")
+    _check_choice(step)
+
+
+@_check.register
 def _(step: RunExperts, program: Program) -> None:
+    _check_choice(step)
+    for other in program.steps:
+        if not isinstance(other, Route) or other.experts != step.experts:
+            continue
+        if other.scores.width > len(step.each):
+            raise ValueError(f"{other.scores.width} scores for {len(step.each)} experts")
     for expert in step.each:
         _check_expert(expert, step)
+
+
+def _check_choice(step: Route | RunExperts) -> None:
+    """Raises ValueError for chosen experts and weights of other types, or not as many of both."""
+    experts, weights = step.experts, step.weights
+    types = experts.dtype, weights.dtype
+    if experts.width != weights.width or types != (torch.int64, torch.float32):
+        raise ValueError(
+            f"{experts.width} experts of {experts.dtype} with {weights.width} weights of "
+            f"{weights.dtype}, where layers need as many of int64 and float32"
+        )
 
 
 def _check_expert(expert: Expert, step: RunExperts) -> None:

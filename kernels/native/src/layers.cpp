@@ -213,6 +213,27 @@ struct RMSNorm {
   }
 };
 
+// In place, and row by row: rows of the part are not dense, and the norm writes dense ones.
+struct RMSNormPart {
+  static constexpr auto kKind = &Seconds::other;
+  Place x;
+  int64_t first;
+  int64_t size;
+  Array weight;
+  float eps;
+
+  void run(const Batch& batch) const {
+    const Buffer& of = batch.buffers[x];
+    const int64_t row = of.row_bytes(), begin_of_part = row / of.width * first;
+    for_rows(batch.n_rows(of), 2 * (row / of.width) * size, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        char* part = of.data + i * row + begin_of_part;
+        orcinus_rms_norm(of.element, part, weight.element, weight.data, part, 1, size, 1, size, eps);
+      }
+    });
+  }
+};
+
 struct LayerNorm {
   static constexpr auto kKind = &Seconds::other;
   Place x;
@@ -616,9 +637,9 @@ int64_t orcinus_layers(const Step* steps, int64_t n_steps, const Batch* batch, S
     Stopwatch watch;
     for (const Step* step = steps; step < steps + n_steps; ++step) {
       // As in `STEPS`.
-      run_of<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, RMSNorm, LayerNorm, Multiply,
-             Activate, ApplyGate, RotaryWriteKV, WriteKV, Attend, Add, Scale, SoftCap, Route,
-             RunExperts, SigmoidAndMul, Greedy>(step->kind)(step->what, *batch, watch, *seconds);
+      run_of<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, RMSNorm, RMSNormPart, LayerNorm,
+             Multiply, Activate, ApplyGate, RotaryWriteKV, WriteKV, Attend, Add, Scale, SoftCap,
+             Route, RunExperts, SigmoidAndMul, Greedy>(step->kind)(step->what, *batch, watch, *seconds);
     }
   });
 }

@@ -205,12 +205,7 @@ class Attention:
     def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
         qkv = self.qkv.record(to, x)
         heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
-        if type(self)._take_in is not Attention._take_in:
-            to.call(partial(self._take_in_place, layer, to.group_of(layer)), qkv)
-        elif self.rotary is None:
-            to.write_kv(qkv, heads, layer=layer)
-        else:
-            to.rotary_write_kv(qkv, heads, self.head_norms, rotary=self.rotary, layer=layer)
+        self._record_take_in(to, qkv, heads, layer)
         attended = to.attend(qkv, heads, self.form, self.sinks, layer=layer)
         return self.output.record(to, attended, residual)
 
@@ -227,6 +222,20 @@ class Attention:
         return self.ops.rotary_write_kv(
             qkv, cos, sin, keys, values, batch.slots, n_heads, self.head_norms
         )
+
+    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
+        """Adds the steps of `_take_in`; one that is replaced without its steps is called."""
+        if type(self)._take_in is Attention._take_in:
+            self._record_turn(to, qkv, heads, layer)
+        else:
+            to.call(partial(self._take_in_place, layer, to.group_of(layer)), qkv)
+
+    def _record_turn(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
+        """Adds the step that turns queries and keys, if they do, and stores keys and values."""
+        if self.rotary is None:
+            to.write_kv(qkv, heads, layer=layer)
+        else:
+            to.rotary_write_kv(qkv, heads, self.head_norms, rotary=self.rotary, layer=layer)
 
     def _take_in_place(
         self, layer: int, group: int, batch: StageBatch, kv: Sequence[LayerKV], qkv: Tensor

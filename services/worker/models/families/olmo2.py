@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
+from kernels.program import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm
 from services.worker.models.layer_forms import PostNormLayer
+from services.worker.models.recording import Recorder
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, TensorParallel
@@ -32,7 +34,7 @@ class Olmo2Config(RotaryConfig):
 class WideNorms:
     """Root-mean-square norms over all heads of queries and over all of keys, on every rank.
 
-    A rank has the heads of its share, and the ranks add up their squares.
+    A rank has the heads of its share; several ranks add up their squares.
     """
 
     weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
@@ -41,9 +43,10 @@ class WideNorms:
     n_all_k: int
     n_copies: int  # ranks that have the same keys
     eps: float
+    ops: Ops
 
     @classmethod
-    def read(cls, source: TensorSource, prefix: str, config: RotaryConfig) -> Self:
+    def read(cls, source: TensorSource, prefix: str, config: RotaryConfig, ops: Ops) -> Self:
         """Reads this rank's shares of `q_norm` and `k_norm` under `prefix`."""
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k = heads.q_elements(config), heads.kv_elements(config)
@@ -59,10 +62,16 @@ class WideNorms:
             n_all_k=n_all_k,
             n_copies=source.tp_size * len(k) // n_all_k,
             eps=config.rms_norm_eps,
+            ops=ops,
         )
 
     def __call__(self, qkv: Tensor, ranks: TensorParallel) -> None:
         """Normalises queries and keys of `qkv` [n_tokens, n_q + n_k + n_v], in place."""
+        if ranks.size == 1:
+            for first, weight in self._parts():
+                part = qkv[:, first : first + len(weight)]
+                part.copy_(self.ops.rms_norm(part, weight, self.eps))
+            return
         both = qkv[:, : len(self.weight)]
         squares = both.float().square()
         q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
@@ -73,6 +82,18 @@ class WideNorms:
         normed[:, : self.n_q] *= scales[:, :1]
         normed[:, self.n_q :] *= scales[:, 1:]
         both.copy_(normed)
+
+    def record(self, to: Recorder, qkv: Buffer) -> None:
+        """Adds the steps of a call; where ranks add up their squares that is Python's."""
+        if to.tp_size > 1:
+            to.call(lambda batch, kv, qkv: self(qkv, batch.ranks), qkv)
+            return
+        for first, weight in self._parts():
+            to.rms_norm_part(qkv, first, weight, self.eps)
+
+    def _parts(self) -> tuple[tuple[int, Tensor], ...]:
+        """Returns where queries and keys begin in a row, with the weights of each."""
+        return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +127,16 @@ class WideNormAttention(Attention):
         )
         return cls(
             **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            norms=WideNorms.read(source, prefix, config),
+            norms=WideNorms.read(source, prefix, config, ops),
         )
 
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
         self.norms(qkv, batch.ranks)
         return Attention._take_in(self, qkv, keys, values, batch)
+
+    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
+        self.norms.record(to, qkv)
+        self._record_turn(to, qkv, heads, layer)
 
 
 class Olmo2Stage(RotaryStage):
