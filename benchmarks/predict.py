@@ -305,28 +305,13 @@ def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None
     for index, (case, comparisons) in enumerate(found.items()):
         rates = [each.rate for each in comparisons]
         for axes, name in ((throughput, "tokens_per_s"), (latency, "median_latency_s")):
-            axes.plot(
-                rates,
-                [getattr(each.real, name) for each in comparisons],
-                MARKERS[index],
-                color=f"C{index}",
-                label=f"{case}: measured",
-            )
-            axes.plot(
-                rates,
-                [getattr(each.model, name) for each in comparisons],
-                color=f"C{index}",
-                linewidth=1,
-                label="predicted beforehand",
-            )
-            axes.plot(
-                rates,
-                [getattr(each.at_speed, name) for each in comparisons],
-                color=f"C{index}",
-                linewidth=1,
-                linestyle="--",
-                label="at the machine's speed",
-            )
+            for which, line, label in (
+                ("real", MARKERS[index], f"{case}: measured"),
+                ("model", "-", "predicted beforehand"),
+                ("at_speed", "--", "at the machine's speed"),
+            ):
+                values = [getattr(getattr(each, which), name) for each in comparisons]
+                axes.plot(rates, values, line, color=f"C{index}", linewidth=1, label=label)
     throughput.set_ylabel("output tokens/s")
     latency.set_ylabel("median latency (s)")
     latency.set_yscale("log")

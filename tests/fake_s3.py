@@ -50,6 +50,7 @@ class FakeS3:
     status: int | None = None
     """HTTP status of all answers; None: what fits."""
     ignores_ranges: bool = False
+    has_etags: bool = True
     lists_all: bool = False
     """Whether listings show everything, whatever prefix they are asked for."""
     reads: list[tuple[str, int, int]] = field(default_factory=list)
@@ -139,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(objects[key].content)}</Size>"
             f"<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>&quot;{objects[key].shown_etag}&quot;</ETag></Contents>"
+            f"{self._etag_of(objects[key])}</Contents>"
             for key in shown
         )
         more = f"<NextContinuationToken>{end}</NextContinuationToken>" if is_cut else ""
@@ -149,9 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
             f"{more}{contents}</ListBucketResult>",
         )
 
+    def _etag_of(self, stored: Stored) -> str:
+        return f"<ETag>&quot;{stored.shown_etag}&quot;</ETag>" if self.s3.has_etags else ""
+
     def _object(self, key: str, stored: Stored) -> None:
         wanted = self.headers["If-Match"]
-        if wanted is not None and wanted.strip('"') != stored.shown_etag:
+        if wanted is not None and (not self.s3.has_etags or wanted.strip('"') != stored.shown_etag):
             self._refuse(412, "PreconditionFailed")
             return
         content = stored.content if stored.sent is None else stored.sent
@@ -162,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(first), min(int(last) + 1, end)
         body = content[begin:end]
         self.send_response(206 if has_range else 200)
-        self.send_header("ETag", f'"{stored.shown_etag}"')
+        if self.s3.has_etags:
+            self.send_header("ETag", f'"{stored.shown_etag}"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.send_header("Content-Length", str(len(body)))
         if has_range:

@@ -25,6 +25,7 @@ from services.common import bounded_file
 from services.hub.source import SourceError
 
 if TYPE_CHECKING:  # these exist for type checkers alone
+    from obstore import GetOptions
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 CONNECT_TIMEOUT_S = 10.0
@@ -111,9 +112,10 @@ class Bucket:
             SourceError: they cannot be had, or the object is another by now.
         """
         with self._explained(of.key):
-            got = self._store.get(
-                of.key, options={"range": (begin, end), "if_match": f'"{of.etag}"'}
-            )
+            options: GetOptions = {"range": (begin, end)}
+            if of.etag:  # some storage has none
+                options["if_match"] = f'"{of.etag}"'
+            got = self._store.get(of.key, options=options)
             if (got.meta["e_tag"] or "").strip('"') != of.etag or got.range != (begin, end):
                 raise SourceError(f"s3://{self.name}/{of.key}: {_CHANGED}")
             n_left = end - begin

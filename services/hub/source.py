@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def model_name(self) -> str:
-        """What clients call the model, unless they are told otherwise."""
+        """The name of the model in the API, where no other is set."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
         """Returns what the source meant when it was last fetched into a cache; None if that is not

@@ -63,6 +63,13 @@ def test_only_what_is_served_is_fetched(s3: FakeS3, tmp_path: Path) -> None:
     assert done.stdout == f"{SOURCE} is state {state} in {tmp_path / 'm'}\n"
 
 
+def test_storage_without_etags_is_read_all_the_same(s3: FakeS3, tmp_path: Path) -> None:
+    s3.has_etags = False
+    done = fetch(s3, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "m") == {name: checkpoint(SMALL)[name] for name in SERVED}
+
+
 def test_a_claim_stays_what_it_was_when_it_was_filled(s3: FakeS3, tmp_path: Path) -> None:
     assert fetch(s3, tmp_path / "m").returncode == 0
     s3.buckets["models"][KEY] = Stored(b"newer")
