@@ -21,7 +21,7 @@ from typing import Self
 from services.common import bounded_file
 from services.hub.object_file import ObjectFile
 from services.hub.s3_storage import Bucket, StoredObject
-from services.hub.source import Fetched, Say, SourceError
+from services.hub.source import Fetched, Say, SourceError, SourceUnreachable
 from services.hub.transfer import Progress, check_space, transfer
 from services.hub.turn import turn_of
 from services.hub.wanted_files import trouble_with, wanted
@@ -78,7 +78,14 @@ class S3Source:
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
         cache = _users_cache() if cache is None else cache
         bucket = Bucket(self.bucket)
-        files = self._listing(bucket)
+        found = self.fetched_in(cache)
+        try:
+            files = self._listing(bucket)
+        except SourceUnreachable:
+            if found is None:
+                raise
+            say(f"{bucket.endpoint} cannot be reached: this is what the cache has")
+            return found
         state = _state_of(files)
         with self._disk_explained(), turn_of(self._folder(cache), say=say):
             if self._complete(cache, state) is None:

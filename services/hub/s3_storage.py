@@ -22,7 +22,7 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
 from services.common import bounded_file
-from services.hub.source import SourceError
+from services.hub.source import SourceError, SourceUnreachable
 
 if TYPE_CHECKING:  # these exist for type checkers alone
     from obstore import GetOptions
@@ -143,35 +143,40 @@ class Bucket:
             yield
         except (BaseError, FileNotFoundError, httpx2.HTTPError) as error:
             place = f"s3://{self.name}/{key}".rstrip("/")
-            raise SourceError(f"{place}: {self._explanation(error)}") from error
+            kind, explanation = self._explanation(error)
+            raise kind(f"{place}: {explanation}") from error
 
-    def _explanation(self, error: Exception) -> str:
+    def _explanation(self, error: Exception) -> tuple[type[SourceError], str]:
         line = _first_line(error)
         code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", str(error))) else ""
         status = found[1] if (found := re.search(r"status code: (\d{3})", line)) else ""
         match code, status:
             case _ if isinstance(error, PreconditionError) or status == "412":
-                return _CHANGED
+                words = _CHANGED
             case _ if "performing POST" in line:
-                return f"AWS_ROLE_ARN: no credentials for the web identity in {_ROLE}: {line}"
+                words = f"AWS_ROLE_ARN: no credentials for the web identity in {_ROLE}: {line}"
             case _ if "/latest/" in line:
-                return (
+                words = (
                     f"no credentials: set {_KEY} and AWS_SECRET_ACCESS_KEY, or {_FILE}, or a role"
                 )
             case "NoSuchBucket", _:
-                return f"there is no bucket {self.name!r} at {self.endpoint}"
+                words = f"there is no bucket {self.name!r} at {self.endpoint}"
             case _ if isinstance(error, FileNotFoundError):
-                return "there is no such object"
+                words = "there is no such object"
+            case _ if "invalid path" in line:
+                words = f"a key in it is no path: {line}"
             case _, "401" | "403":
                 why = f" ({code})" if code else ""
-                return f"the credentials ({_KEY}, {_FILE} or AWS_ROLE_ARN) are refused{why}"
+                words = f"the credentials ({_KEY}, {_FILE} or AWS_ROLE_ARN) are refused{why}"
             case _ if "configured region" in line or status == "301":
-                return "the bucket is in another region: set AWS_REGION"
+                words = "the bucket is in another region: set AWS_REGION"
             case _, "":
-                return f"{self.endpoint} cannot be reached, or broke off: {line}"
+                words = f"{self.endpoint} cannot be reached, or broke off: {line}"
+                return SourceUnreachable, words
             case _:
                 why = f" ({code})" if code else ""
-                return f"{self.endpoint} answers with HTTP status {status}{why}"
+                words = f"{self.endpoint} answers with HTTP status {status}{why}"
+        return SourceError, words
 
 
 _CHANGED = "changed while it was fetched; the next call fetches it as it is then"

@@ -16,6 +16,10 @@ class SourceError(Exception):
     """A checkpoint cannot be had from its source; the message says why, and what helps."""
 
 
+class SourceUnreachable(SourceError):
+    """A source does not answer, so that nobody knows what it has now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """A checkpoint that is here."""
@@ -39,7 +43,8 @@ class Source(Protocol):
 
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
         """Returns the checkpoint as it is at the source, once all is in a cache: by default the one
-        of this user. Of processes that fetch the same, one does, and the others wait for it.
+        of this user. Of processes that fetch the same, one does, and the others wait for it. Where
+        the source cannot be reached, it is what the source last meant, if that is all here.
 
         Raises:
             SourceError: it cannot be had, or does not fit on the disk.

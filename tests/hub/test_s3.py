@@ -12,6 +12,7 @@ import pytest
 
 from services.hub.kinds import source_in
 from services.hub.object_file import PIECE_BYTES
+from services.hub.source import SourceError
 from tests.fake_hub import checkpoint
 from tests.fake_s3 import ACCESS_KEY, ROOT, FakeS3, Stored
 
@@ -169,6 +170,23 @@ def test_a_user_gets_what_is_new_and_nothing_twice(
     assert (first.path / "config.json").read_bytes() == b"{}"
 
 
+def test_a_user_without_storage_gets_what_it_last_was(
+    s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    source = source_in(SOURCE)
+    assert source is not None
+    heard = list[str]()
+    fetched = source.fetch(say=heard.append, cache=tmp_path / "cache")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert source.fetch(say=heard.append, cache=tmp_path / "cache") == fetched
+    assert heard == ["http://127.0.0.1:1 cannot be reached: this is what the cache has"]
+    (fetched.path / "config.json").resolve().unlink()
+    with pytest.raises(SourceError, match="cannot be reached"):
+        source.fetch(say=heard.append, cache=tmp_path / "cache")
+
+
 def test_a_gguf_file_is_named_by_its_key(s3: FakeS3, tmp_path: Path) -> None:
     s3.put("models", "quantized", {"a.gguf": SMALL, "b.gguf": b"another"})
     refused = fetch(s3, tmp_path / "a.gguf", source="s3://models/quantized")
@@ -258,6 +276,7 @@ def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path, key: str, status: in
     s3.buckets["models"][key] = Stored(b"{}")
     done = fetch(s3, tmp_path / "m")
     assert done.returncode == status, done.stderr
+    assert ("a key in it is no path" in done.stderr) == (status == 1)
     assert not list(tmp_path.rglob("*out.json"))
     assert set(os.listdir(tmp_path / "m") if status == 0 else SERVED) == set(SERVED)
 
