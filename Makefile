@@ -20,7 +20,7 @@ SOURCES := services simulator kernels benchmarks clients examples models tests
 
 # Tests that stand side by side stay in one worker, so that most systems that they share start once. Each worker takes
 # ten seconds to begin.
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 
 # Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
@@ -100,7 +100,7 @@ tune: setup  ## Find the best settings for MODEL on this machine, in three minut
 
 ##@ Changing it
 
-test: setup  ## Run the tests, TEST_WORKERS (2) at a time; ARGS goes to pytest
+test: setup  ## Run the tests, TEST_WORKERS (3) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-thorough: setup  ## Run more cases of what `make test` holds, which take minutes
