@@ -1,7 +1,7 @@
 """The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
 
-All that an iteration brings a frontend leaves as one message. What it does not read is bounded in
-bytes; its stream is served, and cut off, by `SchedulerService`.
+All that an iteration brings a frontend leaves as one message, with what was accepted before it.
+What it does not read is bounded in bytes; its stream is served, and cut off, by `SchedulerService`.
 """
 
 import asyncio
@@ -21,6 +21,10 @@ from services.scheduler.settings import FRONTEND_BYTES
 
 UPDATE_BYTES = 208
 """Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+
+ACCEPTANCE_S = 0.05
+"""Seconds that an acceptance waits at most for an iteration's tokens, to leave with them: a message
+of its own would cost as much as some thirty tokens. No request has tokens of its own before."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
@@ -85,6 +89,7 @@ class Connection:
         self._n_leaving_bytes = 0  # of the message that was returned last
         self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
         self._has_mail = asyncio.Event()
+        self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Waits for news and returns all that has come since the last message, which has been sent
@@ -124,7 +129,7 @@ class Connection:
     def close(self) -> None:
         """Tells the frontend that no more requests are taken, in a message after all that was
         before."""
-        if self._has_mail.is_set():
+        if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
@@ -136,7 +141,11 @@ class Connection:
         if number is not None:
             self._numbers[request] = number
         self._outbox.accepted.add(request_id=request.request_id)
-        self._note_update()
+        self._note_bytes(UPDATE_BYTES)
+        self.check_unsent()
+        if self._acceptance_timer is None:
+            loop = asyncio.get_running_loop()
+            self._acceptance_timer = loop.call_later(ACCEPTANCE_S, self._has_mail.set)
 
     def reject(self, request_id: str, error: OrcinusError) -> None:
         rejection = self._outbox.rejected.add(
@@ -222,6 +231,9 @@ class Connection:
     def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
         self._columns.write(self._outbox)
         self._n_outbox_bytes = self._n_logprob_bytes = 0
+        if self._acceptance_timer is not None:
+            self._acceptance_timer.cancel()
+            self._acceptance_timer = None
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
 
