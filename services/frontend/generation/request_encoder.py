@@ -58,7 +58,7 @@ class RequestEncoder:
             await self._grammar_check.check(
                 options.format_field, options.sampling.grammar, limits.pipeline, share
             )
-        encoded = []
+        encoded: list[EncodedPrompt] = []
         for prompt in request.prompts:
             if encoded:
                 await asyncio.sleep(0)  # others come in between

@@ -197,13 +197,7 @@ class SchedulerClient:
             self._open(Pipeline.from_proto(response.pipeline))
         for event in news_of(response):
             self._deliver(event)
-        numbered = self._numbered
-        for number, start, token_ids in columns_of(response):
-            request = numbered.get(number)
-            if request is not None and request.next_attempt is None:
-                self._deliver_news(
-                    request, tokens_of((request.request_id, token_ids, start, None, 0))
-                )
+        self._deliver_columns(response)
         for event in ends_of(response):
             self._deliver(event)
 
@@ -270,6 +264,22 @@ class SchedulerClient:
             self._forget(request)
         request.inbox.put_nowait(event)
 
+    def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
+        """Delivers what nearly all tokens come in, by the shortest way."""
+        numbered = self._numbered
+        for number, start, token_ids in columns_of(response):
+            request = numbered.get(number)
+            if request is None or request.next_attempt is not None:
+                continue
+            try:
+                news = request.new_tokens(
+                    tokens_of((request.request_id, token_ids, start, None, 0))
+                )
+            except errors.RequestFailed as error:
+                self._end_wrong(request, error)
+                continue
+            request.inbox.put_nowait(news)
+
     def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
         """Delivers what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
@@ -279,12 +289,16 @@ class SchedulerClient:
             else:
                 news = request.new_prompt_logprobs(event)
         except errors.RequestFailed as error:
-            log.error("bug in the scheduler: request %s: %s", request.request_id, error)
-            self.cancel(request.request_id)
-            self._end(request, error)
+            self._end_wrong(request, error)
             return
         if news is not None:
             request.inbox.put_nowait(news)
+
+    def _end_wrong(self, request: SubmittedRequest, error: errors.RequestFailed) -> None:
+        """Ends a request that got what does not fit it."""
+        log.error("bug in the scheduler: request %s: %s", request.request_id, error)
+        self.cancel(request.request_id)
+        self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
         """Sends a request, or holds it if it can't be sent."""

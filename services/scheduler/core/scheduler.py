@@ -296,7 +296,7 @@ class Scheduler:
         request.n_scheduled = end
         request.n_awaited += is_sampled
         request.n_in_flight += 1
-        request.n_drafts = n_drafts = len(draft)
+        request.n_drafts = n_drafts = len(draft) if draft else 0
         new_block_ids: Sequence[int] = ()
         if end + n_drafts > reservation.n_block_slots:
             new_block_ids = self.kv_manager.allocate(

@@ -284,7 +284,7 @@ def plan_of(
         start_position=columns.start_positions,
         n_tokens=columns.n_tokens,
         sample=columns.is_sampled,
-        n_new_blocks=[len(block_ids) // n_groups for block_ids in columns.new_block_ids],
+        n_new_blocks=[len(ids) // n_groups if ids else 0 for ids in columns.new_block_ids],
         token_on_rank=[not known for known in columns.token_ids],
         token_ids=list(chain.from_iterable(columns.token_ids)),
         new_block_ids=list(chain.from_iterable(columns.new_block_ids)),
