@@ -3,13 +3,14 @@ each shows its labels."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orcinus.v1 import worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common.metrics import new_registry
 from services.frontend.api_keys import ApiKeys
+from services.frontend.link.known_pipeline import KnownPipeline
 from services.frontend.observing.metrics import FrontendMetrics, FrontendState
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
@@ -28,7 +29,7 @@ class Nothing:
     n_in_flight: int = 0
     n_waiting: int = 0
     n_resubmitted: int = 0
-    is_open: bool = False
+    pipeline: KnownPipeline = field(default_factory=KnownPipeline)
     n_held: int = 0
     n_viewers: int = 0
 

@@ -13,6 +13,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from services.common.errors import InvalidRequest
@@ -269,9 +270,10 @@ class SamplingParams:
         Raises:
             InvalidRequest: an option is out of its range; the error names it.
         """
-        for name, option in OPTIONS.items():
-            value, default = getattr(self, name), _DEFAULTS[name]
-            if type(value) is type(default) and value == default:
+        for (name, option), value, default in zip(
+            OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True
+        ):
+            if value is default or (type(value) is type(default) and value == default):
                 continue  # as most are
             if name == "stop_token_ids" and own_stop_token_ids:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
@@ -287,4 +289,5 @@ OPTIONS: dict[str, Option] = {
 }
 """Every option by its name, in the order in which they are checked."""
 
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+_values_of = attrgetter(*OPTIONS)
+_DEFAULTS = tuple(field.default for field in dataclasses.fields(SamplingParams))

@@ -82,7 +82,7 @@ class Frontend:
         self._budget = MemoryBudget(settings.max_in_flight_bytes, refusals=self._refusals)
         self._metrics = FrontendMetrics(self._registry)
         self._serving = ServingWatch(
-            trouble=lambda: "" if self._scheduler.is_open else "no pipeline",
+            trouble=lambda: "" if self._scheduler.pipeline.is_open else "no pipeline",
             n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
         )
         connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)
@@ -280,7 +280,7 @@ class Frontend:
 
     async def wait_ready(self) -> None:
         """Waits until requests can be answered."""
-        await self._scheduler.wait_open()
+        await self._scheduler.pipeline.wait_open()
 
     async def _announce(self) -> None:
         """Tells the launcher the addresses, once requests can be answered."""

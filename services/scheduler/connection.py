@@ -1,13 +1,12 @@
 """The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
 
-All that an iteration brings a frontend leaves as one message. What it does not read is bounded in
-bytes; its stream is served, and cut off, by `SchedulerService`.
+All that an iteration brings a frontend leaves as one message, with what was accepted before it.
+What it does not read is bounded in bytes; its stream is served, and cut off, by `SchedulerService`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 from orcinus.v1 import scheduler_pb2
 
@@ -18,9 +17,14 @@ from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Update
 from services.scheduler.settings import FRONTEND_BYTES
+from services.scheduler.token_columns import NewToken, columns_of
 
 UPDATE_BYTES = 208
 """Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+
+ACCEPTANCE_S = 0.05
+"""Seconds that an acceptance waits at most for an iteration's tokens, to leave with them: a message
+of its own would cost as much as some thirty tokens. No request has tokens of its own before."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
@@ -32,37 +36,6 @@ _REASONS = {
     FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
     FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
 }
-
-
-class _Columns:
-    """New tokens that need no entry of their own in a message. Those of one request come together:
-    a frontend that is behind has one update of each."""
-
-    def __init__(self) -> None:
-        self._starts: dict[int, int] = {}  # by the number of the request
-        self._token_ids: dict[int, list[int]] = {}
-
-    def add(self, number: int, start: int, token_id: int) -> None:
-        """Adds the next token of a request."""
-        token_ids = self._token_ids.get(number)
-        if token_ids is None:
-            self._starts[number] = start
-            self._token_ids[number] = [token_id]
-        else:
-            token_ids.append(token_id)
-
-    def write(self, message: scheduler_pb2.ConnectResponse) -> None:
-        """Puts what there is into a message, and begins anew."""
-        if not self._starts:
-            return
-        token_ids = self._token_ids.values()
-        columns = message.columns
-        columns.numbers.extend(self._starts)
-        columns.starts.extend(self._starts.values())
-        columns.n_tokens.extend(map(len, token_ids))
-        columns.token_ids.extend(chain.from_iterable(token_ids))
-        self._starts.clear()
-        self._token_ids.clear()
 
 
 class Connection:
@@ -78,13 +51,14 @@ class Connection:
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._columns = _Columns()  # of the outbox
+        self._columns: list[NewToken] = []  # of the outbox
         self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
         self._n_logprob_bytes = 0  # in the outbox
         self._n_outbox_bytes = 0
         self._n_leaving_bytes = 0  # of the message that was returned last
         self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
         self._has_mail = asyncio.Event()
+        self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Waits for news and returns all that has come since the last message, which has been sent
@@ -124,7 +98,7 @@ class Connection:
     def close(self) -> None:
         """Tells the frontend that no more requests are taken, in a message after all that was
         before."""
-        if self._has_mail.is_set():
+        if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
         self._outbox.is_closed = True
@@ -136,7 +110,11 @@ class Connection:
         if number is not None:
             self._numbers[request] = number
         self._outbox.accepted.add(request_id=request.request_id)
-        self._note_update()
+        self._note_bytes(UPDATE_BYTES)
+        self.check_unsent()
+        if self._acceptance_timer is None:
+            loop = asyncio.get_running_loop()
+            self._acceptance_timer = loop.call_later(ACCEPTANCE_S, self._has_mail.set)
 
     def reject(self, request_id: str, error: OrcinusError) -> None:
         rejection = self._outbox.rejected.add(
@@ -151,30 +129,36 @@ class Connection:
             rejection.account_time.FromNanoseconds(int(error.account_s * 1e9))
         self._note_update(error.message)
 
-    def update(self, update: Update) -> None:
-        request, token_id, reason, n_generated, message, logprobs = update
-        if logprobs is not None:
-            self._add_with_logprobs(update, logprobs)
-        elif token_id is not None:
-            start = n_generated - 1
-            number = self._numbers.get(request) if start else None
-            if number is None:
-                self._outbox.tokens.add(
-                    request_id=request.request_id,
-                    token_ids=[token_id],
-                    start=start,
-                    n_cached_tokens=0 if start else request.n_cached_tokens,
+    def update(self, updates: Sequence[Update]) -> None:
+        """Adds what an iteration brings, or another event, to what is sent next."""
+        numbers, columns = self._numbers, self._columns
+        for update in updates:
+            request, token_id, reason, n_generated, message, logprobs = update
+            if logprobs is not None:
+                self._add_with_logprobs(update, logprobs)
+            elif token_id is not None:
+                number = numbers.get(request)
+                if number is None or n_generated == 1:
+                    self._add_token(request, token_id, start=n_generated - 1)
+                else:
+                    columns.append((number, n_generated - 1, token_id))
+            if reason is not None:
+                self._forget(request)
+                self._outbox.completed.add(
+                    request_id=request.request_id, reason=_REASONS[reason], message=message
                 )
-            else:
-                self._columns.add(number, start, token_id)
-        if reason is not None:
-            self._forget(request)
-            self._outbox.completed.add(
-                request_id=request.request_id, reason=_REASONS[reason], message=message
-            )
-        self._n_outbox_bytes += UPDATE_BYTES
-        self._n_unsent_bytes += UPDATE_BYTES
+        self._note_bytes(UPDATE_BYTES * len(updates))
         self._has_mail.set()
+
+    def _add_token(self, request: Request, token_id: int, *, start: int) -> None:
+        """Adds a token in an entry of its own: a request's first one, or all of those without a
+        number."""
+        self._outbox.tokens.add(
+            request_id=request.request_id,
+            token_ids=[token_id],
+            start=start,
+            n_cached_tokens=0 if start else request.n_cached_tokens,
+        )
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id]
@@ -220,8 +204,13 @@ class Connection:
         self._has_mail.set()
 
     def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
-        self._columns.write(self._outbox)
+        if self._columns:
+            self._outbox.columns.CopyFrom(columns_of(self._columns))
+            self._columns = []
         self._n_outbox_bytes = self._n_logprob_bytes = 0
+        if self._acceptance_timer is not None:
+            self._acceptance_timer.cancel()
+            self._acceptance_timer = None
         message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
         return message
 

@@ -11,6 +11,7 @@ submits them again. Knows neither batches nor stages.
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -105,20 +106,23 @@ class SchedulerService:
         now, has_ended = self._now(), False
         for frontend in self._frontends:
             frontend.check_unsent()
+        connections = self._connections
+        delivered: defaultdict[Connection, list[Update]] = defaultdict(list)
         for update in updates:
             request, token_id, reason, n_generated, _, _ = update
+            delivered[connections[request]].append(update)
             if token_id is not None:
                 if request.account is not None:
                     request.account.charge(1, now)
                 # One that has its very first token may have been put down since.
                 if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
                     self._observer.first_token(request)
-            if reason is None:
-                self._connections[request].update(update)
-            else:
-                self._connections.pop(request).update(update)
+            if reason is not None:
+                del connections[request]
                 self._observer.ended(request, reason)
                 has_ended = True
+        for connection, its_updates in delivered.items():
+            connection.update(its_updates)
         if has_ended:
             for frontend in self._frontends:
                 frontend.note_room()
@@ -241,7 +245,10 @@ async def _write(connection: Connection, context: Any) -> None:
     Raises:
         TimeoutError: it does not take a message.
     """
-    while True:
-        message = await connection.next_message()
-        async with asyncio.timeout(SEND_LIMIT_S):
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        while True:
+            limit.reschedule(None)
+            message = await connection.next_message()
+            limit.reschedule(loop.time() + SEND_LIMIT_S)
             await context.write(message)

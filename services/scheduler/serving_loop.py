@@ -8,6 +8,7 @@ lock.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Protocol
 
 from orcinus.v1 import worker_pb2
@@ -116,9 +117,8 @@ class ServingLoop:
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:
-            for span in batch.spans:
-                if span.is_admission:
-                    self._requests.admitted(span.request)
+            for request in compress(batch.columns.requests, batch.columns.is_admission):
+                self._requests.admitted(request)
             self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)
 

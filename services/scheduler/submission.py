@@ -6,18 +6,28 @@ what they are sent: a rank ends itself, and with it everybody's requests, over w
 
 import hashlib
 import math
+import secrets
 from array import array
 from collections.abc import Collection
+from functools import lru_cache
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.errors import InvalidRequest, Unavailable
 from services.common.priority import PRIORITIES
-from services.common.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
+from services.common.sampling import (
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
+    SEED_BITS,
+    SamplingParams,
+)
 from services.common.sampling_proto import from_proto
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.drafts import Speculation
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+
+MAX_KNOWN, MAX_KNOWN_BYTES = 256, 512
+"""Options that are kept once they were checked, and bytes that each of them has at most."""
 
 MAX_SALT_LENGTH = 256
 """Characters of a salt of the prefix cache, as frontends allow."""
@@ -26,8 +36,8 @@ MAX_SALT_LENGTH = 256
 def check_submission(
     submission: scheduler_pb2.Submission, pipeline: scheduler_pb2.PipelineDescription
 ) -> SamplingParams:
-    """Checks a submission for a pipeline; returns its options, with a seed that was chosen here if
-    it came without one.
+    """Checks a submission for a pipeline, and gives it a seed if it came without one: all ranks
+    must have the same. Returns its options, but for the seed.
 
     Raises:
         InvalidRequest: the error names the field.
@@ -35,7 +45,6 @@ def check_submission(
     """
     if not submission.HasField("sampling"):  # others' defaults would give other tokens
         raise Unavailable("the frontend is of another version than the scheduler")
-    sampling = from_proto(submission.sampling)
     _check_sequence(submission, pipeline)
     PRIORITIES.check("priority", submission.priority)
     if submission.account.weight < 0 or not math.isfinite(submission.account.weight):
@@ -50,8 +59,7 @@ def check_submission(
         raise InvalidRequest(
             "prompt_logprobs", f"are {n_numbers} numbers, {MAX_PROMPT_LOGPROBS} at most"
         )
-    check_sampling(sampling, pipeline)
-    return sampling
+    return _checked_sampling(submission.sampling, pipeline)
 
 
 def account_limits(submission: scheduler_pb2.Submission) -> AccountLimits:
@@ -71,8 +79,8 @@ def to_request(
     account: Account | None,
     now: float,
 ) -> Request:
-    """Returns the request of a submission that was checked; `sampling` are its options."""
-    submission.sampling.seed = sampling.seed  # drawn here if need be: ranks must have the same
+    """Returns the request of a submission that was checked; `sampling` are its options, whose seed
+    does not count."""
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
@@ -126,6 +134,38 @@ def check_sampling(
     if min(sampling.stop_token_ids, default=0) < 0:
         raise InvalidRequest("stop_token_ids", "tokens must not be negative")
     sampling.check_vocabulary(pipeline.vocab_size, own_stop_token_ids=own)
+
+
+def _checked_sampling(
+    message: sampling_pb2.SamplingParams, pipeline: scheduler_pb2.PipelineDescription
+) -> SamplingParams:
+    """Returns options that were checked, with any seed; the message has one from here on."""
+    seed = message.seed if message.HasField("seed") else secrets.randbits(SEED_BITS)
+    message.ClearField("seed")  # most clients send the same options again and again, but for it
+    data = message.SerializeToString()
+    message.seed = seed
+    read = _known_sampling if len(data) <= MAX_KNOWN_BYTES else _read_sampling
+    return read(
+        data, pipeline.vocab_size, tuple(pipeline.eos_token_ids), pipeline.can_follow_grammars
+    )
+
+
+def _read_sampling(
+    data: bytes, vocab_size: int, eos_token_ids: tuple[int, ...], can_follow_grammars: bool
+) -> SamplingParams:
+    sampling = from_proto(sampling_pb2.SamplingParams.FromString(data))
+    check_sampling(
+        sampling,
+        scheduler_pb2.PipelineDescription(
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            can_follow_grammars=can_follow_grammars,
+        ),
+    )
+    return sampling
+
+
+_known_sampling = lru_cache(MAX_KNOWN)(_read_sampling)
 
 
 def _check_sequence(

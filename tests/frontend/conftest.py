@@ -72,7 +72,7 @@ async def connected(
 ) -> AsyncIterator[SchedulerClient]:
     """A client that has reached its scheduler."""
     async with client_of(await scheduler.start(), resume_s=resume_s) as client:
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         yield client
     await scheduler.stop()
 

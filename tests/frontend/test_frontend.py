@@ -53,7 +53,7 @@ async def shut(site: Site) -> None:
     """Has the pipeline lost, as far as the frontend knows too."""
     site.scheduler.close()
     async with asyncio.timeout(TIMEOUT_S):
-        while site.frontend._scheduler.is_open:
+        while site.frontend._scheduler.pipeline.is_open:
             await asyncio.sleep(0.01)
 
 

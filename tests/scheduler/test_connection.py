@@ -17,7 +17,7 @@ async def test_what_waits_for_a_frontend_is_bounded_in_bytes_whatever_it_is(n_by
     while not connection.is_overfull.is_set():
         connection.check_unsent()
         logprobs = SpanLogprobs(bytes(n_bytes)) if n_bytes else None
-        connection.update(Update(request, 5, None, n_waiting + 1, logprobs=logprobs))
+        connection.update([Update(request, 5, None, n_waiting + 1, logprobs=logprobs)])
         n_waiting += 1
         if n_waiting == 10 and not n_taken:  # what was taken counts no more
             n_taken, n_waiting = len((await connection.next_message()).tokens), 0
@@ -33,7 +33,7 @@ async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> No
     request = Request(RequestId("a"), [1], 8)
     large = tuple((1 + i, bytes(MAX_LOGPROB_BYTES)) for i in range(8))
     connection.check_unsent()
-    connection.update(Update(request, 5, None, 1, logprobs=SpanLogprobs(b"", large)))
+    connection.update([Update(request, 5, None, 1, logprobs=SpanLogprobs(b"", large))])
     assert not connection.is_overfull.is_set()
     n_read = 0
     while n_read < 8:
@@ -49,8 +49,8 @@ async def test_tokens_after_the_first_come_in_columns_each_requests_together() -
         connection.accept(request, number)
     for n_generated in (1, 2, 3):
         for request in requests:
-            connection.update(Update(request, 10 * n_generated, None, n_generated))
-    connection.update(Update(requests[1], 40, FinishReason.LENGTH, 4))
+            connection.update([Update(request, 10 * n_generated, None, n_generated)])
+    connection.update([Update(requests[1], 40, FinishReason.LENGTH, 4)])
     message = await connection.next_message()
     firsts = [(one.request_id, one.start, one.n_cached_tokens) for one in message.tokens]
     assert firsts == [("a", 0, 1), ("b", 0, 1), ("c", 0, 1), ("c", 1, 0), ("c", 2, 0)]
@@ -66,7 +66,7 @@ async def test_columns_of_before_a_loss_are_sent_before_it() -> None:
     connection = Connection()
     request = Request(RequestId("a"), [1], 8)
     connection.accept(request, 0)
-    connection.update(Update(request, 5, None, 2))
+    connection.update([Update(request, 5, None, 2)])
     connection.close()
     connection.suspend(request)
     assert list((await connection.next_message()).columns.token_ids) == [5]

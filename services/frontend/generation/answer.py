@@ -97,7 +97,10 @@ class Answer:
         """Takes new tokens and returns their piece; tokens after the one that completes a stop
         string are left out."""
         if len(token_ids) == 1 and self._is_plain:
-            return self._plain_piece(token_ids[0])
+            (token_id,) = token_ids
+            self.n_tokens += 1
+            text = "" if token_id in self._stop_token_ids else self._text.feed(token_id)
+            return Piece(self.index, text, (token_id,))
         text, n_taken = "", 0
         for token_id in token_ids:
             self.n_tokens += 1
@@ -120,12 +123,6 @@ class Answer:
         if self._offsets is None and not self._prompt_logprobs:
             return piece
         return self._with_logprobs(piece, logprobs)
-
-    def _plain_piece(self, token_id: int) -> Piece:
-        """Returns the piece of a token that is text and nothing else."""
-        self.n_tokens += 1
-        text = "" if token_id in self._stop_token_ids else self._text.feed(token_id)
-        return Piece(self.index, text, (token_id,))
 
     def finish(self, reason: FinishReason) -> Piece:
         """Ends the answer and returns its last piece, with the text that was held back."""

@@ -6,11 +6,10 @@ with begins with the tokens that its client has.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from orcinus.v1 import scheduler_pb2, trace_pb2
+from orcinus.v1 import sampling_pb2, scheduler_pb2, trace_pb2
 
-from services.common.sampling import INT64_MIN, SamplingParams
+from services.common.sampling import INT64_MIN
 from services.common.sampling_proto import to_proto
 from services.frontend.generation.answer import Answer
 from services.frontend.generation.encoded_prompt import EncodedPrompt
@@ -52,7 +51,7 @@ class Answers:
     @property
     def n_tokens(self) -> int:
         """Tokens of all answers so far."""
-        return sum(answer.n_tokens for answer in self.begun.values())
+        return sum([answer.n_tokens for answer in self.begun.values()])
 
     def name(self, index: int) -> str:
         """Returns the name of an answer."""
@@ -104,7 +103,7 @@ class Answers:
             max_new_tokens=max(1, prompt.max_new_tokens),
             n_logprobs=options.n_ranked if prompt.max_new_tokens else None,
             n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
-            sampling=to_proto(self._sampling(index, prompt)),
+            sampling=self._sampling(index, prompt),
             trace=self._trace,
             generated_token_ids=self.tokens_so_far(index),
             account=self._account,
@@ -120,9 +119,11 @@ class Answers:
             return None
         return self._options.n_prompt_logprobs
 
-    def _sampling(self, index: int, prompt: EncodedPrompt) -> SamplingParams:
+    def _sampling(self, index: int, prompt: EncodedPrompt) -> sampling_pb2.SamplingParams:
         """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
         params = self._options.sampling
-        seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
-        grammar = prompt.answer_format.grammar or params.grammar
-        return replace(params, seed=seed, stop_token_ids=prompt.stop_token_ids, grammar=grammar)
+        message = to_proto(params)
+        message.seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around
+        message.stop_token_ids[:] = prompt.stop_token_ids
+        message.grammar = prompt.answer_format.grammar or params.grammar
+        return message

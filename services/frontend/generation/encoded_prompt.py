@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import Prompt
 from services.frontend.text.message_format import PLAIN, AnswerFormat
+from services.frontend.text.tokenizer import Tokenizer, text_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,20 @@ class EncodedPrompt:
         """Tokens that the answer's text continues; none for a conversation, whose next turn stands
         alone."""
         return () if isinstance(self.prompt, Conversation) else self.token_ids
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """Returns its text."""
+        return self.prompt if isinstance(self.prompt, str) else tokenizer.to_text(self.token_ids)
+
+    def text_offsets(self, tokenizer: Tokenizer, *, are_added: bool) -> Sequence[int]:
+        """Returns where in its text each token begins, at some 20 µs for each. `are_added` says
+        that special tokens may have been put around a client's text."""
+        if not isinstance(self.prompt, str):
+            return text_offsets(tokenizer, self.token_ids)
+        # The client's own text may spell special tokens, too.
+        shown, text = tokenizer.with_special_tokens, self.prompt
+        n_added = shown.n_tokens_before if are_added else 0
+        n_before = len(shown.to_text(self.token_ids[:n_added]))
+        n_before = max(n_before, shown.to_text(self.token_ids).find(text, n_before))
+        offsets = text_offsets(shown, self.token_ids)
+        return [min(max(0, offset - n_before), len(text)) for offset in offsets]

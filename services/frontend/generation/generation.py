@@ -44,7 +44,7 @@ from services.frontend.request.request_id import new_request_id
 from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
 from services.frontend.text.message_reader import MessageReader
 from services.frontend.text.token_texts import TokenTexts
-from services.frontend.text.tokenizer import Tokenizer, text_offsets
+from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,8 @@ class Generation:
         """Answers that have got tokens in this call."""
         self._n_cached: dict[int, int] = {}
         """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
-        self._call.n_prompt_tokens = self.usage.prompt_tokens
+        self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
+        self._call.n_prompt_tokens = self._n_prompt_tokens
 
     @property
     def n_answers(self) -> int:
@@ -146,7 +147,7 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens read and written so far."""
         return Usage(
-            sum(len(prompt.token_ids) for prompt in self.prompts),
+            self._n_prompt_tokens,
             self._answers.n_tokens,
             sum(self._n_cached.values()),
         )
@@ -161,25 +162,13 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns where in the text of an answer's prompt each of its tokens begins. It takes some
-        20 µs for each."""
-        prompt = self.prompt_of(index)
-        if not isinstance(prompt.prompt, str):
-            return text_offsets(self._tokenizer, prompt.token_ids)
-        # The client's own text may spell special tokens, and others were put around it.
-        shown, text = self._tokenizer.with_special_tokens, prompt.prompt
-        n_added = 0 if self.options.add_special_tokens is False else shown.n_tokens_before
-        n_before = len(shown.to_text(prompt.token_ids[:n_added]))
-        n_before = max(n_before, shown.to_text(prompt.token_ids).find(text, n_before))
-        offsets = text_offsets(shown, prompt.token_ids)
-        return [min(max(0, offset - n_before), len(text)) for offset in offsets]
+        """Returns where in the text of an answer's prompt each of its tokens begins."""
+        are_added = self.options.add_special_tokens is not False
+        return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
 
     def prompt_text(self, index: int) -> str:
         """Returns the text of an answer's prompt."""
-        prompt = self.prompt_of(index)
-        if isinstance(prompt.prompt, str):
-            return prompt.prompt
-        return self._tokenizer.to_text(prompt.token_ids)
+        return self.prompt_of(index).text(self._tokenizer)
 
     def is_new(self, index: int) -> bool:
         """Returns whether the client has nothing of an answer yet."""
@@ -222,7 +211,7 @@ class Generation:
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
-            self.request_id, model=self._pipeline_model, n_prompt_tokens=self.usage.prompt_tokens
+            self.request_id, model=self._pipeline_model, n_prompt_tokens=self._n_prompt_tokens
         )
         if self._resumption is not None:
             await self._resume_all(self._resumption)
@@ -292,7 +281,7 @@ class Generation:
         self._submissions.close()
         self._running.clear()
         self._inbox.close()
-        self._span.closed(self.usage.completion_tokens)
+        self._span.closed(self._answers.n_tokens)
 
     def _send_at_once(self, event: Tokens, outlet: Outlet) -> None:
         """Does what the reader, which waits, would do with new tokens."""

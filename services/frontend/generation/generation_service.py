@@ -14,9 +14,10 @@ told meanwhile as it was last known, since it is the same before and after.
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry
@@ -52,6 +53,8 @@ from services.frontend.text.message_format import (
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
 
 DETOKENIZED_FIELD = "tokens"
 """Name of the field with tokens of which a client wants the text."""
@@ -130,20 +133,22 @@ class GenerationService:
     def is_ready(self) -> bool:
         """Whether requests should be sent here: there is a pipeline, or one is likely to come while
         they are held."""
-        return not self._is_leaving and _now() < self._scheduler.hold_deadline(self._limits.hold_s)
+        return not self._is_leaving and _now() < self._scheduler.pipeline.hold_deadline(
+            self._limits.hold_s
+        )
 
     async def wait_readiness(self, is_ready: bool) -> None:
         """Waits until `is_ready` has that value; does not notice `leave`."""
         while self.is_ready is not is_ready:
-            deadline = self._scheduler.hold_deadline(self._limits.hold_s)
+            deadline = self._scheduler.pipeline.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
-                    await self._scheduler.wait_change()
+                    await self._scheduler.pipeline.wait_change()
 
     def describe(self) -> Pipeline:
         """Returns the pipeline that serves, or the last one that did; raises Unavailable before the
         first."""
-        return self._scheduler.last_known
+        return self._scheduler.pipeline.last
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -192,10 +197,10 @@ class GenerationService:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
-            async with _until(deadline):
-                return await self._prompt_encoder.to_tokens(
-                    prompt, limits, place.share, add_special_tokens=options.add_special_tokens
-                )
+            encoding = self._prompt_encoder.to_tokens(
+                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
+            )
+            return await _until(deadline, encoding)
 
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
@@ -214,8 +219,7 @@ class GenerationService:
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
         with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            async with _until(deadline):
-                return await self._prompt_encoder.to_text(token_ids, place.share)
+            return await _until(deadline, self._prompt_encoder.to_text(token_ids, place.share))
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
@@ -242,8 +246,10 @@ class GenerationService:
             Unavailable: there is no pipeline in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
-        request = replace(request, options=self._model.defaults.apply(request.options))
-        model = self._scheduler.last_model
+        options = self._model.defaults.apply(request.options)
+        if options is not request.options:
+            request = replace(request, options=options)
+        model = self._scheduler.pipeline.last_model
         with (
             self._metrics.call(request, model=model) as call,
             request_span(self._tracer, request, model=model) as span,
@@ -255,8 +261,9 @@ class GenerationService:
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
             with self._admitted(request, account) as place:
-                async with _until(deadline):
-                    generation = await self._generation(request, until, place, span, call)
+                generation = await _until(
+                    deadline, self._generation(request, until, place, span, call)
+                )
                 try:
                     if deadline is not None:
                         generation.end_at(deadline)
@@ -294,10 +301,10 @@ class GenerationService:
         span: RequestSpan,
         call: Call,
     ) -> Generation:
-        was_held = not self._scheduler.is_open
+        was_held = not self._scheduler.pipeline.is_open
         self.n_waiting += request.n_answers
         try:
-            pipeline = await self._scheduler.wait_open(until)
+            pipeline = await self._scheduler.pipeline.wait_open(until)
         finally:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
@@ -345,11 +352,9 @@ class GenerationService:
                 f"{self._limits.max_in_flight} can be in the making",
             )
         self._prompt_encoder.check_length(request.prompts, self._last_limits())
-        with ExitStack() as stack:
-            of_account = stack.enter_context(account.in_flight(request))
-            n_counted = min(n_answers, self._limits.max_answers_at_once)
-            self._check_in_flight(n_counted)
-            share = stack.enter_context(self._budget.share(request.n_bytes))
+        n_counted = min(n_answers, self._limits.max_answers_at_once)
+
+        with account.in_flight(request) as of_account:
 
             def release(n_ended: int) -> None:
                 nonlocal n_answers, n_counted
@@ -358,20 +363,24 @@ class GenerationService:
                 n_counted = min(n_counted, n_answers)
                 of_account.end(n_ended)
 
-            self.n_in_flight += n_counted
-            in_flight = stack.enter_context(AnswersInFlight(n_answers, release))
-            self._n_calls += 1
-            stack.callback(self._end_call)
-            self._idle.clear()
-            yield Place(
-                in_flight=in_flight,
-                share=share,
-                budget=self._budget,
-                refusals=self._refusals,
-                replaying=self._replaying,
-                max_at_once=self._limits.max_answers_at_once,
-                account=account.to_proto(),
-            )
+            self._check_in_flight(n_counted)
+            with self._budget.share(request.n_bytes) as share:
+                self.n_in_flight += n_counted
+                self._n_calls += 1
+                self._idle.clear()
+                try:
+                    with AnswersInFlight(n_answers, release) as in_flight:
+                        yield Place(
+                            in_flight=in_flight,
+                            share=share,
+                            budget=self._budget,
+                            refusals=self._refusals,
+                            replaying=self._replaying,
+                            max_at_once=self._limits.max_answers_at_once,
+                            account=account.to_proto(),
+                        )
+                finally:
+                    self._end_call()
 
     def _check_stopping(self) -> None:
         if self._is_stopping:
@@ -389,7 +398,7 @@ class GenerationService:
 
     def _last_limits(self) -> Limits | None:
         """Returns the limits of the model that is served, or was, if it is known."""
-        return self._model_limits(self.describe()) if self._scheduler.last_model else None
+        return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
     def _model_limits(self, pipeline: Pipeline) -> Limits:
         return Limits(pipeline, self._model.names)
@@ -416,17 +425,18 @@ def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: Generatio
     return LOGPROB_BYTES * n_numbers * sum(len(prompt.token_ids) for prompt in prompts)
 
 
-@asynccontextmanager
-async def _until(deadline: float | None) -> AsyncIterator[None]:
-    """Raises TimedOut if the block takes longer, or there is no time for it."""
-    late = errors.TimedOut("the request waited longer than it may take", may_retry=False)
-    if deadline is not None and _now() >= deadline:
-        raise late
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError:
-        raise late from None
+async def _until(deadline: float | None, work: Coroutine[Any, Any, Result]) -> Result:
+    """Returns what the work does; raises TimedOut if it takes longer, or there is no time for
+    it."""
+    if deadline is None:
+        return await work
+    # A deadline that is past ends the work where it first waits, which it need not do.
+    if _now() < deadline:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                return await work
+    work.close()
+    raise errors.TimedOut("the request waited longer than it may take", may_retry=False)
 
 
 def _now() -> float:

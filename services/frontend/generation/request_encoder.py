@@ -58,8 +58,10 @@ class RequestEncoder:
             await self._grammar_check.check(
                 options.format_field, options.sampling.grammar, limits.pipeline, share
             )
-        encoded = []
+        encoded: list[EncodedPrompt] = []
         for prompt in request.prompts:
+            if encoded:
+                await asyncio.sleep(0)  # others come in between
             token_ids = await self._prompts.to_tokens(
                 prompt, limits, share, add_special_tokens=options.add_special_tokens
             )
@@ -77,7 +79,6 @@ class RequestEncoder:
             encoded.append(
                 EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
             )
-            await asyncio.sleep(0)  # others come in between
         return tuple(encoded)
 
     async def _answer_format(

@@ -6,11 +6,8 @@ Statuses and headers are those of the same errors on other paths (`openai_errors
 """
 
 import json
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -36,35 +33,22 @@ _TYPES = {
     503: "overloaded_error",
 }
 
-Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
-
 
 def error_event(error: errors.OrcinusError) -> Event:
     """Returns the error as the last event of a stream."""
     return named_event("error", {"error": _error(_status(error), error.message)})
 
 
-def install(app: Starlette) -> None:
-    """Makes the app, which answers all errors in OpenAI's shape already, answer those of
-    Anthropic's paths in this one."""
-    for kind in (errors.OrcinusError, HTTPException, Exception):
-        app.add_exception_handler(kind, _translating(app.exception_handlers[kind]))
-
-
-def _translating(handler: Handler) -> Handler:
-    async def answer(request: Request, error: Exception) -> Response:
-        response = handler(request, error)
-        if not isinstance(response, Response):
-            response = await response
-        if request.url.path not in (PATH, COUNT_PATH) or not response.body:
-            return response
-        message = json.loads(bytes(response.body))["error"]["message"]
-        headers = dict(response.headers)
-        del headers["content-length"], headers["content-type"]
-        body = {"type": "error", "error": _error(response.status_code, message)}
-        return JSONResponse(body, response.status_code, headers)
-
-    return answer
+def translated(request: Request, response: Response) -> Response:
+    """Returns the answer to a request that ends with an error, which is in OpenAI's shape, in this
+    one if the path is of Anthropic's API."""
+    if request.url.path not in (PATH, COUNT_PATH) or not response.body:
+        return response
+    message = json.loads(bytes(response.body))["error"]["message"]
+    headers = dict(response.headers)
+    del headers["content-length"], headers["content-type"]
+    body = {"type": "error", "error": _error(response.status_code, message)}
+    return JSONResponse(body, response.status_code, headers)
 
 
 def _status(error: errors.OrcinusError) -> int:

@@ -3,8 +3,6 @@
 Such streams cannot be resumed, and end with an event of their own.
 """
 
-from collections.abc import AsyncGenerator
-
 from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.generation_service import GenerationService
@@ -25,18 +23,18 @@ class ReplyStream:
         self._account = account
         self._reply: Reply | None = None
 
-    async def events(self, output: EventOutput) -> AsyncGenerator[Event]:
-        """Yields the events but those that go to the output at once; raises what opening the
-        generation and reading its pieces raise."""
+    async def write(self, output: EventOutput) -> None:
+        """Writes the events to the output; raises what opening the generation and reading its
+        pieces raise."""
         body = self._body
         with body.in_own_words():
             async with self._service.open(body.to_request(), self._account) as generation:
                 self._reply = reply = body.reply(generation)
                 for event in reply.begin():
-                    yield event
+                    await output.write(event)
                 async for piece in generation.pieces(EventOutlet.of(output, reply.events)):
                     for event in reply.events(piece):
-                        yield event
+                        await output.write(event)
 
     def explain(self, error: errors.OrcinusError) -> Event:
         """Returns the last event of a stream that fails."""

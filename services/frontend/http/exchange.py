@@ -6,8 +6,8 @@ cancelling.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,10 +27,6 @@ Result = TypeVar("Result")
 
 Event = bytes
 """A server-sent event as it is written."""
-
-ACCEPTED: Event = b""
-"""The first event of a stream, which says that its request is accepted; nothing is sent for it but
-the headers."""
 
 END = b"data: [DONE]\n\n"
 
@@ -166,16 +162,15 @@ async def _wait_disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """A response of server-sent events, for as long as the client listens.
 
-    Its headers go out when the request is accepted, which `ACCEPTED` says, or with the first event.
-    An error before that is raised, and so becomes an answer with its own status; a later one
-    becomes the last event. `explain` writes it down. After `comment_s` seconds without an event
-    comes a comment. `end` follows the events of a stream that ends well. `events` makes the events;
-    it may write some to the output itself, between two of them.
+    `write` writes its events to the output, which it starts when the request is accepted. An error
+    before that is raised, and so becomes an answer with its own status; a later one becomes the
+    last event, which `explain` writes down. After `comment_s` seconds without an event comes a
+    comment. `end` follows the events of a stream that ends well.
     """
 
     def __init__(
         self,
-        events: Callable[[EventOutput], AsyncGenerator[Event]],
+        write: Callable[[EventOutput], Awaitable[None]],
         *,
         explain: Callable[[errors.OrcinusError], Event],
         comment_s: float,
@@ -184,7 +179,7 @@ class EventStream(Response):
         self.status_code = 200
         self.raw_headers = list(HEADERS)
         self.background = None
-        self._events = events
+        self._write = write
         self._explain = explain
         self._comment_s = comment_s
         self._end = end
@@ -203,12 +198,7 @@ class EventStream(Response):
 
     async def _write_all(self, output: EventOutput) -> None:
         try:
-            async with aclosing(self._events(output)) as events:
-                async for event in events:
-                    if event:
-                        await output.write(event)
-                    else:
-                        await output.start()
+            await self._write(output)
             if self._end:
                 await output.write(self._end)
         except errors.OrcinusError as error:

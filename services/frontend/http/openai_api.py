@@ -4,10 +4,9 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -29,6 +28,7 @@ from services.frontend.http import (
     pipeline_page,
     unknown_fields,
 )
+from services.frontend.http.app import App
 from services.frontend.http.body_reader import Body, parse_body
 from services.frontend.http.chat_shape import ChatShape
 from services.frontend.http.completion_shape import CompletionShape
@@ -38,7 +38,6 @@ from services.frontend.http.event_id import StreamPosition
 from services.frontend.http.event_outlet import EventOutlet
 from services.frontend.http.event_output import EventOutput
 from services.frontend.http.exchange import (
-    ACCEPTED,
     BodyLimits,
     Event,
     EventStream,
@@ -62,7 +61,7 @@ from services.frontend.http.unknown_fields import Endpoint
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 
-def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> Starlette:
+def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> App:
     """Returns the app that serves an API, and a page if there is one."""
     posted: dict[str, Endpoint] = {
         "/v1/chat/completions": api.chat,
@@ -83,16 +82,12 @@ def create_app(api: "OpenAIApi", page: PipelinePage | None = None) -> Starlette:
         "/ready": api.ready,
         "/serving": api.serving,
     }
-    routes = [_route(path, unknown_fields.marking(post), "POST") for path, post in posted.items()]
+    routes = [_route(path, post, "POST") for path, post in posted.items()]
     if page is not None:
         shown |= {"/": page.index, pipeline_page.FILES_PATH: page.file}
         routes.append(_route(pipeline_page.EVENTS_PATH, page.events, "GET"))
     routes += [_route(path, get, "GET", "HEAD") for path, get in shown.items()]
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    openai_errors.install(app)
-    anthropic_errors.install(app)
-    return app
+    return App(routes)
 
 
 def _route(path: str, endpoint: Endpoint, *methods: str) -> Route:
@@ -239,7 +234,7 @@ class OpenAIApi:
         if body.stream:
             reply = ReplyStream(self._service, body, account)
             return EventStream(
-                reply.events, explain=reply.explain, comment_s=self._comment_s, end=b""
+                reply.write, explain=reply.explain, comment_s=self._comment_s, end=b""
             )
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
         return Response(to_json(answer), media_type=media_types.JSON)
@@ -266,8 +261,8 @@ class OpenAIApi:
     async def _respond(self, request: Request, body: GenerationBody, account: Account) -> Response:
         position = _position(request)
         if body.stream:
-            events = partial(self._events, body, position, account)
-            return EventStream(events, explain=_explain, comment_s=self._comment_s)
+            write = partial(self._write_events, body, position, account)
+            return EventStream(write, explain=_explain, comment_s=self._comment_s)
         body.check_resumption(position)
         return await while_connected(request.receive, self._whole(body, account))
 
@@ -285,25 +280,25 @@ class OpenAIApi:
                 data = await _joined_in_turns(parts)
             return Response(data, media_type=media_types.JSON)
 
-    async def _events(
+    async def _write_events(
         self,
         body: GenerationBody,
         position: StreamPosition | None,
         account: Account,
         output: EventOutput,
-    ) -> AsyncGenerator[Event]:
+    ) -> None:
         request = body.to_request(position)
         async with self._service.open(request, account) as generation:
             shape = _shape(generation, body, position)
-            yield ACCEPTED
+            await output.start()
             async for piece in generation.pieces(EventOutlet.of(output, shape.events)):
                 events = shape.events(piece)
                 if piece.n_logprobs > MANY_LOGPROBS:
                     events = await asyncio.to_thread(list, events)
                 for event in events:
-                    yield event
+                    await output.write(event)
             if body.includes_usage and not (position and position.has_usage):
-                yield shape.usage_event()
+                await output.write(shape.usage_event())
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

@@ -7,13 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from services.common import errors
-from services.frontend.http import unknown_fields
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request whose client has gone away; nobody reads it."""
@@ -69,36 +67,26 @@ def error_response(error: errors.OrcinusError) -> Response:
     return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
 
 
-def install(app: Starlette) -> None:
-    """Makes the app answer all errors in this shape, its own included."""
-    app.add_exception_handler(errors.OrcinusError, _on_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_bug)
+def answer(request: Request, error: Exception) -> Response:
+    """Returns the answer to a request that ends with an error; any that is not foreseen is a bug,
+    of which nobody is told anything."""
+    match error:
+        case errors.OrcinusError():
+            return error_response(error)
+        case ClientDisconnect():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        case HTTPException():
+            return _http_response(request, error)
+    return JSONResponse(_object("internal error", "server_error", None, "internal_error"), 500)
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.OrcinusError)
-    return unknown_fields.mark(request, error_response(error))
-
-
-async def _on_disconnect(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests of unknown paths and methods, and OPTIONS of known paths."""
-    assert isinstance(error, HTTPException)
+def _http_response(request: Request, error: HTTPException) -> Response:
+    """Returns the answer to a request of an unknown path or method, or OPTIONS of a known path."""
     if request.method == "OPTIONS" and error.status_code == 405:
         return Response(status_code=204, headers=error.headers)  # with `Allow`
     message = f"{error.detail}: {request.method} {errors.shortened(request.url.path)}"
     body = _object(message, "invalid_request_error", None, None)
     return JSONResponse(body, error.status_code, error.headers)
-
-
-async def _on_bug(_: Request, __: Exception) -> Response:
-    """Answers after a bug; the server logs it and closes the connection."""
-    return JSONResponse(_object("internal error", "server_error", None, "internal_error"), 500)
 
 
 def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

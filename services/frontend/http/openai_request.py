@@ -9,7 +9,7 @@ field spell them.
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -247,9 +247,8 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
             InvalidRequest: the resumption contradicts the position or the request.
         """
         self.check_resumption(position)
-        request = GenerationRequest(
-            prompts=self.prompts, options=self._options(), model=self.model or ""
-        )
+        options = GenerationOptions(**self._options())
+        request = GenerationRequest(prompts=self.prompts, options=options, model=self.model or "")
         if position is None or self.resumption is None:
             return request
         return request.resumed(
@@ -257,16 +256,17 @@ class GenerationBody(OutputFormatFields, EffectlessFields, SamplingBody, ABC):
             own_seed=_given(self, SAMPLING).get("seed"),
         )
 
-    def _options(self) -> GenerationOptions:
+    def _options(self) -> dict[str, Any]:
+        """Returns the arguments of `GenerationOptions`."""
         field, grammar = self.output_format() or ("response_format", "")
         given = _given(self, SAMPLING)
-        return GenerationOptions(
+        return {
             **_given(self, OPTIONS),
-            sampling=SamplingParams(**given, grammar=grammar),
-            defaulted=SAMPLING.keys() - given.keys(),
-            format_field=field,
-            n_prompt_logprobs=self.prompt_logprobs,
-        )
+            "sampling": SamplingParams(**given, grammar=grammar),
+            "defaulted": SAMPLING.keys() - given.keys(),
+            "format_field": field,
+            "n_prompt_logprobs": self.prompt_logprobs,
+        }
 
 
 class CompletionBody(GenerationBody):
@@ -288,17 +288,16 @@ class CompletionBody(GenerationBody):
             raise errors.InvalidRequest("best_of", "not with stream = true")
         return self
 
-    def _options(self) -> GenerationOptions:
+    def _options(self) -> dict[str, Any]:
         n_prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
             n_prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
-        return dataclasses.replace(
-            super()._options(),
-            best_of=self.best_of,
-            echo=bool(self.echo),
-            n_logprobs=self.logprobs,
-            n_prompt_logprobs=n_prompt_logprobs,
-        )
+        return super()._options() | {
+            "best_of": self.best_of,
+            "echo": bool(self.echo),
+            "n_logprobs": self.logprobs,
+            "n_prompt_logprobs": n_prompt_logprobs,
+        }
 
 
 class ChatBody(ToolFields, GenerationBody):
@@ -350,25 +349,22 @@ class ChatBody(ToolFields, GenerationBody):
             ),
         )
 
-    def _options(self) -> GenerationOptions:
+    def _options(self) -> dict[str, Any]:
         options = super()._options()
         if self.logprobs:
-            options = dataclasses.replace(
-                options, n_logprobs=self.top_logprobs or 0, logprobs_field="top_logprobs"
-            )
-        if self.max_completion_tokens is None:
-            return options
-        return dataclasses.replace(
-            options,
-            max_tokens=self.max_completion_tokens,
-            max_tokens_field="max_completion_tokens",
-        )
+            options |= {"n_logprobs": self.top_logprobs or 0, "logprobs_field": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            options |= {
+                "max_tokens": self.max_completion_tokens,
+                "max_tokens_field": "max_completion_tokens",
+            }
+        return options
 
 
-def _given(body: GenerationBody, names: Iterable[str]) -> dict[str, Any]:
+def _given(body: GenerationBody, names: Container[str]) -> dict[str, Any]:
     """Returns the fields among `names` that the client gave, lists as tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
-        for name in names
-        if (value := getattr(body, name)) is not None
+        for name in body.model_fields_set
+        if name in names and (value := getattr(body, name)) is not None
     }

@@ -4,7 +4,6 @@ The files hold nothing secret, so anybody may have them. The events tell of all 
 there are API keys, only those with `may_watch` may have them, and only as long as they may.
 """
 
-from collections.abc import AsyncGenerator
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -15,7 +14,7 @@ from services.common import errors
 from services.frontend.api_keys import ApiKeys
 from services.frontend.http import credentials
 from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import ACCEPTED, Event, EventStream, framed
+from services.frontend.http.exchange import Event, EventStream, framed
 from services.frontend.http.page_files import INDEX, read_files
 from services.frontend.watching.view_feed import ViewFeed, note
 
@@ -58,19 +57,19 @@ class PipelinePage:
         asked = request.query_params.get(DECISIONS, "false")
         if asked not in _TRUTHS:
             raise errors.InvalidRequest(DECISIONS, "must be true or false")
-        events = partial(self._events, key, _TRUTHS[asked])
-        return EventStream(events, explain=_explain, comment_s=self._comment_s, end=b"")
+        write = partial(self._write_events, key, _TRUTHS[asked])
+        return EventStream(write, explain=_explain, comment_s=self._comment_s, end=b"")
 
     def _file(self, request: Request, name: str) -> Response:
         if name not in self._files:
             raise HTTPException(404)
         return self._files[name].answer(request.headers.get("if-none-match"))
 
-    async def _events(
+    async def _write_events(
         self, key: str | None, wants_decisions: bool, output: EventOutput
-    ) -> AsyncGenerator[Event]:
+    ) -> None:
         with self._feed.viewer(wants_decisions=wants_decisions) as viewer:
-            yield ACCEPTED
+            await output.start()
             while True:
                 told = await viewer.next()
                 self._api_keys.account_of(key).check_watching()

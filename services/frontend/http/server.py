@@ -129,15 +129,12 @@ class HttpServer(uvicorn.Server):
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])  # of several with one name, the last
-        call = begin_call(
-            _text(headers.get(ID_HEADER.encode())),
-            timeout=_text(headers.get(TIMEOUT_HEADER.encode())),
-        )
+        call = begin_call(_text(headers.get(_ID)), timeout=_text(headers.get(_TIMEOUT)))
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 shown_id = call.shown_id.encode()
-                message["headers"] = [*message["headers"], (ID_HEADER.encode(), shown_id)]
+                message["headers"] = [*message["headers"], (_ID, shown_id)]
                 if scope["path"].startswith(anthropic_errors.PATH):
                     message["headers"].append((anthropic_errors.ID_HEADER.encode(), shown_id))
                 if self._is_leaving:
@@ -145,6 +142,9 @@ class HttpServer(uvicorn.Server):
             await send(message)
 
         await self._app(scope, receive, send_on)
+
+
+_ID, _TIMEOUT = ID_HEADER.encode(), TIMEOUT_HEADER.encode()
 
 
 def _text(value: bytes | None) -> str | None:

@@ -28,6 +28,8 @@ MAX_LOGGED = 64
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+_SCOPE_KEY = "orcinus.ignored_fields"
+
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
 
 
@@ -51,7 +53,7 @@ class UnknownFields:
         if self._are_refused:
             raise errors.InvalidRequest(paths[0], "unknown field")
         names = ", ".join(sorted(_NOT_IN_NAMES.sub("?", path) for path in paths))
-        request.state.ignored_fields = names
+        request.scope[_SCOPE_KEY] = names
         self._log(names)
 
     def _log(self, names: str) -> None:
@@ -66,15 +68,6 @@ class UnknownFields:
 
 def mark(request: Request, response: Response) -> Response:
     """Returns the response to a request, with a header if fields of its body were ignored."""
-    if names := getattr(request.state, "ignored_fields", ""):
+    if names := request.scope.get(_SCOPE_KEY):
         response.headers[HEADER] = names
     return response
-
-
-def marking(endpoint: Endpoint) -> Endpoint:
-    """Returns an endpoint whose answers are marked; what handles its errors marks theirs."""
-
-    async def answer(request: Request) -> Response:
-        return mark(request, await endpoint(request))
-
-    return answer

@@ -12,13 +12,13 @@ When the stream ends, the client begins another (`scheduler_stream`) to whoever 
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import Callable
 
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
 from services.frontend.link.backoff import Backoff
+from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING, KnownPipeline
 from services.frontend.link.pool_gate import PoolGate
 from services.frontend.link.scheduler_events import (
     Accepted,
@@ -39,9 +39,6 @@ from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
-
-STOPPING = "the server is stopping"
-NO_PIPELINE = "no pipeline at the moment; try again"
 
 ATTEMPT_PAUSE_S = 0.1
 """Seconds before a refused request is sent again to a pipeline that seems to be open."""
@@ -77,12 +74,9 @@ class SchedulerClient:
         self._numbered: dict[int, SubmittedRequest] = {}  # the same
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
-        self._pipeline: Pipeline | None = None
-        self._last_known: Pipeline | None = None
-        self._last_open = -math.inf
+        self.pipeline = KnownPipeline()
+        """What the scheduler says that it serves."""
         self._has_leader = False
-        self._is_stopping = False
-        self._changed = asyncio.Event()
         self.n_resubmitted = 0
         """Number of times that a request was sent again."""
 
@@ -96,66 +90,13 @@ class SchedulerClient:
         """Number of requests that wait to be sent."""
         return sum(request.is_held for request in list(self._requests.values()))
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a pipeline, so that requests are sent at once."""
-        return self._pipeline is not None
-
-    @property
-    def last_known(self) -> Pipeline:
-        """The pipeline that serves, or the last one that did.
-
-        Raises:
-            Unavailable: no pipeline was ever there, or this client is closed.
-        """
-        if self._is_stopping:
-            raise errors.Unavailable(STOPPING)
-        if self._last_known is None:
-            raise errors.Unavailable(NO_PIPELINE)
-        return self._last_known
-
-    @property
-    def last_model(self) -> str:
-        """Name of the model that is served, or was; empty before the first pipeline."""
-        return "" if self._last_known is None else self._last_known.model
-
-    def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which, if nothing changes, requests that are held for `hold_s`
-        should come.
-
-        With a pipeline there is no end to it. After a pipeline was lost it is `hold_s` later,
-        whoever leads. Before the first pipeline it is past: nobody knows whether there will ever
-        be one.
-        """
-        return math.inf if self.is_open else self._last_open + hold_s
-
-    async def wait_open(self, until: float | None = None) -> Pipeline:
-        """Waits for a pipeline and returns it.
-
-        Raises:
-            Unavailable: it did not come in time, or this client is closed.
-        """
-        try:
-            async with asyncio.timeout_at(until):
-                while self._pipeline is None:
-                    if self._is_stopping:
-                        raise errors.Unavailable(STOPPING)
-                    await self.wait_change()
-        except TimeoutError:
-            raise errors.Unavailable(NO_PIPELINE) from None
-        return self._pipeline
-
-    async def wait_change(self) -> None:
-        """Waits until a pipeline or a scheduler comes or goes."""
-        await self._changed.wait()
-
     def check_room(self) -> None:
         """Returns if a new call may find a place; without a pipeline it may be held.
 
         Raises:
             PoolFull: the scheduler has no place.
         """
-        if self.is_open:
+        if self.pipeline.is_open:
             self._gate.check(now=_now())
 
     def check_time(self, account: str, priority: int) -> None:
@@ -165,7 +106,7 @@ class SchedulerClient:
         Raises:
             PoolFull: it would have it too late.
         """
-        if self.is_open:
+        if self.pipeline.is_open:
             self._gate.check_time(account, priority, now=_now())
 
     def submit(
@@ -217,7 +158,7 @@ class SchedulerClient:
 
     def close(self) -> None:
         """Ends all requests as unavailable and takes no more."""
-        self._is_stopping = True
+        self.pipeline.is_stopping = True
         self._shut()
         for request in list(self._requests.values()):
             self._fail(request, errors.Unavailable(STOPPING))
@@ -239,7 +180,7 @@ class SchedulerClient:
 
     def _note_leader(self) -> None:
         self._has_leader = True
-        self._note_change()
+        self.pipeline.note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:
         if response.tokens or response.completed or response.HasField("columns"):
@@ -252,17 +193,11 @@ class SchedulerClient:
         # again must meet the state that holds now.
         if response.is_closed:
             self._shut()
-        elif response.HasField("pipeline") and not self._is_stopping:
+        elif response.HasField("pipeline") and not self.pipeline.is_stopping:
             self._open(Pipeline.from_proto(response.pipeline))
         for event in news_of(response):
             self._deliver(event)
-        numbered = self._numbered
-        for number, start, token_ids in columns_of(response):
-            request = numbered.get(number)
-            if request is not None and request.next_attempt is None:
-                self._deliver_news(
-                    request, tokens_of((request.request_id, token_ids, start, None, 0))
-                )
+        self._deliver_columns(response)
         for event in ends_of(response):
             self._deliver(event)
 
@@ -274,23 +209,20 @@ class SchedulerClient:
             self._gate.note_late(submission.account.name, submission.priority, for_s, now=_now())
 
     def _open(self, pipeline: Pipeline) -> None:
-        if pipeline != self._last_known:
+        if not self.pipeline.was(pipeline):
             log.info("scheduler at %s serves %s", self._address, pipeline)
-        self._pipeline = self._last_known = pipeline
         if self._expiry is not None:
             self._expiry.cancel()
-        self._note_change()
+        self.pipeline.open(pipeline)
         for request in list(self._requests.values()):
             if request.is_held:
                 self._attempt(request)
 
     def _shut(self) -> None:
-        if self._pipeline is not None:
+        if self.pipeline.is_open:
             loop = asyncio.get_running_loop()
-            self._pipeline = None
-            self._last_open = loop.time()
             self._expiry = loop.call_later(self._resume_s, self._expire)
-        self._note_change()
+        self.pipeline.shut()
 
     def _expire(self) -> None:
         """Gives up the requests that have waited for the next pipeline for too long."""
@@ -332,6 +264,22 @@ class SchedulerClient:
             self._forget(request)
         request.inbox.put_nowait(event)
 
+    def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
+        """Delivers what nearly all tokens come in, by the shortest way."""
+        numbered = self._numbered
+        for number, start, token_ids in columns_of(response):
+            request = numbered.get(number)
+            if request is None or request.next_attempt is not None:
+                continue
+            try:
+                news = request.new_tokens(
+                    tokens_of((request.request_id, token_ids, start, None, 0))
+                )
+            except errors.RequestFailed as error:
+                self._end_wrong(request, error)
+                continue
+            request.inbox.put_nowait(news)
+
     def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
         """Delivers what an event brings that is new, if anything is; ends the request if the event
         does not fit it."""
@@ -341,21 +289,26 @@ class SchedulerClient:
             else:
                 news = request.new_prompt_logprobs(event)
         except errors.RequestFailed as error:
-            log.error("bug in the scheduler: request %s: %s", request.request_id, error)
-            self.cancel(request.request_id)
-            self._end(request, error)
+            self._end_wrong(request, error)
             return
         if news is not None:
             request.inbox.put_nowait(news)
 
+    def _end_wrong(self, request: SubmittedRequest, error: errors.RequestFailed) -> None:
+        """Ends a request that got what does not fit it."""
+        log.error("bug in the scheduler: request %s: %s", request.request_id, error)
+        self.cancel(request.request_id)
+        self._end(request, error)
+
     def _attempt(self, request: SubmittedRequest) -> None:
         """Sends a request, or holds it if it can't be sent."""
         request.release()
-        if self._is_stopping:
+        pipeline = self.pipeline.current
+        if self.pipeline.is_stopping:
             self._fail(request, errors.Unavailable(STOPPING))
-        elif self._pipeline is None:
+        elif pipeline is None:
             self._hold(request, errors.Unavailable(NO_PIPELINE))
-        elif self._pipeline.model != request.model:
+        elif pipeline.model != request.model:
             self._fail(request, errors.Unavailable("another model is served now; try again"))
         elif self._stream.is_congested:
             self._hold(request, errors.Unavailable("the scheduler does not keep up; try again"))
@@ -387,7 +340,7 @@ class SchedulerClient:
         request.span.held(request.request_id, error.message)
         request.failure = error.message
         request.was_held = True
-        at = min(request.until, now + pause_s) if self.is_open else request.until
+        at = min(request.until, now + pause_s) if self.pipeline.is_open else request.until
         request.next_attempt = loop.call_at(at, self._attempt, request)
 
     def _fail(self, request: SubmittedRequest, error: errors.Unavailable | errors.PoolFull) -> None:
@@ -402,10 +355,6 @@ class SchedulerClient:
 
     def _end(self, request: SubmittedRequest, error: errors.OrcinusError) -> None:
         request.inbox.put_nowait(Failed(request.request_id, error))
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def _now() -> float:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
@@ -127,6 +128,11 @@ class FrontendMetrics:
         self._grpc = Counter(
             semconv.GRPC_CALLS, "gRPC calls answered.", ["method", "code"], registry=registry
         )
+        # The library checks and joins all labels anew each time.
+        self._duration_of = cache(self._duration.labels)
+        self._first_token_of = cache(self._first_token.labels)
+        self._per_token_of = cache(self._per_token.labels)
+        self._http_of = cache(self._http.labels)
 
     @contextmanager
     def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
@@ -169,14 +175,14 @@ class FrontendMetrics:
 
     def count_http(self, route: str, status: int) -> None:
         """Counts an HTTP request that has ended."""
-        self._http.labels(route, str(status)).inc()
+        self._http_of(route, str(status)).inc()
 
     def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
         trace = exemplar()
-        self._duration.labels(*labels, error_type).observe(call.elapsed_s, trace)
+        self._duration_of(*labels, error_type).observe(call.elapsed_s, trace)
         first_token_s = call.time_to_first_token_s
         if first_token_s is not None:
-            self._first_token.labels(*labels).observe(first_token_s, trace)
+            self._first_token_of(*labels).observe(first_token_s, trace)
         if error_type:
             return
         self._input.inc(call.n_prompt_tokens)
@@ -184,7 +190,7 @@ class FrontendMetrics:
             self._finished[reason].inc()
             self._output.inc(n_tokens)
             if n_new > 1:
-                self._per_token.labels(*labels).observe(seconds / (n_new - 1), trace)
+                self._per_token_of(*labels).observe(seconds / (n_new - 1), trace)
 
 
 class Serving(Protocol):
@@ -203,13 +209,20 @@ class Answers(Protocol):
     def n_waiting(self) -> int: ...
 
 
+class KnownPipeline(Protocol):
+    """What is known of the pipeline: whether there is one."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
 class Connection(Protocol):
     """The link to the scheduler, as its metrics read it."""
 
     n_resubmitted: int
 
     @property
-    def is_open(self) -> bool: ...
+    def pipeline(self) -> KnownPipeline: ...
 
     @property
     def n_held(self) -> int: ...
@@ -251,7 +264,7 @@ class FrontendState(Collector):
         yield GaugeMetricFamily(
             semconv.FRONTEND_PIPELINE_UP,
             "1 while this frontend knows of a pipeline.",
-            int(connection.is_open),
+            int(connection.pipeline.is_open),
         )
         yield GaugeMetricFamily(
             semconv.ANSWERS_IN_FLIGHT, "Answers in the making.", answers.n_in_flight

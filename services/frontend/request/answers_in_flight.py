@@ -15,8 +15,9 @@ class AnswersInFlight:
     def end(self, n_answers: int) -> None:
         """Notes that so many of them have ended."""
         n_ended = min(n_answers, self._n_answers)
-        self._n_answers -= n_ended
-        self._release(n_ended)
+        if n_ended:
+            self._n_answers -= n_ended
+            self._release(n_ended)
 
     def close(self) -> None:
         """Notes that all have ended; closing it twice does no harm."""

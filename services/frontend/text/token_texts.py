@@ -26,7 +26,8 @@ class TokenTexts:
         self._tokenizer = tokenizer
         decoders = _decoders(tokenizer)
         self._byte_of = _bytes_of_characters() if "ByteLevel" in decoders else {}
-        self._joins_bytes = set(decoders) == {"ByteLevel"}
+        self.joins_bytes = set(decoders) == {"ByteLevel"}
+        """Whether a text is the bytes of its tokens, one after the other."""
         self._special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -59,8 +60,8 @@ class TokenTexts:
         return self._decoded([token_id])
 
     def _whole_text(self, token_id: int) -> str | None:
-        # The bytes of all tokens, one after the other, are the text: whole characters stay whole.
-        if not self._joins_bytes or token_id in self._special_ids:
+        # Whole characters stay whole in the bytes of all tokens.
+        if not self.joins_bytes or token_id in self._special_ids:
             return None
         text = self.text(token_id)
         return None if REPLACEMENT in text else text or None

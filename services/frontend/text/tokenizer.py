@@ -201,8 +201,11 @@ class IncrementalText:
     ) -> None:
         self._tokenizer = tokenizer
         self._marks = marks or {}
-        self._window, self._delivered = _clean_tail(tokenizer, context)
-        """The last tokens, and what their text starts with."""
+        self._window: list[int] = []
+        self._delivered = ""
+        """What the text of the window's tokens, the last ones, starts with."""
+        if not tokenizer.token_texts.joins_bytes:  # else what comes before changes nothing
+            self._window, self._delivered = _clean_tail(tokenizer, context)
         self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
         self._is_whole = True  # no token of the window lacks a part of its text
         self._whole_text = tokenizer.token_texts.whole_text
@@ -235,6 +238,8 @@ class IncrementalText:
 
     def flush(self) -> str:
         """Returns the text that was held back; nothing is fed afterwards."""
+        if self._is_whole:
+            return ""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
 
     def _mark(self, token_id: int) -> str:

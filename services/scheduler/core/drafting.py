@@ -65,8 +65,11 @@ class Drafting:
         )
 
     def _drafts_of(self, selections: Sequence[Selection]) -> Mapping[Request, Sequence[int]]:
+        max_batch_tokens = self._drafter.max_batch_tokens
+        if len(selections) >= max_batch_tokens:
+            return NO_DRAFTS
         n_tokens = sum([chosen.n_tokens for chosen in selections])
-        n_free = self._drafter.max_batch_tokens - n_tokens
+        n_free = max_batch_tokens - n_tokens
         if n_free <= 0:
             return NO_DRAFTS
         drafts: dict[Request, Sequence[int]] = {}

@@ -158,19 +158,23 @@ class Request:
         """
         return self.n_prompt_tokens + self.max_new_tokens
 
-    def can_run(self, *, token_hand_off: bool) -> bool:
+    def can_run(self) -> bool:
         """Returns whether it could join the next iteration, whatever batches it is in.
 
-        It can with a part of the prompt, which depends on nothing that these batches compute, and,
-        with `token_hand_off`, with a token that a rank will have sampled by then. It can't while
-        its last token is awaited, or nobody knows how many of its drafts are right.
+        It can with a part of the prompt, which depends on nothing that these batches compute. It
+        can't while its last token is awaited, or nobody knows how many of its drafts are right.
         """
+        return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.n_drafts)
+
+    def can_run_ahead(self) -> bool:
+        """Returns whether it could join the next iteration where tokens are handed off: it also can
+        with a token that a rank will have sampled by then."""
         if self.is_cancelled or self.n_drafts:
             return False
         if self.n_scheduled < self.n_tokens:
             return True
         n_coming = self.n_tokens + self.n_awaited
-        return token_hand_off and n_coming < self.n_prompt_tokens + self.max_new_tokens
+        return n_coming < self.n_prompt_tokens + self.max_new_tokens
 
     def span(self, start: int, n_tokens: int) -> list[int]:
         """Returns tokens `start` to `start + n_tokens` of the sequence."""

@@ -17,7 +17,6 @@ With a `Drafter`, a decode may carry drafts, and bring several tokens (`drafting
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -96,7 +95,7 @@ class Scheduler:
         if drafter is not None:
             self._drafting = Drafting(drafter, kv_manager, token_hand_off=token_hand_off)
         self.policy = policy
-        self._can_run = partial(Request.can_run, token_hand_off=token_hand_off)
+        self._can_run = Request.can_run_ahead if token_hand_off else Request.can_run
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
@@ -229,10 +228,9 @@ class Scheduler:
             released_rows=tuple(self._released_rows),
             n_drafts=sum([len(draft) for draft in drafts.values()]),
         )
-        requests = [span.request for span in batch.spans]
         if self._giving_way is not None:
-            self._giving_way.settle(requests)
-        self.pool.mark_running(requests, can_run=self._can_run)
+            self._giving_way.settle(batch.columns.requests)
+        self.pool.mark_running(batch.columns.requests, can_run=self._can_run)
         self._released_rows.clear()
         self._in_flight[batch.iteration] = batch
         return batch
@@ -264,20 +262,23 @@ class Scheduler:
             ]
             for place in cut:
                 sampled[place].is_cut = True
-        tokens = iter(token_ids)
         drafted: list[Update] = []
-        updates = [
-            self._apply_drafts(span, self._drafting.right_tokens(span, tokens), drafted)
-            if span.n_drafts and self._drafting is not None
-            else self._apply_span(span, next(tokens) if span.is_sampled else None)
-            for span in batch.spans
-        ]
+        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
+            updates = list(map(self._apply_span, batch.spans, token_ids))
+        else:
+            tokens = iter(token_ids)
+            updates = [
+                self._apply_drafts(span, self._drafting.right_tokens(span, tokens), drafted)
+                if span.n_drafts and self._drafting is not None
+                else self._apply_span(span, next(tokens) if span.is_sampled else None)
+                for span in batch.spans
+            ]
         if self._drafting is not None:
             self._drafting.note_returned(batch, self._in_flight.values())
         if logprobs:
             for place, brought in logprobs.items():
                 updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
-        return [*drafted, *(update for update in updates if update is not None)]
+        return [*drafted, *[update for update in updates if update is not None]]
 
     def _schedule(
         self,
@@ -295,8 +296,8 @@ class Scheduler:
         request.n_scheduled = end
         request.n_awaited += is_sampled
         request.n_in_flight += 1
-        request.n_drafts = n_drafts = len(draft)
-        new_block_ids: list[int] = []
+        request.n_drafts = n_drafts = len(draft) if draft else 0
+        new_block_ids: Sequence[int] = ()
         if end + n_drafts > reservation.n_block_slots:
             new_block_ids = self.kv_manager.allocate(
                 reservation,
@@ -311,7 +312,7 @@ class Scheduler:
         if end >= reservation.next_entry_at:
             self.kv_manager.enter(request, reservation)
         # A token that has not come back is the last of the sequence, so it is a span by itself.
-        token_ids = request.span(start, n_tokens) if start < n_known else []
+        token_ids: Sequence[int] = request.span(start, n_tokens) if start < n_known else ()
         return span_of(
             (
                 request,
@@ -332,7 +333,7 @@ class Scheduler:
                 f"iteration {iteration} returned, but {oldest} is the oldest in flight"
             )
         batch = self._in_flight.pop(iteration)
-        n_sampled = sum([span.is_sampled for span in batch.spans]) + batch.n_drafts
+        n_sampled = batch.n_sampled + batch.n_drafts
         if n_tokens != n_sampled:
             raise ValueError(
                 f"iteration {iteration} returned {n_tokens} tokens for {n_sampled} spans"

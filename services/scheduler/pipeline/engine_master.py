@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 
 import grpc
 import grpc.aio
@@ -263,8 +263,8 @@ class _Sent:
     at_s: float  # by the master's `_now_s`
 
     def work(self) -> Work:
-        spans = self.batch.spans
-        return Work.of([span.start_position for span in spans], [span.n_tokens for span in spans])
+        columns = self.batch.columns
+        return Work.of(columns.start_positions, columns.n_tokens)
 
 
 def plan_of(
@@ -272,11 +272,8 @@ def plan_of(
 ) -> worker_pb2.RunIterationsRequest:
     """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
     span of an iteration that is recorded."""
-    spans, n_groups = batch.spans, len(pipeline.kv_windows)
-    requests, starts, n_tokens, token_ids, _, is_sampled, new_block_ids, n_drafts = zip(
-        *spans, strict=True
-    )
-    rows = _rows(requests)
+    columns, n_groups = batch.columns, len(pipeline.kv_windows)
+    rows = _rows(columns.requests)
     plan = worker_pb2.RunIterationsRequest(
         pipeline_id=pipeline.pipeline_id,
         epoch=pipeline.epoch,
@@ -284,24 +281,24 @@ def plan_of(
         released_rows=batch.released_rows,
         trace=trace,
         row=rows,
-        start_position=starts,
-        n_tokens=n_tokens,
-        sample=is_sampled,
-        n_new_blocks=[len(block_ids) // n_groups for block_ids in new_block_ids],
-        token_on_rank=[not known for known in token_ids],
-        token_ids=list(chain.from_iterable(token_ids)),
-        new_block_ids=list(chain.from_iterable(new_block_ids)),
+        start_position=columns.start_positions,
+        n_tokens=columns.n_tokens,
+        sample=columns.is_sampled,
+        n_new_blocks=[len(ids) // n_groups if ids else 0 for ids in columns.new_block_ids],
+        token_on_rank=[not known for known in columns.token_ids],
+        token_ids=list(chain.from_iterable(columns.token_ids)),
+        new_block_ids=list(chain.from_iterable(columns.new_block_ids)),
     )
     if batch.n_drafts:
-        plan.n_drafts.extend(n_drafts)
-    for row, span in zip(rows, spans, strict=True):
-        if span.is_admission:
-            admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
-            admission.sampling.MergeFromString(span.request.sampling)
-            if span.start_position:
-                admission.stored_token_ids.extend(span.request.span(0, span.start_position))
-            _ask_logprobs(admission, span.request)
-        if span.request.n_prompt_logprobs is not None:
+        plan.n_drafts.extend(columns.n_drafts)
+    for row, span in compress(zip(rows, batch.spans, strict=True), columns.is_admission):
+        admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
+        admission.sampling.MergeFromString(span.request.sampling)
+        if span.start_position:
+            admission.stored_token_ids.extend(span.request.span(0, span.start_position))
+        _ask_logprobs(admission, span.request)
+    for request, span in zip(columns.requests, batch.spans, strict=True):
+        if request.n_prompt_logprobs is not None:
             plan.next_token_ids.extend(_next_token_ids(span))
     return plan
 

@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from services.frontend.http.connection_limits import (
     check_descriptors,
 )
 from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import ACCEPTED, END, Event, EventStream, framed
+from services.frontend.http.exchange import END, Event, EventStream, framed
 from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
 from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
@@ -67,7 +67,7 @@ class App:
             case "/stream":
                 response = StreamingResponse(self._pieces(b"piece,", 3))
             case "/events":
-                response = EventStream(self._events, explain=lambda error: ACCEPTED, comment_s=60.0)
+                response = EventStream(self._write, explain=lambda error: b"", comment_s=60.0)
             case "/big":
                 response = StreamingResponse(self._pieces(bytes(10_000), 10_000))
             case "/wait":
@@ -100,14 +100,14 @@ class App:
         leaving.cancel()
         return True
 
-    async def _events(self, output: EventOutput) -> AsyncGenerator[Event]:
-        yield ACCEPTED
+    async def _write(self, output: EventOutput) -> None:
+        await output.start()
         for number in range(N_EVENTS):
             event, chunks = event_of(number), output.chunks
             if number % 3 and chunks is not None and chunks.is_ready:
                 chunks.write(event)
             else:
-                yield event
+                await output.write(event)
             if number % 50 == 0:
                 await asyncio.sleep(0)
 

@@ -1,7 +1,7 @@
 """The output of a stream on a simulated clock: when headers go out, and comments."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from services.common import errors
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import COMMENT, HEADERS_S, EventOutput
-from services.frontend.http.exchange import ACCEPTED, Event, EventStream, framed
+from services.frontend.http.exchange import EventStream, framed
 from tests.simulated_time import simulate
 
 COMMENT_S = 15.0
@@ -132,12 +132,12 @@ def test_a_comment_that_waits_for_its_reader_comes_before_the_end() -> None:
 
 
 def stream_of(
-    make: Callable[[], AsyncGenerator[Event]],
+    write: Callable[[EventOutput], Awaitable[None]],
 ) -> Coroutine[Any, Any, list[tuple[float, bytes | str]]]:
     async def main() -> list[tuple[float, bytes | str]]:
         wire = Wire()
         stream = EventStream(
-            lambda _: make(),
+            write,
             explain=lambda error: framed(error.message.encode()),
             comment_s=COMMENT_S,
         )
@@ -153,22 +153,20 @@ def stream_of(
 
 
 def test_error_before_acceptance_has_a_status_of_its_own() -> None:
-    async def refused() -> AsyncGenerator[Event]:
+    async def refuse(_: EventOutput) -> None:
         await asyncio.sleep(HEADERS_S - 0.1)
         raise errors.Unavailable("no pipeline")
-        yield ACCEPTED
 
     with pytest.raises(errors.Unavailable):
-        simulate(stream_of(refused))
+        simulate(stream_of(refuse))
 
 
 def test_error_after_a_long_wait_is_an_event() -> None:
-    async def held() -> AsyncGenerator[Event]:
+    async def hold(_: EventOutput) -> None:
         await asyncio.sleep(30.0)
         raise errors.Unavailable("no pipeline")
-        yield ACCEPTED
 
-    assert simulate(stream_of(held)) == [
+    assert simulate(stream_of(hold)) == [
         (HEADERS_S, HEAD),
         (HEADERS_S + COMMENT_S, COMMENT),
         (30.0, b"data: no pipeline\n\n"),
@@ -177,12 +175,12 @@ def test_error_after_a_long_wait_is_an_event() -> None:
 
 
 def test_accepted_stream_has_its_headers_before_its_first_event() -> None:
-    async def accepted() -> AsyncGenerator[Event]:
-        yield ACCEPTED
+    async def accept(output: EventOutput) -> None:
+        await output.start()
         await asyncio.sleep(1.0)
-        yield framed(b"token")
+        await output.write(framed(b"token"))
 
-    assert simulate(stream_of(accepted)) == [
+    assert simulate(stream_of(accept)) == [
         (0.0, HEAD),
         (1.0, b"data: token\n\n"),
         (1.0, b"data: [DONE]\n\n"),

@@ -82,8 +82,8 @@ async def refused(client: SchedulerClient, why: str, request_id: str = "r") -> N
 
 
 async def until_shut(client: SchedulerClient) -> None:
-    while client.is_open:
-        await soon(client.wait_change())
+    while client.pipeline.is_open:
+        await soon(client.pipeline.wait_change())
 
 
 async def test_events_of_a_request_reach_its_inbox() -> None:
@@ -102,7 +102,7 @@ async def test_all_tokens_are_noted_however_they_come() -> None:
     scheduler, noted = FakeScheduler(keeps_quiet), asyncio.Event()
     inbox: Inbox = asyncio.Queue()
     async with client_of(await scheduler.start(), on_tokens=noted.set) as client:
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         submit(client, inbox)
         (request,) = await soon(scheduler.wait_requests())
         for token_id in (7, 8, 9):  # all but the first in columns
@@ -127,17 +127,17 @@ async def test_nothing_can_be_submitted_before_the_pipeline_is_described() -> No
     scheduler = FakeScheduler(pipeline=None)
     async with client_of(await scheduler.start()) as client:
         await soon(scheduler.wait_connections(1))
-        assert not client.is_open
+        assert not client.pipeline.is_open
         await refused(client, "no pipeline")
         with pytest.raises(errors.Unavailable):
-            _ = client.last_known
+            _ = client.pipeline.last
     await scheduler.stop()
 
 
 async def test_description_reaches_the_frontend() -> None:
     async with connected(FakeScheduler()) as client:
-        pipeline = await client.wait_open()
-        assert pipeline == client.last_known
+        pipeline = await client.pipeline.wait_open()
+        assert pipeline == client.pipeline.last
         assert pipeline.model == "test-model"
         assert pipeline.eos_token_ids == (1,)
 
@@ -198,7 +198,7 @@ async def test_requests_of_a_lost_stream_fail_and_the_client_comes_back() -> Non
         *_, last = await until_last(inbox)
         assert isinstance(last, Failed)
         assert isinstance(last.error, errors.Unavailable)
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         assert scheduler.n_connections == 2
         scheduler.behaviour = says(7)
         submit(client, inbox)
@@ -210,14 +210,14 @@ async def test_client_waits_for_a_scheduler_that_starts_later() -> None:
     early = FakeScheduler()
     address = await early.start()
     async with client_of(address) as client:
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         await early.stop()
         await until_shut(client)
         await refused(client, "no pipeline")
-        assert client.last_known.model == "test-model"
+        assert client.pipeline.last.model == "test-model"
         late = FakeScheduler()
         await late.start(address)
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         await late.stop()
 
 
@@ -234,19 +234,19 @@ async def test_closing_ends_requests_as_unavailable() -> None:
         assert isinstance(last, Failed)
         assert last.error.message == STOPPING
         with pytest.raises(errors.Unavailable, match=STOPPING):
-            await client.wait_open()
+            await client.pipeline.wait_open()
         with pytest.raises(errors.Unavailable, match=STOPPING):
-            _ = client.last_known
+            _ = client.pipeline.last
 
 
 async def test_closed_client_takes_no_pipeline_any_more() -> None:
     client = SchedulerClient("127.0.0.1:1")
     description = scheduler_pb2.ConnectResponse(pipeline=PIPELINE)
     client._apply(description)
-    assert client.is_open
+    assert client.pipeline.is_open
     client.close()
     client._apply(description)
-    assert not client.is_open
+    assert not client.pipeline.is_open
 
 
 async def test_client_follows_the_scheduler_that_leads() -> None:
@@ -284,9 +284,9 @@ async def test_client_waits_for_a_name_that_does_not_resolve_yet() -> None:
         client_of(f"dns://{where}/scheduler.orcinus.svc:{port}") as client,
     ):
         await soon(dns.asked.wait())
-        assert not client.is_open
+        assert not client.pipeline.is_open
         dns.addresses = ["127.0.0.1"]
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
     await scheduler.stop()
 
 
@@ -294,24 +294,24 @@ async def test_requests_are_held_so_long_after_a_pipeline_was_lost_whoever_leads
     scheduler = FakeScheduler(pipeline=None)
     async with client_of(await scheduler.start()) as client:
         await soon(scheduler.wait_connections(1))
-        assert client.hold_deadline(5.0) == -math.inf
+        assert client.pipeline.hold_deadline(5.0) == -math.inf
         scheduler.open()
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         scheduler.close()
-        assert client.hold_deadline(5.0) == math.inf
+        assert client.pipeline.hold_deadline(5.0) == math.inf
         await until_shut(client)
         now = asyncio.get_running_loop().time()
-        deadline = client.hold_deadline(5.0)
+        deadline = client.pipeline.hold_deadline(5.0)
         assert now < deadline <= now + 5.0
         await scheduler.stand_by()
         while client._has_leader:
-            await soon(client.wait_change())
-        assert client.hold_deadline(5.0) == deadline
+            await soon(client.pipeline.wait_change())
+        assert client.pipeline.hold_deadline(5.0) == deadline
         await scheduler.lead()
         await soon(scheduler.wait_connections(2))
         while not client._has_leader:
-            await soon(client.wait_change())
-        assert client.hold_deadline(5.0) == deadline
+            await soon(client.pipeline.wait_change())
+        assert client.pipeline.hold_deadline(5.0) == deadline
     await scheduler.stop()
 
 
@@ -323,11 +323,11 @@ async def test_scheduler_that_stands_still_is_noticed() -> None:
         scheduler_process() as (process, address),
         client_of(address, connect) as client,
     ):
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         process.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(5.0):  # 0.25 s to ping, 0.2 s to wait
-            while client.is_open:
-                await client.wait_change()
+            while client.pipeline.is_open:
+                await client.pipeline.wait_change()
 
 
 async def test_what_runs_goes_on_when_submissions_are_closed_and_others_wait() -> None:
@@ -628,7 +628,7 @@ async def test_refusals_for_a_keys_limits_say_when_to_come_back_and_are_counted(
     scheduler = FakeScheduler(rejects(reason, "too many tokens", retry_after_s=7))
     refusals = Refusals()
     async with client_of(await scheduler.start(), refusals=refusals) as client:
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         inbox: Inbox = asyncio.Queue()
         submit(client, inbox, hold_s=TIMEOUT_S)
         (last,) = await until_last(inbox)
@@ -696,7 +696,7 @@ async def test_request_is_held_no_longer_than_it_may() -> None:
         assert isinstance(last, Failed)
         assert last.error.message == NO_PIPELINE
         with pytest.raises(errors.Unavailable, match=NO_PIPELINE):
-            await client.wait_open(loop.time() + 0.1)
+            await client.pipeline.wait_open(loop.time() + 0.1)
         assert loop.time() - began >= 0.25
     await scheduler.stop()
 
@@ -709,7 +709,7 @@ async def test_request_that_is_cancelled_while_it_is_held_is_never_sent() -> Non
         submit(client, inbox, "held", hold_s=TIMEOUT_S)
         client.cancel("held")
         scheduler.open()
-        await soon(client.wait_open())
+        await soon(client.pipeline.wait_open())
         submit(client, inbox, "next")
         assert {event.request_id for event in await until_last(inbox)} == {"next"}
         assert scheduler.cancellations == []

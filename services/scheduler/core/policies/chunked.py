@@ -51,9 +51,9 @@ class ChunkedPolicy:
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
-        max_batch_size = self.max_batch_size
+        n_places = self.max_batch_size
         for request in pool.candidates():
-            if len(selections) == max_batch_size or not n_free:
+            if not n_places or not n_free:
                 break
             # This is done for each token of all who decode: properties would take half the time.
             if request.n_scheduled >= request.n_prefill_tokens:
@@ -67,6 +67,7 @@ class ChunkedPolicy:
             if n_tokens > n_free:
                 n_tokens = n_free
             n_free -= n_tokens
+            n_places -= 1
             selections.append(selection_of((request, n_tokens, reservation)))
         return selections
 
