@@ -1,12 +1,10 @@
 """A stage as a program: a flat list of steps over buffers, which can be run in one call.
 
 Layers record their steps once, when they have been read, in the order in which they would call
-operations (`Program` has a method for each kind). An implementation (`Ops.fuse_layers`) may then
-run them all without Python in between. What there is no step for is a `Call`, for which it returns
-to Python: so any stage can be recorded, and those of known pieces are quick.
-
-A step is a dataclass. The native library's structures are derived from their fields, in their order
-(`kernels.native.structs`), and `STEPS` numbers them.
+operations (`Program` has a method for each kind of `kernels.steps`). An implementation
+(`Ops.fuse_layers`) may then run them all without Python in between. What there is no step for is a
+`Call`, for which it returns to Python: so any stage can be recorded, and those of known pieces are
+quick.
 """
 
 from __future__ import annotations
@@ -22,18 +20,35 @@ from kernels.expert_form import Clamp
 from kernels.gated_in_two import GatedInTwo
 from kernels.head_norms import HeadNorms
 from kernels.linear_weight import Gate, GatedWeight, LinearWeight, PanelTable, TableWeight
-
-Matrix = LinearWeight | GatedWeight
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Numbers of every token of a batch, or of every sampled one, [n, width]."""
-
-    index: int  # in the program
-    width: int
-    dtype: torch.dtype
-    is_of_sampled: bool = False
+from kernels.steps import (
+    ACTIVATIONS,
+    Activate,
+    Add,
+    AddPositions,
+    ApplyGate,
+    Attend,
+    Buffer,
+    Call,
+    Embed,
+    EmbedPacked,
+    Expert,
+    GateForm,
+    Greedy,
+    Heads,
+    LayerNorm,
+    LookUpAngles,
+    Multiply,
+    RMSNorm,
+    RMSNormPart,
+    RotaryWriteKV,
+    Route,
+    RunExperts,
+    Scale,
+    Select,
+    SigmoidAndMul,
+    SoftCap,
+    WriteKV,
+)
 
 
 @dataclass(slots=True)
@@ -45,282 +60,6 @@ class Angles:
 
     cos: Tensor  # [n_positions, 1, head_dim], as the next
     signed_sin: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    """Looks up the rows of tokens in a table."""
-
-    table: Tensor  # [vocab_size, width]
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedPacked:
-    """Looks up the rows of tokens in a matrix that is multiplied with, too."""
-
-    table: LinearWeight  # [vocab_size, width]
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class AddPositions:
-    """Adds the rows of positions in a table."""
-
-    table: Tensor  # [n_positions, width]
-    x: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class LookUpAngles:
-    """Looks up the angles of positions, of one kind of rotary embedding."""
-
-    rotary: int  # which kind
-    cos: Buffer
-    sin: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """Copies the rows of sampled tokens."""
-
-    x: Buffer
-    out: Buffer  # of sampled tokens, as that of every later step
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """Computes `kernels.rms_norm`."""
-
-    x: Buffer
-    weight: Tensor
-    eps: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNormPart:
-    """Computes `kernels.rms_norm` of some neighbouring elements of each row, in place."""
-
-    x: Buffer
-    first: int
-    size: int
-    weight: Tensor  # [size]
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Computes `kernels.layer_norm`."""
-
-    x: Buffer
-    weight: Tensor
-    bias: Tensor
-    eps: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Multiply:
-    """Multiplies with a matrix, and may gate, or add a bias and a residual."""
-
-    x: Buffer
-    weight: Matrix
-    bias: Tensor | None
-    residual: Buffer | None
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Activate:
-    """Applies a function to every element, in place."""
-
-    x: Buffer
-    function: int  # the number of one of `ACTIVATIONS`
-
-
-@dataclass(frozen=True, slots=True)
-class GateForm:
-    """The function of a gate: the number of one of `GATES`, and the numbers of a `Clamp`."""
-
-    function: int
-    slope: float = 0.0
-    limit: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyGate:
-    """Gates one half by the other: gates and what they gate lie side by side."""
-
-    x: Buffer
-    form: GateForm
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """The heads in a fused projection: a token's queries, keys and values one after the other."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryWriteKV:
-    """Computes `kernels.rotary_write_kv`; the queries stay where they are."""
-
-    qkv: Buffer
-    cos: Buffer
-    sin: Buffer
-    heads: Heads
-    norms: HeadNorms | None
-    layer: int  # whose storage keys and values go to
-
-
-@dataclass(frozen=True, slots=True)
-class WriteKV:
-    """Computes `kernels.write_kv`."""
-
-    qkv: Buffer
-    heads: Heads
-    layer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """Computes attention over what a layer has stored."""
-
-    qkv: Buffer
-    heads: Heads
-    form: AttentionForm
-    sinks: Tensor | None  # [n_heads] float32
-    layer: int
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Computes `kernels.add_scaled`, in place."""
-
-    x: Buffer
-    y: Buffer
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Multiplies every element by a factor, in place."""
-
-    x: Buffer
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class SoftCap:
-    """Computes `kernels.soft_cap`."""
-
-    x: Buffer
-    cap: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """The first half of a gated MLP."""
-
-    weight: Matrix
-    bias: Tensor | None
-    form: GateForm | None  # None: the matrix gates by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """The gated MLP of one expert."""
-
-    gate_up: Gated
-    down: LinearWeight
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Computes `kernels.route`."""
-
-    scores: Buffer
-    normalises: int
-    experts: Buffer
-    weights: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class RunExperts:
-    """Computes an `ExpertMLP`, expert by expert."""
-
-    x: Buffer
-    experts: Buffer
-    weights: Buffer
-    each: Sequence[Expert]
-    gathered: Buffer  # memory for the tokens of one expert, as the next three
-    both: Buffer
-    inner: Buffer
-    outer: Buffer
-    sums: Buffer
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class SigmoidAndMul:
-    """Computes `kernels.sigmoid_and_mul`, in place."""
-
-    gates: Buffer
-    x: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """Finds the argmax of logits."""
-
-    logits: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Calls Python: `function(batch, kv, *tensors)`, with a tensor for each buffer.
-
-    The batch and the layers' storage are what the program runs with.
-    """
-
-    function: Callable[..., None]
-    buffers: tuple[Buffer, ...]
-
-
-# In the order of their numbers.
-STEPS: tuple[type, ...] = (
-    Embed,
-    EmbedPacked,
-    AddPositions,
-    LookUpAngles,
-    Select,
-    RMSNorm,
-    RMSNormPart,
-    LayerNorm,
-    Multiply,
-    Activate,
-    ApplyGate,
-    RotaryWriteKV,
-    WriteKV,
-    Attend,
-    Add,
-    Scale,
-    SoftCap,
-    Route,
-    RunExperts,
-    SigmoidAndMul,
-    Greedy,
-)
-ACTIVATIONS = ("relu", "gelu_tanh")
-GATES = ("silu", "gelu_tanh", "clamp")
 
 
 class Program:
@@ -435,7 +174,7 @@ class Program:
     def gate(self, gate: Gate | Clamp, x: Buffer) -> Buffer:
         """Returns the second half of `x`, gated by the first."""
         out = self._like(x, x.width // 2)
-        self.steps.append(ApplyGate(x, _gate_form(gate), out))
+        self.steps.append(ApplyGate(x, GateForm.of(gate), out))
         return out
 
     def rotary_write_kv(
@@ -537,16 +276,3 @@ class Program:
         return self.buffer(
             x.width if width is None else width, x.dtype, is_of_sampled=x.is_of_sampled
         )
-
-
-def gated_part(weight: GatedWeight) -> Gated:
-    """Returns the description of the first half of a gated MLP."""
-    if isinstance(weight, GatedInTwo):
-        return Gated(weight.weight, weight.bias, _gate_form(weight.gate))
-    return Gated(weight, None, None)
-
-
-def _gate_form(gate: Gate | Clamp) -> GateForm:
-    if isinstance(gate, Clamp):
-        return GateForm(GATES.index("clamp"), gate.slope, gate.limit)
-    return GateForm(GATES.index(gate))

@@ -18,7 +18,8 @@ from torch import Tensor
 from kernels.native.call import ELEMENT
 from kernels.native.groups import NativeGated, NativeLinear
 from kernels.native.linear import NativeGatedWeight, NativeWeight
-from kernels.program import (
+from kernels.program import Program
+from kernels.steps import (
     AddPositions,
     Attend,
     Buffer,
@@ -29,7 +30,6 @@ from kernels.program import (
     Heads,
     LayerNorm,
     Multiply,
-    Program,
     RMSNorm,
     RMSNormPart,
     RotaryWriteKV,

@@ -30,16 +30,15 @@ from kernels.native.structs import (
     step_of,
 )
 from kernels.ops import FusedBatch, LayerKV
-from kernels.program import (
+from kernels.program import Angles, Program
+from kernels.steps import (
     AddPositions,
-    Angles,
     Attend,
     Buffer,
     Call,
     Embed,
     EmbedPacked,
     LookUpAngles,
-    Program,
     RotaryWriteKV,
     WriteKV,
 )

@@ -1,6 +1,6 @@
 """The structures that `src/layers.cpp` reads, and how they are filled.
 
-Those of steps are derived from the classes of `kernels.program`: a structure has the fields of its
+Those of steps are derived from the classes of `kernels.steps`: a structure has the fields of its
 class, in their order, each in the form of its declared type.
 
     declared type          field in C++
@@ -30,7 +30,7 @@ from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
 from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
 from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
-from kernels.program import STEPS, Buffer, Matrix
+from kernels.steps import STEPS, Buffer, Matrix
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

@@ -9,7 +9,8 @@ import torch
 from kernels import native_ops
 from kernels.native.checks import check
 from kernels.packed_linear import pack, pack_gated
-from kernels.program import Expert, Program, RMSNormPart, Route, gated_part
+from kernels.program import Program
+from kernels.steps import Expert, Gated, RMSNormPart, Route
 
 HIDDEN, N_EXPERTS, N_CHOSEN = 16, 8, 2
 
@@ -115,7 +116,7 @@ def test_scores_of_experts_that_are_not_there_are_refused(n_experts: int) -> Non
     if ops is None:
         pytest.skip("no native kernels")
     gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu", ops.silu_and_mul)
-    expert = Expert(gated_part(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
+    expert = Expert(Gated.of(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
     program, step = routed()
     program.steps.append(step)
     x = program.buffer(HIDDEN)

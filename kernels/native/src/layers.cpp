@@ -119,7 +119,7 @@ void gather(const void* table, const int64_t* indices, char* out, int64_t n, int
   });
 }
 
-// The structs from here to `Greedy` are derived in Python from the classes of `kernels/program.py`,
+// The structs from here to `Greedy` are derived in Python from the classes of `kernels/steps`,
 // field for field (`structs.py` says how), and so are those within them. `run` computes what the class
 // says, and `kKind` is where its time goes.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels import AttentionForm, HeadNorms, Ops
 from kernels.linear_weight import Gate, GatedWeight
 from kernels.ops import LayerKV
-from kernels.program import Buffer, Heads
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,

@@ -28,7 +28,7 @@ from kernels.packed_linear import (
     PlainWeight,
     TableWeight,
 )
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource

@@ -21,7 +21,7 @@ from kernels.packed_linear import (
     PackedExperts,
     pack,
 )
-from kernels.program import Buffer, Expert, gated_part
+from kernels.steps import Buffer, Expert, Gated
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share
@@ -100,8 +100,8 @@ class ExpertMixture:
 def _expert(gate_up: GatedWeight, down: LinearWeight | Biased) -> Expert:
     """Returns the description of one expert."""
     if isinstance(down, Biased):
-        return Expert(gated_part(gate_up), down.weight, down.bias)
-    return Expert(gated_part(gate_up), down, None)
+        return Expert(Gated.of(gate_up), down.weight, down.bias)
+    return Expert(Gated.of(gate_up), down, None)
 
 
 def read_experts(

@@ -21,7 +21,8 @@ from transformers import (
 from kernels import AttentionForm, HeadNorms, native_ops
 from kernels.greedy import greedy
 from kernels.packed_linear import OneDnnWeight, PlainWeight, Quantization, pack, pack_gated
-from kernels.program import Call, Program, RunExperts
+from kernels.program import Program
+from kernels.steps import Call, RunExperts
 from kernels.upload import uploads_for
 from services.worker.models import decoder, rope
 from services.worker.models.decoder_layers import (

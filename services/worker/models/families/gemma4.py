@@ -18,7 +18,7 @@ from kernels.expert_mlp import ExpertMLP
 from kernels.linear_weight import LinearWeight
 from kernels.ops import LayerKV
 from kernels.packed_linear import pack, pack_experts
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.config import (
     Count,
     JsonObject,

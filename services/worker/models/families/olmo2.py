@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.program import Buffer, Heads
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm

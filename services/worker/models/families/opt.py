@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import AttentionForm
 from kernels.ops import LayerKV
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.config import (
     JsonObject,
     ModelConfig,
