@@ -22,6 +22,7 @@ from kernels.delta_net import delta_net
 from kernels.delta_net_form import DeltaNetForm
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
+from kernels.gelu import gelu
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.greedy import greedy
@@ -60,6 +61,7 @@ TORCH = Ops(
     layer_norm=layer_norm,
     rotary=rotary,
     silu_and_mul=silu_and_mul,
+    gelu=gelu,
     gelu_tanh=gelu_tanh,
     gelu_and_mul=gelu_and_mul,
     clamp_and_mul=clamp_and_mul,

@@ -238,6 +238,7 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
     clamp_and_mul: Callable[[Tensor, Clamp], Tensor]

@@ -139,6 +139,12 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
     return out.flatten(1).to(projected.dtype), mixed[len(projected) :], states
 
 
+def gelu(x: Tensor) -> Tensor:
+    """Returns `x` times the share of a normal distribution below it (Hendrycks & Gimpel, 2016)."""
+    wide = x.double()
+    return (0.5 * wide * torch.erfc(-wide / 2**0.5)).to(x.dtype)
+
+
 def gelu_tanh(x: Tensor) -> Tensor:
     """Returns `gelu(x)` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
     wide = x.float()

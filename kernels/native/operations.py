@@ -39,6 +39,7 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         layer_norm=norms.layer_norm,
         rotary=rotary.rotary,
         silu_and_mul=gates.silu_and_mul,
+        gelu=gates.gelu,
         gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
         clamp_and_mul=gates.clamp_and_mul,

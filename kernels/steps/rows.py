@@ -10,7 +10,7 @@ from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.steps.buffer import Buffer
 
 Matrix = LinearWeight | GatedWeight
-ACTIVATIONS = ("relu", "gelu_tanh")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)

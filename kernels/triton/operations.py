@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from kernels.add_scaled import add_scaled
 from kernels.clamp_and_mul import clamp_and_mul
+from kernels.gelu import gelu
 from kernels.gelu_tanh import gelu_tanh
 from kernels.ops import Ops
 from kernels.route import route
@@ -46,6 +47,7 @@ def triton_ops() -> Ops | None:
         layer_norm=layer_norm,
         rotary=rotary,
         silu_and_mul=silu_and_mul,
+        gelu=gelu,
         gelu_tanh=gelu_tanh,
         gelu_and_mul=gelu_and_mul,
         clamp_and_mul=clamp_and_mul,

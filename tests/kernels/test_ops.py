@@ -95,6 +95,20 @@ def test_silu_and_mul(ops: Ops, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        x = 4 * torch.randn(n_tokens, 19, dtype=dtype)
+        before = x.clone()
+        assert_close(ops.gelu(x), reference.gelu(x), f"{n_tokens} tokens")
+        assert torch.equal(x, before), f"{n_tokens} tokens"
+
+
+def test_gelu_of_large_numbers_is_all_or_nothing(ops: Ops) -> None:
+    x = torch.tensor([[-1e30, -40.0, -0.0, 40.0, 1e30]])
+    assert torch.equal(ops.gelu(x), torch.tensor([[0.0, 0.0, 0.0, 40.0, 1e30]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gelu_tanh(ops: Ops, dtype: torch.dtype) -> None:
     for n_tokens in SIZES:
         x = 4 * torch.randn(n_tokens, 19, dtype=dtype)

@@ -274,6 +274,8 @@ struct Activate {
     const Buffer& of = batch.buffers[x];
     if (function == 0) {
       orcinus_relu(of.element, of.data, batch.n_rows(of), of.width);
+    } else if (function == 1) {
+      orcinus_gelu(of.element, of.data, of.data, batch.n_rows(of), of.width);
     } else {
       orcinus_gelu_tanh(of.element, of.data, of.data, batch.n_rows(of), of.width);
     }

@@ -46,6 +46,8 @@ void orcinus_write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_
 
 void orcinus_relu(int64_t element, void* x, int64_t n_tokens, int64_t size);
 
+void orcinus_gelu(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size);
+
 void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size);
 
 void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens,

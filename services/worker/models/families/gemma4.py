@@ -28,7 +28,7 @@ from services.worker.models.config import (
     read_windows,
     require,
 )
-from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, Norm
+from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, NoNorm, Norm
 from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
 from services.worker.models.layer_forms import SandwichLayer
 from services.worker.models.normed_attention import Projected
@@ -249,11 +249,6 @@ class DenseBesideExperts:
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    """Returns `x`: the norm before what normalises by itself."""
-    return x
-
-
 class Gemma4Stage(SharedKVStage):
     """One stage of a Gemma 4 text model."""
 
@@ -287,7 +282,7 @@ class Gemma4Stage(SharedKVStage):
         mlp = self.read_mlp(source, f"{prefix}.mlp", index)
         if experts is not None:
             mlp = self._beside_experts(source, prefix, experts, mlp_norm, mlp)
-            mlp_norm = _unchanged
+            mlp_norm = NoNorm()  # the MLP normalises by itself
         layer = SandwichLayer(
             norm("input"),
             self.read_attention(source, f"{prefix}.self_attn", index),
