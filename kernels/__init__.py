@@ -34,6 +34,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
 from kernels.route import route
+from kernels.route_in_groups import route_in_groups
 from kernels.sample import sample
 from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
@@ -69,6 +70,7 @@ TORCH = Ops(
     add_scaled=add_scaled,
     soft_cap=soft_cap,
     route=route,
+    route_in_groups=route_in_groups,
     expert_mlp=expert_mlp,
     write_kv=write_kv,
     rotary_write_kv=rotary_write_kv,

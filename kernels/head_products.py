@@ -19,6 +19,10 @@ from kernels.native.heads import NativeHeads, can_pack_heads
 class HeadProducts(Protocol):
     """A matrix [n_out, n_in] for each head."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Heads, outputs and inputs."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [n_tokens, n_heads, n_out] for `x` [n_tokens, n_heads, n_in]."""
 
@@ -28,6 +32,11 @@ class PlainHeads:
     """The matrices as they are."""
 
     weight: Tensor  # [n_heads, n_out, n_in]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        n_heads, n_out, n_in = self.weight.shape
+        return n_heads, n_out, n_in
 
     def __call__(self, x: Tensor) -> Tensor:
         products = torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2))

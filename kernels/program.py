@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.delta_net import LENGTH_EPS
+from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import Clamp
 from kernels.gated_in_two import GatedInTwo
+from kernels.group_form import GroupForm
 from kernels.head_norms import HeadNorms
+from kernels.head_products import HeadProducts
 from kernels.linear_weight import Gate, GatedWeight, LinearWeight, PanelTable, TableWeight
 from kernels.steps import (
     ACTIVATIONS,
@@ -29,6 +33,7 @@ from kernels.steps import (
     Attend,
     Buffer,
     Call,
+    CopyPart,
     Embed,
     EmbedPacked,
     Expert,
@@ -37,17 +42,25 @@ from kernels.steps import (
     Heads,
     LayerNorm,
     LookUpAngles,
+    Mul,
     Multiply,
+    MultiplyHeads,
     RMSNorm,
     RMSNormPart,
     RotaryWriteKV,
     Route,
+    RouteInGroups,
+    RunDeltaNet,
     RunExperts,
     Scale,
+    ScaleByPosition,
     Select,
     SigmoidAndMul,
     SoftCap,
+    TurnHeads,
+    Widen,
     WriteKV,
+    WriteLatents,
 )
 
 
@@ -60,6 +73,9 @@ class Angles:
 
     cos: Tensor  # [n_positions, 1, head_dim], as the next
     signed_sin: Tensor
+
+
+_ALL_POSITIONS = 2**62
 
 
 class Program:
@@ -136,9 +152,12 @@ class Program:
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
 
-    def rms_norm_part(self, x: Buffer, first: int, weight: Tensor, eps: float) -> None:
-        """Normalises the elements of each row of `x` from `first` on that `weight` has."""
-        self.steps.append(RMSNormPart(x, first, len(weight), weight, eps))
+    def rms_norm_parts(
+        self, x: Buffer, first: int, weight: Tensor, eps: float, *, n: int = 1
+    ) -> None:
+        """Normalises `n` parts of each row of `x`, side by side from the element `first` on, each
+        of as many elements as `weight` has."""
+        self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
         """Returns `kernels.layer_norm` of `x`."""
@@ -181,22 +200,51 @@ class Program:
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
         """Turns queries and keys by angles of the kind `rotary`, and stores keys and values."""
-        if rotary not in self._angles:
-            cos, sin = self.buffer(heads.head_dim), self.buffer(heads.head_dim)
-            self.steps.append(LookUpAngles(rotary, cos, sin))
-            self._angles[rotary] = cos, sin
-        self.steps.append(RotaryWriteKV(qkv, *self._angles[rotary], heads, norms, layer))
+        cos, sin = self._angles_of(rotary, heads.head_dim)
+        self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
     def write_kv(self, qkv: Buffer, heads: Heads, *, layer: int) -> None:
         """Stores keys and values."""
         self.steps.append(WriteKV(qkv, heads, layer))
 
     def attend(
-        self, qkv: Buffer, heads: Heads, form: AttentionForm, sinks: Tensor | None, *, layer: int
+        self,
+        qkv: Buffer,
+        heads: Heads,
+        form: AttentionForm,
+        sinks: Tensor | None,
+        *,
+        layer: int,
+        n_shared: int = 0,
     ) -> Buffer:
-        """Returns attention over the storage of a layer, [n_tokens, n_heads * head_dim]."""
-        out = self._like(qkv, heads.n_heads * heads.head_dim)
-        self.steps.append(Attend(qkv, heads, form, sinks, layer, out))
+        """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
+
+        The first `n_shared` elements of a key are its value; if there are none of these, it is
+        stored beside the key, and as large.
+        """
+        out = self._like(qkv, heads.n_heads * (n_shared or heads.head_dim))
+        self.steps.append(Attend(qkv, heads, form, sinks, layer, n_shared, out))
+        return out
+
+    def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
+        """Turns the last `size` elements of each head of `x`, which become the last ones of each
+        head of `out`."""
+        cos, sin = self._angles_of(rotary, size)
+        self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
+
+    def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
+        """Multiplies the first elements of each head of `x`; products become the first ones of each
+        head of `out`."""
+        self.steps.append(MultiplyHeads(x, weight, out))
+
+    def write_latents(self, x: Buffer, *, layer: int) -> None:
+        """Stores rows as keys that all heads share."""
+        self.steps.append(WriteLatents(x, layer))
+
+    def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
+        """Returns `kernels.delta_net` of `projected`, with the states of a layer."""
+        out = self._like(projected, form.n_out)
+        self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
 
     def add(self, x: Buffer, y: Buffer, factor: float = 1.0) -> Buffer:
@@ -208,6 +256,24 @@ class Program:
         """Returns `x * factor`; `x` is used up."""
         self.steps.append(Scale(x, factor))
         return x
+
+    def scale_by(self, x: Buffer, factor: Tensor) -> Buffer:
+        """Returns `x * factor` for a `factor` [1] of its type; `x` is used up."""
+        self.scale_by_position(x, x.width, factor, _ALL_POSITIONS)
+        return x
+
+    def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
+        """Multiplies the first `size` elements of each row of `x` by one of `factors` [n_lengths],
+        that of the length which the token's position is in."""
+        self.steps.append(ScaleByPosition(x, size, factors, length))
+
+    def widened(self, x: Buffer) -> Buffer:
+        """Returns `x` in float32."""
+        if x.dtype == torch.float32:
+            return x
+        out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
+        self.steps.append(Widen(x, out))
+        return out
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
         """Returns `kernels.soft_cap` of `x`, in float32."""
@@ -222,10 +288,17 @@ class Program:
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
+    def route_in_groups(self, logits: Buffer, form: GroupForm) -> tuple[Buffer, Buffer]:
+        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        experts = self.buffer(form.n_chosen, torch.int64)
+        weights = self.buffer(form.n_chosen, torch.float32)
+        self.steps.append(RouteInGroups(logits, form, experts, weights))
+        return experts, weights
+
     def run_experts(
         self, each: Sequence[Expert], x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
-        """Returns the weighted sum of the experts that `route` has chosen."""
+        """Returns the weighted sum of the experts that a router has chosen."""
         size = each[0].down.shape[1]
         self.steps.append(
             RunExperts(
@@ -243,9 +316,16 @@ class Program:
         )
         return out
 
-    def sigmoid_and_mul(self, gates: Buffer, x: Buffer) -> Buffer:
-        """Returns `sigmoid(gates) * x`; `x` is used up."""
-        self.steps.append(SigmoidAndMul(gates, x))
+    def mul(self, x: Buffer, y: Buffer, first: int = 0) -> Buffer:
+        """Returns `x` times the elements of `y` from the element `first` of each row on; `x` is
+        used up."""
+        self.steps.append(Mul(x, y, first))
+        return x
+
+    def sigmoid_and_mul(self, gates: Buffer, x: Buffer, first: int = 0) -> Buffer:
+        """Returns `sigmoid(gates) * x`; `x` is used up. Gates begin at the element `first` of a
+        row."""
+        self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
     def call(self, function: Callable[..., None], *buffers: Buffer) -> None:
@@ -257,6 +337,17 @@ class Program:
         """Says that `hidden` are the hidden states after the last layer."""
         self.hidden = hidden
         self.n_hidden_steps, self._n_hidden_buffers = len(self.steps), len(self.buffers)
+
+    def take_part(self, x: Buffer, first: int, width: int) -> Buffer:
+        """Returns `width` elements of each row of `x`, from the element `first` on."""
+        out = self._like(x, width)
+        self.copy_part(x, first, width, out, 0)
+        return out
+
+    def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
+        """Copies `size` elements of each row of `x`, from the element `first` on, to those of `out`
+        from the element `out_first` on."""
+        self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def select(self, hidden: Buffer) -> Buffer:
         """Returns the rows of sampled tokens."""
@@ -271,6 +362,14 @@ class Program:
             del self.steps[self.n_hidden_steps :], self.buffers[self._n_hidden_buffers :]
         else:
             self.steps.append(Greedy(logits))
+
+    def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
+        """Returns the angles of the kind `rotary`, which are looked up once."""
+        if rotary not in self._angles:
+            cos, sin = self.buffer(size), self.buffer(size)
+            self.steps.append(LookUpAngles(rotary, cos, sin))
+            self._angles[rotary] = cos, sin
+        return self._angles[rotary]
 
     def _like(self, x: Buffer, width: int | None = None) -> Buffer:
         return self.buffer(

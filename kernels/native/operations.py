@@ -32,6 +32,7 @@ def native_ops() -> Ops | None:
 def ops_of(library: ctypes.CDLL) -> Ops:
     """Returns the operations of one build."""
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
+    router = Router(library)
     elementwise, greedy = Elementwise(library), Greedy(library).greedy
     return Ops(
         embedding=embedding,
@@ -46,7 +47,8 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         sigmoid_and_mul=gates.sigmoid_and_mul,
         add_scaled=elementwise.add_scaled,
         soft_cap=elementwise.soft_cap,
-        route=Router(library).route,
+        route=router.route,
+        route_in_groups=router.route_in_groups,
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,
         rotary_write_kv=rotary.rotary_write_kv,

@@ -13,10 +13,20 @@ from kernels.steps.experts import (
     Gated,
     GateForm,
     Route,
+    RouteInGroups,
     RunExperts,
 )
-from kernels.steps.look_ups import AddPositions, Embed, EmbedPacked, LookUpAngles, Select
-from kernels.steps.mixing import Attend, Heads, RotaryWriteKV, WriteKV
+from kernels.steps.look_ups import AddPositions, CopyPart, Embed, EmbedPacked, LookUpAngles, Select
+from kernels.steps.mixing import (
+    Attend,
+    Heads,
+    MultiplyHeads,
+    RotaryWriteKV,
+    RunDeltaNet,
+    TurnHeads,
+    WriteKV,
+    WriteLatents,
+)
 from kernels.steps.rows import (
     ACTIVATIONS,
     Activate,
@@ -24,12 +34,15 @@ from kernels.steps.rows import (
     Greedy,
     LayerNorm,
     Matrix,
+    Mul,
     Multiply,
     RMSNorm,
     RMSNormPart,
     Scale,
+    ScaleByPosition,
     SigmoidAndMul,
     SoftCap,
+    Widen,
 )
 
 __all__ = [
@@ -43,6 +56,7 @@ __all__ = [
     "Attend",
     "Buffer",
     "Call",
+    "CopyPart",
     "Embed",
     "EmbedPacked",
     "Expert",
@@ -53,17 +67,25 @@ __all__ = [
     "LayerNorm",
     "LookUpAngles",
     "Matrix",
+    "Mul",
     "Multiply",
+    "MultiplyHeads",
     "RMSNorm",
     "RMSNormPart",
     "RotaryWriteKV",
     "Route",
+    "RouteInGroups",
+    "RunDeltaNet",
     "RunExperts",
     "Scale",
+    "ScaleByPosition",
     "Select",
     "SigmoidAndMul",
     "SoftCap",
+    "TurnHeads",
+    "Widen",
     "WriteKV",
+    "WriteLatents",
 ]
 
 # In the order of their numbers.
@@ -73,6 +95,7 @@ STEPS: tuple[type, ...] = (
     AddPositions,
     LookUpAngles,
     Select,
+    CopyPart,
     RMSNorm,
     RMSNormPart,
     LayerNorm,
@@ -82,11 +105,19 @@ STEPS: tuple[type, ...] = (
     RotaryWriteKV,
     WriteKV,
     Attend,
+    TurnHeads,
+    MultiplyHeads,
+    WriteLatents,
+    RunDeltaNet,
     Add,
     Scale,
+    ScaleByPosition,
+    Widen,
     SoftCap,
     Route,
+    RouteInGroups,
     RunExperts,
+    Mul,
     SigmoidAndMul,
     Greedy,
 )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.expert_form import Clamp
 from kernels.gated_in_two import GatedInTwo
+from kernels.group_form import GroupForm
 from kernels.linear_weight import Gate, GatedWeight, LinearWeight
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
@@ -72,6 +73,16 @@ class Route:
 
     scores: Buffer
     normalises: int
+    experts: Buffer
+    weights: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class RouteInGroups:
+    """Computes `kernels.route_in_groups`."""
+
+    logits: Buffer  # float32
+    form: GroupForm
     experts: Buffer
     weights: Buffer
 

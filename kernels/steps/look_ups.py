@@ -44,6 +44,17 @@ class LookUpAngles:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyPart:
+    """Copies `size` elements of each row, from the element `first` on, to a row of `out`."""
+
+    x: Buffer
+    first: int
+    size: int
+    out: Buffer
+    out_first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Select:
     """Copies the rows of sampled tokens."""
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.delta_net_form import DeltaNetForm
 from kernels.head_norms import HeadNorms
+from kernels.head_products import HeadProducts
 from kernels.steps.buffer import Buffer
 
 
@@ -49,5 +51,48 @@ class Attend:
     heads: Heads
     form: AttentionForm
     sinks: Tensor | None  # [n_heads] float32
+    layer: int
+    n_shared: int  # first elements of a key that are its value; 0: values lie beside keys
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHeads:
+    """Computes `kernels.rotary` of the last elements of each head, and lets them be the last of
+    each head of `out`, which may be `x`."""
+
+    x: Buffer
+    cos: Buffer
+    sin: Buffer
+    n_heads: int
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyHeads:
+    """Computes `HeadProducts` of the first elements of each head; they become the first elements of
+    each head of `out`."""
+
+    x: Buffer
+    weight: HeadProducts
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLatents:
+    """Stores rows as the keys of one head, and no values."""
+
+    x: Buffer
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDeltaNet:
+    """Computes `kernels.delta_net` with the states of a layer."""
+
+    projected: Buffer
+    form: DeltaNetForm
+    kernel_size: int
+    length_eps: float
     layer: int
     out: Buffer

@@ -25,10 +25,12 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class RMSNormPart:
-    """Computes `kernels.rms_norm` of some neighbouring elements of each row, in place."""
+    """Computes `kernels.rms_norm` of `n` parts of each row, `size` elements each, which lie side by
+    side from the element `first` on; in place."""
 
     x: Buffer
     first: int
+    n: int
     size: int
     weight: Tensor  # [size]
     eps: float
@@ -82,6 +84,24 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleByPosition:
+    """Multiplies the first elements of each row by a factor of its token's position, in place."""
+
+    x: Buffer
+    size: int  # how many elements
+    factors: Tensor  # [n_lengths]
+    length: int  # positions that have one factor
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """Converts every element to float32."""
+
+    x: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
 class SoftCap:
     """Computes `kernels.soft_cap`."""
 
@@ -91,10 +111,20 @@ class SoftCap:
 
 
 @dataclass(frozen=True, slots=True)
+class Mul:
+    """Multiplies with the elements of each row of `y` from the element `first` on, in place."""
+
+    x: Buffer
+    y: Buffer
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class SigmoidAndMul:
-    """Computes `kernels.sigmoid_and_mul`, in place."""
+    """Computes `kernels.sigmoid_and_mul`, in place; gates begin at the element `first` of a row."""
 
     gates: Buffer
+    first: int
     x: Buffer
 
 

@@ -11,6 +11,7 @@ from kernels.gelu import gelu
 from kernels.gelu_tanh import gelu_tanh
 from kernels.ops import Ops
 from kernels.route import route
+from kernels.route_in_groups import route_in_groups
 from kernels.soft_cap import soft_cap
 
 
@@ -55,6 +56,7 @@ def triton_ops() -> Ops | None:
         add_scaled=add_scaled,
         soft_cap=soft_cap,
         route=route,
+        route_in_groups=route_in_groups,
         expert_mlp=expert_mlp,
         write_kv=write_kv,
         rotary_write_kv=rotary_write_kv,

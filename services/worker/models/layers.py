@@ -264,3 +264,7 @@ class RMSNorm:
 
     def record(self, to: Recorder, x: Buffer) -> Buffer:
         return to.rms_norm(x, self.weight, self.eps)
+
+    def record_parts(self, to: Recorder, x: Buffer, first: int, n: int) -> None:
+        """Normalises `n` parts of each row of `x` side by side, from the element `first` on."""
+        to.rms_norm_parts(x, first, self.weight, self.eps, n=n)
