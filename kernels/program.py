@@ -76,6 +76,7 @@ class Angles:
 
 
 _ALL_POSITIONS = 2**62
+"""A length that every position is in."""
 
 
 class Program:
