@@ -17,10 +17,10 @@ from torch import Tensor
 from kernels import AttentionForm, HeadNorms, Ops, packed_linear
 from kernels.expert_form import Clamp
 from kernels.group_form import GroupForm
-from kernels.head_products import pack_heads
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
+from kernels.packed_heads import pack_heads
 from kernels.packed_linear import (
     GatedWeight,
     LinearWeight,

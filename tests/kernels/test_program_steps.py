@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
 from kernels.group_form import GroupForm
-from kernels.head_products import pack_heads
 from kernels.native.checks import check
 from kernels.ops import LayerKV
+from kernels.packed_heads import pack_heads
 from kernels.packed_linear import pack, pack_gated
 from kernels.program import Program
 from kernels.steps import Buffer, Expert, Gated, Heads, RMSNormPart, Route
@@ -95,7 +95,7 @@ def test_parts_of_a_row_are_normalised_alone(
         return hidden
 
     expected = x.clone()
-    parts = expected[:, first : first + n * size].unflatten(1, (n, size))
+    parts = expected[:, first : first + n * size].view(n_tokens, n, size)
     parts.copy_(ops.rms_norm(parts, weight, 1e-5))
     assert torch.equal(computed(ops, record, x), expected)
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.head_products import HeadProducts, pack_heads
+from kernels.head_products import HeadProducts
 from kernels.ops import LayerKV
+from kernels.packed_heads import pack_heads
 from kernels.steps import Buffer, Heads
 from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
 from services.worker.models.decoder import RotaryStage
