@@ -22,6 +22,7 @@ from kernels.delta_net import delta_net
 from kernels.delta_net_form import DeltaNetForm
 from kernels.embedding import embedding
 from kernels.expert_mlp import expert_mlp
+from kernels.gelu import gelu
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.greedy import greedy
@@ -33,6 +34,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_write_kv import rotary_write_kv
 from kernels.route import route
+from kernels.route_in_groups import route_in_groups
 from kernels.sample import sample
 from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
@@ -60,6 +62,7 @@ TORCH = Ops(
     layer_norm=layer_norm,
     rotary=rotary,
     silu_and_mul=silu_and_mul,
+    gelu=gelu,
     gelu_tanh=gelu_tanh,
     gelu_and_mul=gelu_and_mul,
     clamp_and_mul=clamp_and_mul,
@@ -67,6 +70,7 @@ TORCH = Ops(
     add_scaled=add_scaled,
     soft_cap=soft_cap,
     route=route,
+    route_in_groups=route_in_groups,
     expert_mlp=expert_mlp,
     write_kv=write_kv,
     rotary_write_kv=rotary_write_kv,

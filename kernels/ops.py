@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.attention_form import AttentionForm
 from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import Clamp, ExpertForm
+from kernels.group_form import GroupForm
 from kernels.head_norms import HeadNorms
 from kernels.logits import Logits
 from kernels.program import Program
@@ -167,6 +168,10 @@ class FusedBatch(Protocol):
     def attention(self) -> AttentionPlan:
         """The batch's plan, of the same operations."""
 
+    @property
+    def states(self) -> StateSpans | None:
+        """Where layers keep a state of each request, if any do."""
+
     def of_groups(self) -> Sequence[FusedBatch]:
         """Returns the batch as the layers of each K/V group have it; plans differ in nothing but
         block tables."""
@@ -238,6 +243,7 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
     clamp_and_mul: Callable[[Tensor, Clamp], Tensor]
@@ -245,6 +251,7 @@ class Ops:
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     soft_cap: Callable[[Tensor, float], Tensor]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    route_in_groups: Callable[[Tensor, GroupForm], tuple[Tensor, Tensor]]
     expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV

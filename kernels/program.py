@@ -1,12 +1,10 @@
 """A stage as a program: a flat list of steps over buffers, which can be run in one call.
 
 Layers record their steps once, when they have been read, in the order in which they would call
-operations (`Program` has a method for each kind). An implementation (`Ops.fuse_layers`) may then
-run them all without Python in between. What there is no step for is a `Call`, for which it returns
-to Python: so any stage can be recorded, and those of known pieces are quick.
-
-A step is a dataclass. The native library's structures are derived from their fields, in their order
-(`kernels.native.structs`), and `STEPS` numbers them.
+operations (`Program` has a method for each kind of `kernels.steps`). An implementation
+(`Ops.fuse_layers`) may then run them all without Python in between. What there is no step for is a
+`Call`, for which it returns to Python: so any stage can be recorded, and those of known pieces are
+quick.
 """
 
 from __future__ import annotations
@@ -18,22 +16,52 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.delta_net import LENGTH_EPS
+from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import Clamp
 from kernels.gated_in_two import GatedInTwo
+from kernels.group_form import GroupForm
 from kernels.head_norms import HeadNorms
+from kernels.head_products import HeadProducts
 from kernels.linear_weight import Gate, GatedWeight, LinearWeight, PanelTable, TableWeight
-
-Matrix = LinearWeight | GatedWeight
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Numbers of every token of a batch, or of every sampled one, [n, width]."""
-
-    index: int  # in the program
-    width: int
-    dtype: torch.dtype
-    is_of_sampled: bool = False
+from kernels.steps import (
+    ACTIVATIONS,
+    Activate,
+    Add,
+    AddPositions,
+    ApplyGate,
+    Attend,
+    Buffer,
+    Call,
+    CopyPart,
+    Embed,
+    EmbedPacked,
+    Expert,
+    GateForm,
+    Greedy,
+    Heads,
+    LayerNorm,
+    LookUpAngles,
+    Mul,
+    Multiply,
+    MultiplyHeads,
+    RMSNorm,
+    RMSNormPart,
+    RotaryWriteKV,
+    Route,
+    RouteInGroups,
+    RunDeltaNet,
+    RunExperts,
+    Scale,
+    ScaleByPosition,
+    Select,
+    SigmoidAndMul,
+    SoftCap,
+    TurnHeads,
+    Widen,
+    WriteKV,
+    WriteLatents,
+)
 
 
 @dataclass(slots=True)
@@ -47,280 +75,8 @@ class Angles:
     signed_sin: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
-    """Looks up the rows of tokens in a table."""
-
-    table: Tensor  # [vocab_size, width]
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedPacked:
-    """Looks up the rows of tokens in a matrix that is multiplied with, too."""
-
-    table: LinearWeight  # [vocab_size, width]
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class AddPositions:
-    """Adds the rows of positions in a table."""
-
-    table: Tensor  # [n_positions, width]
-    x: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class LookUpAngles:
-    """Looks up the angles of positions, of one kind of rotary embedding."""
-
-    rotary: int  # which kind
-    cos: Buffer
-    sin: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """Copies the rows of sampled tokens."""
-
-    x: Buffer
-    out: Buffer  # of sampled tokens, as that of every later step
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """Computes `kernels.rms_norm`."""
-
-    x: Buffer
-    weight: Tensor
-    eps: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNormPart:
-    """Computes `kernels.rms_norm` of some neighbouring elements of each row, in place."""
-
-    x: Buffer
-    first: int
-    size: int
-    weight: Tensor  # [size]
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Computes `kernels.layer_norm`."""
-
-    x: Buffer
-    weight: Tensor
-    bias: Tensor
-    eps: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Multiply:
-    """Multiplies with a matrix, and may gate, or add a bias and a residual."""
-
-    x: Buffer
-    weight: Matrix
-    bias: Tensor | None
-    residual: Buffer | None
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Activate:
-    """Applies a function to every element, in place."""
-
-    x: Buffer
-    function: int  # the number of one of `ACTIVATIONS`
-
-
-@dataclass(frozen=True, slots=True)
-class GateForm:
-    """The function of a gate: the number of one of `GATES`, and the numbers of a `Clamp`."""
-
-    function: int
-    slope: float = 0.0
-    limit: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyGate:
-    """Gates one half by the other: gates and what they gate lie side by side."""
-
-    x: Buffer
-    form: GateForm
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """The heads in a fused projection: a token's queries, keys and values one after the other."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryWriteKV:
-    """Computes `kernels.rotary_write_kv`; the queries stay where they are."""
-
-    qkv: Buffer
-    cos: Buffer
-    sin: Buffer
-    heads: Heads
-    norms: HeadNorms | None
-    layer: int  # whose storage keys and values go to
-
-
-@dataclass(frozen=True, slots=True)
-class WriteKV:
-    """Computes `kernels.write_kv`."""
-
-    qkv: Buffer
-    heads: Heads
-    layer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """Computes attention over what a layer has stored."""
-
-    qkv: Buffer
-    heads: Heads
-    form: AttentionForm
-    sinks: Tensor | None  # [n_heads] float32
-    layer: int
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Computes `kernels.add_scaled`, in place."""
-
-    x: Buffer
-    y: Buffer
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Multiplies every element by a factor, in place."""
-
-    x: Buffer
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class SoftCap:
-    """Computes `kernels.soft_cap`."""
-
-    x: Buffer
-    cap: float
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """The first half of a gated MLP."""
-
-    weight: Matrix
-    bias: Tensor | None
-    form: GateForm | None  # None: the matrix gates by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """The gated MLP of one expert."""
-
-    gate_up: Gated
-    down: LinearWeight
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Computes `kernels.route`."""
-
-    scores: Buffer
-    normalises: int
-    experts: Buffer
-    weights: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class RunExperts:
-    """Computes an `ExpertMLP`, expert by expert."""
-
-    x: Buffer
-    experts: Buffer
-    weights: Buffer
-    each: Sequence[Expert]
-    gathered: Buffer  # memory for the tokens of one expert, as the next three
-    both: Buffer
-    inner: Buffer
-    outer: Buffer
-    sums: Buffer
-    out: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class SigmoidAndMul:
-    """Computes `kernels.sigmoid_and_mul`, in place."""
-
-    gates: Buffer
-    x: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """Finds the argmax of logits."""
-
-    logits: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Calls Python: `function(batch, kv, *tensors)`, with a tensor for each buffer.
-
-    The batch and the layers' storage are what the program runs with.
-    """
-
-    function: Callable[..., None]
-    buffers: tuple[Buffer, ...]
-
-
-# In the order of their numbers.
-STEPS: tuple[type, ...] = (
-    Embed,
-    EmbedPacked,
-    AddPositions,
-    LookUpAngles,
-    Select,
-    RMSNorm,
-    RMSNormPart,
-    LayerNorm,
-    Multiply,
-    Activate,
-    ApplyGate,
-    RotaryWriteKV,
-    WriteKV,
-    Attend,
-    Add,
-    Scale,
-    SoftCap,
-    Route,
-    RunExperts,
-    SigmoidAndMul,
-    Greedy,
-)
-ACTIVATIONS = ("relu", "gelu_tanh")
-GATES = ("silu", "gelu_tanh", "clamp")
+_ALL_POSITIONS = 2**62
+"""A length that every position is in."""
 
 
 class Program:
@@ -397,9 +153,12 @@ class Program:
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
 
-    def rms_norm_part(self, x: Buffer, first: int, weight: Tensor, eps: float) -> None:
-        """Normalises the elements of each row of `x` from `first` on that `weight` has."""
-        self.steps.append(RMSNormPart(x, first, len(weight), weight, eps))
+    def rms_norm_parts(
+        self, x: Buffer, first: int, weight: Tensor, eps: float, *, n: int = 1
+    ) -> None:
+        """Normalises `n` parts of each row of `x`, side by side from the element `first` on, each
+        of as many elements as `weight` has."""
+        self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
         """Returns `kernels.layer_norm` of `x`."""
@@ -435,29 +194,58 @@ class Program:
     def gate(self, gate: Gate | Clamp, x: Buffer) -> Buffer:
         """Returns the second half of `x`, gated by the first."""
         out = self._like(x, x.width // 2)
-        self.steps.append(ApplyGate(x, _gate_form(gate), out))
+        self.steps.append(ApplyGate(x, GateForm.of(gate), out))
         return out
 
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
         """Turns queries and keys by angles of the kind `rotary`, and stores keys and values."""
-        if rotary not in self._angles:
-            cos, sin = self.buffer(heads.head_dim), self.buffer(heads.head_dim)
-            self.steps.append(LookUpAngles(rotary, cos, sin))
-            self._angles[rotary] = cos, sin
-        self.steps.append(RotaryWriteKV(qkv, *self._angles[rotary], heads, norms, layer))
+        cos, sin = self._angles_of(rotary, heads.head_dim)
+        self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
     def write_kv(self, qkv: Buffer, heads: Heads, *, layer: int) -> None:
         """Stores keys and values."""
         self.steps.append(WriteKV(qkv, heads, layer))
 
     def attend(
-        self, qkv: Buffer, heads: Heads, form: AttentionForm, sinks: Tensor | None, *, layer: int
+        self,
+        qkv: Buffer,
+        heads: Heads,
+        form: AttentionForm,
+        sinks: Tensor | None,
+        *,
+        layer: int,
+        n_shared: int = 0,
     ) -> Buffer:
-        """Returns attention over the storage of a layer, [n_tokens, n_heads * head_dim]."""
-        out = self._like(qkv, heads.n_heads * heads.head_dim)
-        self.steps.append(Attend(qkv, heads, form, sinks, layer, out))
+        """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
+
+        The first `n_shared` elements of a key are its value; if there are none of these, it is
+        stored beside the key, and as large.
+        """
+        out = self._like(qkv, heads.n_heads * (n_shared or heads.head_dim))
+        self.steps.append(Attend(qkv, heads, form, sinks, layer, n_shared, out))
+        return out
+
+    def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
+        """Turns the last `size` elements of each head of `x`, which become the last ones of each
+        head of `out`."""
+        cos, sin = self._angles_of(rotary, size)
+        self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
+
+    def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
+        """Multiplies the first elements of each head of `x`; products become the first ones of each
+        head of `out`."""
+        self.steps.append(MultiplyHeads(x, weight, out))
+
+    def write_latents(self, x: Buffer, *, layer: int) -> None:
+        """Stores rows as keys that all heads share."""
+        self.steps.append(WriteLatents(x, layer))
+
+    def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
+        """Returns `kernels.delta_net` of `projected`, with the states of a layer."""
+        out = self._like(projected, form.n_out)
+        self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
 
     def add(self, x: Buffer, y: Buffer, factor: float = 1.0) -> Buffer:
@@ -469,6 +257,24 @@ class Program:
         """Returns `x * factor`; `x` is used up."""
         self.steps.append(Scale(x, factor))
         return x
+
+    def scale_by(self, x: Buffer, factor: Tensor) -> Buffer:
+        """Returns `x * factor` for a `factor` [1] of its type; `x` is used up."""
+        self.scale_by_position(x, x.width, factor, _ALL_POSITIONS)
+        return x
+
+    def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
+        """Multiplies the first `size` elements of each row of `x` by one of `factors` [n_lengths],
+        that of the length which the token's position is in."""
+        self.steps.append(ScaleByPosition(x, size, factors, length))
+
+    def widened(self, x: Buffer) -> Buffer:
+        """Returns `x` in float32."""
+        if x.dtype == torch.float32:
+            return x
+        out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
+        self.steps.append(Widen(x, out))
+        return out
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
         """Returns `kernels.soft_cap` of `x`, in float32."""
@@ -483,10 +289,17 @@ class Program:
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
+    def route_in_groups(self, logits: Buffer, form: GroupForm) -> tuple[Buffer, Buffer]:
+        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        experts = self.buffer(form.n_chosen, torch.int64)
+        weights = self.buffer(form.n_chosen, torch.float32)
+        self.steps.append(RouteInGroups(logits, form, experts, weights))
+        return experts, weights
+
     def run_experts(
         self, each: Sequence[Expert], x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
-        """Returns the weighted sum of the experts that `route` has chosen."""
+        """Returns the weighted sum of the experts that a router has chosen."""
         size = each[0].down.shape[1]
         self.steps.append(
             RunExperts(
@@ -504,9 +317,16 @@ class Program:
         )
         return out
 
-    def sigmoid_and_mul(self, gates: Buffer, x: Buffer) -> Buffer:
-        """Returns `sigmoid(gates) * x`; `x` is used up."""
-        self.steps.append(SigmoidAndMul(gates, x))
+    def mul(self, x: Buffer, y: Buffer, first: int = 0) -> Buffer:
+        """Returns `x` times the elements of `y` from the element `first` of each row on; `x` is
+        used up."""
+        self.steps.append(Mul(x, y, first))
+        return x
+
+    def sigmoid_and_mul(self, gates: Buffer, x: Buffer, first: int = 0) -> Buffer:
+        """Returns `sigmoid(gates) * x`; `x` is used up. Gates begin at the element `first` of a
+        row."""
+        self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
     def call(self, function: Callable[..., None], *buffers: Buffer) -> None:
@@ -518,6 +338,17 @@ class Program:
         """Says that `hidden` are the hidden states after the last layer."""
         self.hidden = hidden
         self.n_hidden_steps, self._n_hidden_buffers = len(self.steps), len(self.buffers)
+
+    def take_part(self, x: Buffer, first: int, width: int) -> Buffer:
+        """Returns `width` elements of each row of `x`, from the element `first` on."""
+        out = self._like(x, width)
+        self.copy_part(x, first, width, out, 0)
+        return out
+
+    def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
+        """Copies `size` elements of each row of `x`, from the element `first` on, to those of `out`
+        from the element `out_first` on."""
+        self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def select(self, hidden: Buffer) -> Buffer:
         """Returns the rows of sampled tokens."""
@@ -533,20 +364,15 @@ class Program:
         else:
             self.steps.append(Greedy(logits))
 
+    def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
+        """Returns the angles of the kind `rotary`, which are looked up once."""
+        if rotary not in self._angles:
+            cos, sin = self.buffer(size), self.buffer(size)
+            self.steps.append(LookUpAngles(rotary, cos, sin))
+            self._angles[rotary] = cos, sin
+        return self._angles[rotary]
+
     def _like(self, x: Buffer, width: int | None = None) -> Buffer:
         return self.buffer(
             x.width if width is None else width, x.dtype, is_of_sampled=x.is_of_sampled
         )
-
-
-def gated_part(weight: GatedWeight) -> Gated:
-    """Returns the description of the first half of a gated MLP."""
-    if isinstance(weight, GatedInTwo):
-        return Gated(weight.weight, weight.bias, _gate_form(weight.gate))
-    return Gated(weight, None, None)
-
-
-def _gate_form(gate: Gate | Clamp) -> GateForm:
-    if isinstance(gate, Clamp):
-        return GateForm(GATES.index("clamp"), gate.slope, gate.limit)
-    return GateForm(GATES.index(gate))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.delta_net_form import DeltaNetForm
 from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
+from kernels.group_form import GroupForm
 from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 
 
@@ -139,6 +140,12 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
     return out.flatten(1).to(projected.dtype), mixed[len(projected) :], states
 
 
+def gelu(x: Tensor) -> Tensor:
+    """Returns `x` times the share of a normal distribution below it (Hendrycks & Gimpel, 2016)."""
+    wide = x.double()
+    return (0.5 * wide * torch.erfc(-wide / 2**0.5)).to(x.dtype)
+
+
 def gelu_tanh(x: Tensor) -> Tensor:
     """Returns `gelu(x)` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
     wide = x.float()
@@ -226,6 +233,30 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
         total = sum(shares[i] for i in chosen) if normalises else sum(shares)
         experts.append(chosen)
         weights.append([shares[i] / total for i in chosen])
+    return torch.tensor(weights), torch.tensor(experts)
+
+
+def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+    """Returns weights and experts, one token and one group after the other; of equal ones the first
+    counts."""
+    n_experts = logits.shape[1]
+    size = n_experts // form.n_groups
+    bias = [0.0] * n_experts if form.bias is None else form.bias.double().tolist()
+    weights, experts = [], []
+    for row in logits.double():
+        scores = (row.softmax(0) if form.is_softmax else row.sigmoid()).tolist()
+        compared = [score + extra for score, extra in zip(scores, bias, strict=True)]
+        groups = [range(first, first + size) for first in range(0, n_experts, size)]
+        of_groups = [
+            sum(sorted((compared[i] for i in group), reverse=True)[: form.n_best])
+            for group in groups
+        ]
+        best = sorted(range(form.n_groups), key=lambda i: -of_groups[i])[: form.n_chosen_groups]
+        allowed = [i for group in sorted(best) for i in groups[group]]
+        chosen = sorted(allowed, key=lambda i: -compared[i])[: form.n_chosen]
+        total = sum(scores[i] for i in chosen) if form.normalises else 1.0
+        experts.append(chosen)
+        weights.append([form.factor * scores[i] / total for i in chosen])
     return torch.tensor(weights), torch.tensor(experts)
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels.native.structs import BufferStruct
-from kernels.program import Buffer, Program
+from kernels.program import Program
+from kernels.steps import Buffer
 
 _Form = tuple[int, torch.dtype, bool]
 

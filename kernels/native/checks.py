@@ -17,24 +17,33 @@ from torch import Tensor
 
 from kernels.native.call import ELEMENT
 from kernels.native.groups import NativeGated, NativeLinear
+from kernels.native.heads import NativeHeads
 from kernels.native.linear import NativeGatedWeight, NativeWeight
-from kernels.program import (
+from kernels.program import Program
+from kernels.steps import (
     AddPositions,
     Attend,
     Buffer,
+    CopyPart,
     Embed,
     EmbedPacked,
     Expert,
     Gated,
     Heads,
     LayerNorm,
+    Mul,
     Multiply,
-    Program,
+    MultiplyHeads,
     RMSNorm,
     RMSNormPart,
     RotaryWriteKV,
     Route,
+    RouteInGroups,
+    RunDeltaNet,
     RunExperts,
+    ScaleByPosition,
+    SigmoidAndMul,
+    TurnHeads,
     WriteKV,
 )
 
@@ -47,6 +56,11 @@ def is_native(program: Program) -> bool:
         program.dtype in ELEMENT
         and all(table.device.type == "cpu" for table in tables)
         and all(isinstance(weight, NativeLinear | NativeGated) for weight in matrices)
+        and all(
+            isinstance(step.weight, NativeHeads)
+            for step in program.steps
+            if isinstance(step, MultiplyHeads)
+        )
     )
 
 
@@ -97,10 +111,7 @@ def _(step: RMSNorm, program: Program) -> None:
 @_check.register
 def _(step: RMSNormPart, program: Program) -> None:
     _check_norm(step.weight, step.size)
-    if step.first < 0 or step.first + step.size > step.x.width:
-        raise ValueError(
-            f"a norm of {step.size} elements from {step.first} on in rows of {step.x.width}"
-        )
+    _check_part(step.x, step.first, step.n * step.size)
 
 
 @_check.register
@@ -140,18 +151,85 @@ def _(step: WriteKV, program: Program) -> None:
 
 
 @_check.register
+def _(step: CopyPart, program: Program) -> None:
+    for buffer, first in ((step.x, step.first), (step.out, step.out_first)):
+        _check_part(buffer, first, step.size)
+    if step.x.dtype != step.out.dtype:
+        raise ValueError(f"{step.x.dtype} where rows are {step.out.dtype}")
+
+
+@_check.register
+def _(step: Mul, program: Program) -> None:
+    _check_part(step.y, step.first, step.x.width)
+    if step.x.dtype != step.y.dtype:
+        raise ValueError(f"{step.x.dtype} and {step.y.dtype} in one product")
+
+
+@_check.register
+def _(step: ScaleByPosition, program: Program) -> None:
+    factors = step.factors
+    if factors.dtype != step.x.dtype or factors.dim() != 1 or not factors.is_contiguous():
+        raise ValueError(
+            f"factors {tuple(factors.shape)} of {factors.dtype} where rows are {step.x.dtype}"
+        )
+    if not 0 < step.size <= step.x.width or step.length < 1:
+        raise ValueError(
+            f"{step.size} elements of rows of {step.x.width}, scaled each {step.length} positions"
+        )
+
+
+@_check.register
+def _(step: SigmoidAndMul, program: Program) -> None:
+    if step.first < 0 or step.gates.width - step.first not in (1, step.x.width):
+        raise ValueError(
+            f"gates from {step.first} on in rows of {step.gates.width} for {step.x.width} elements"
+        )
+
+
+@_check.register
+def _(step: TurnHeads, program: Program) -> None:
+    for x in (step.x, step.out):
+        size, rest = divmod(x.width, step.n_heads)
+        if rest or size < step.cos.width or step.sin.width != step.cos.width:
+            raise ValueError(
+                f"{step.n_heads} heads in {x.width} elements, of which {step.cos.width} turn"
+            )
+
+
+@_check.register
+def _(step: MultiplyHeads, program: Program) -> None:
+    n_heads, n_out, n_in = step.weight.shape
+    for x, n in ((step.x, n_in), (step.out, n_out)):
+        if x.width % n_heads or x.width // n_heads < n:
+            raise ValueError(f"matrices {step.weight.shape} of heads in {x.width} elements")
+    if isinstance(step.weight, NativeHeads) and step.weight.packed.dtype != step.x.dtype:
+        raise ValueError(f"a weight of {step.weight.packed.dtype} where layers are {step.x.dtype}")
+
+
+@_check.register
+def _(step: RunDeltaNet, program: Program) -> None:
+    form = step.form
+    width = form.n_channels + form.n_value_heads * (form.value_dim + 2)
+    if step.projected.width != width:
+        raise ValueError(f"{step.projected.width} elements for a form of {width}")
+    shapes = {
+        "conv": (form.kernel_size, form.n_channels),
+        "decay_rate": (form.n_value_heads,),
+        "step_bias": (form.n_value_heads,),
+        "norm": (form.value_dim,),
+    }
+    for name, shape in shapes.items():
+        _check_floats(getattr(form, name), shape, name)
+
+
+@_check.register
 def _(step: Attend, program: Program) -> None:
+    if not 0 <= step.n_shared <= step.heads.head_dim:
+        raise ValueError(f"values of {step.n_shared} elements in keys of {step.heads.head_dim}")
     if step.qkv.width < step.heads.n_heads * step.heads.head_dim:
         raise ValueError(f"{dataclasses.astuple(step.heads)} heads in {step.qkv.width} elements")
-    sinks = step.sinks
-    if sinks is None:
-        return
-    is_dense = sinks.shape == (step.heads.n_heads,) and sinks.is_contiguous()
-    if sinks.dtype != torch.float32 or not is_dense:
-        raise ValueError(
-            f"sinks {tuple(sinks.shape)} of {sinks.dtype} where layers need {step.heads.n_heads} "
-            "of float32"
-        )
+    if step.sinks is not None:
+        _check_floats(step.sinks, (step.heads.n_heads,), "sinks")
 
 
 @_check.register
@@ -164,18 +242,34 @@ def _(step: Route, program: Program) -> None:
 
 
 @_check.register
+def _(step: RouteInGroups, program: Program) -> None:
+    form, n_experts = step.form, step.logits.width
+    size, rest = divmod(n_experts, form.n_groups)
+    if rest or form.n_best > size or not 0 < form.n_chosen <= form.n_chosen_groups * size:
+        raise ValueError(f"{n_experts} experts are to be chosen by {form}")
+    if form.n_chosen_groups > form.n_groups or step.experts.width != form.n_chosen:
+        raise ValueError(f"{step.experts.width} experts are to be chosen by {form}")
+    if step.logits.dtype != torch.float32:
+        raise ValueError(f"scores of {step.logits.dtype}")
+    if form.bias is not None:
+        _check_floats(form.bias, (n_experts,), "bias")
+    _check_choice(step)
+
+
+@_check.register
 def _(step: RunExperts, program: Program) -> None:
     _check_choice(step)
     for other in program.steps:
-        if not isinstance(other, Route) or other.experts != step.experts:
+        if not isinstance(other, Route | RouteInGroups) or other.experts != step.experts:
             continue
-        if other.scores.width > len(step.each):
-            raise ValueError(f"{other.scores.width} scores for {len(step.each)} experts")
+        scores = other.scores if isinstance(other, Route) else other.logits
+        if scores.width > len(step.each):
+            raise ValueError(f"{scores.width} scores for {len(step.each)} experts")
     for expert in step.each:
         _check_expert(expert, step)
 
 
-def _check_choice(step: Route | RunExperts) -> None:
+def _check_choice(step: Route | RouteInGroups | RunExperts) -> None:
     """Raises ValueError for chosen experts and weights of other types, or not as many of both."""
     experts, weights = step.experts, step.weights
     types = experts.dtype, weights.dtype
@@ -220,6 +314,12 @@ def _check_rows(table: Tensor, out: Buffer) -> None:
         )
 
 
+def _check_part(buffer: Buffer, first: int, size: int) -> None:
+    """Raises ValueError for elements that are not all in a row."""
+    if first < 0 or size < 1 or first + size > buffer.width:
+        raise ValueError(f"{size} elements from {first} on in rows of {buffer.width}")
+
+
 def _check_heads(heads: Heads, qkv: Buffer) -> None:
     if qkv.width != (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim:
         raise ValueError(f"{dataclasses.astuple(heads)} heads in {qkv.width} elements")
@@ -238,6 +338,13 @@ def _check_bias(bias: Tensor | None, n_out: int, dtype: torch.dtype) -> None:
     if bias.dtype != dtype or bias.shape != (n_out,) or not bias.is_contiguous():
         raise ValueError(
             f"a bias {tuple(bias.shape)} of {bias.dtype} where layers need {n_out} of {dtype}"
+        )
+
+
+def _check_floats(x: Tensor, shape: tuple[int, ...], what: str) -> None:
+    if x.dtype != torch.float32 or x.shape != shape or not x.is_contiguous():
+        raise ValueError(
+            f"{what} {tuple(x.shape)} of {x.dtype} where layers need {shape} of float32"
         )
 
 

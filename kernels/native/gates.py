@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.clamp_and_mul import clamp_and_mul
 from kernels.expert_form import Clamp
+from kernels.gelu import gelu
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.native.call import ELEMENT, declare
@@ -16,23 +17,22 @@ from kernels.silu_and_mul import silu_and_mul
 
 
 class Gates:
-    """Implements `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it, and
-    `kernels.sigmoid_and_mul`."""
+    """Implements `kernels.gelu` and `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it,
+    and `kernels.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "ippii")
-        self._gelu = declare(library, "gelu_and_mul", "ippii")
+        self._gelu_and_mul = declare(library, "gelu_and_mul", "ippii")
         self._clamp = declare(library, "clamp_and_mul", "ippiiff")
+        self._gelu = declare(library, "gelu", "ippii")
         self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
         self._sigmoid = declare(library, "sigmoid_and_mul", "ipiippii")
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return _activated(self._gelu, x) if x.dtype in ELEMENT else gelu(x)
+
     def gelu_tanh(self, x: Tensor) -> Tensor:
-        if x.dtype not in ELEMENT:
-            return gelu_tanh(x)
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        self._gelu_tanh(ELEMENT[x.dtype], x.data_ptr(), out.data_ptr(), *x.shape)
-        return out
+        return _activated(self._gelu_tanh, x) if x.dtype in ELEMENT else gelu_tanh(x)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.dtype not in ELEMENT:
@@ -42,7 +42,7 @@ class Gates:
     def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.dtype not in ELEMENT:
             return gelu_and_mul(gate_up)
-        return _gated(self._gelu, gate_up)
+        return _gated(self._gelu_and_mul, gate_up)
 
     def clamp_and_mul(self, gate_up: Tensor, clamp: Clamp) -> Tensor:
         if gate_up.dtype not in ELEMENT:
@@ -64,6 +64,13 @@ class Gates:
             *x.shape,
         )
         return out
+
+
+def _activated(function: Callable[..., None], x: Tensor) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    function(ELEMENT[x.dtype], x.data_ptr(), out.data_ptr(), *x.shape)
+    return out
 
 
 def _gated(function: Callable[..., None], gate_up: Tensor, *numbers: float) -> Tensor:

@@ -36,7 +36,7 @@ def _functions() -> _Functions | None:
         return None
     panel = loaded.orcinus_heads_panel
     panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(declare(loaded, "heads", "ipiippiiii"), panel())
+    return _Functions(declare(loaded, "heads", "ipiippiiiiii"), panel())
 
 
 def can_pack_heads(weight: Tensor) -> bool:
@@ -50,7 +50,7 @@ class NativeHeads:
     """Matrices in panels; implements `kernels.head_products.HeadProducts`."""
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
-    shape: tuple[int, int, int]  # heads, outputs and inputs
+    shape: tuple[int, int, int]
     functions: _Functions
 
     @classmethod
@@ -80,6 +80,7 @@ class NativeHeads:
             *x.stride()[:2],
             self.packed.data_ptr(),
             out.data_ptr(),
+            *out.stride()[:2],
             len(x),
             n_heads,
             n_in,

@@ -8,40 +8,33 @@ time that is).
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kernels.attention import AttentionSpans
 from kernels.logits import Logits
 from kernels.native.buffers import Buffers
 from kernels.native.call import NO_MEMORY, out_of_memory
 from kernels.native.checks import check, is_native
+from kernels.native.storage import Storage, int64_address
 from kernels.native.structs import (
     AnglesStruct,
     BatchStruct,
-    LayerKVStruct,
     Seconds,
     StepStruct,
     step_of,
 )
 from kernels.ops import FusedBatch, LayerKV
-from kernels.program import (
+from kernels.program import Angles, Program
+from kernels.steps import (
     AddPositions,
-    Angles,
-    Attend,
     Buffer,
     Call,
     Embed,
     EmbedPacked,
     LookUpAngles,
-    Program,
-    RotaryWriteKV,
-    WriteKV,
+    ScaleByPosition,
 )
 
 _NO_LIMIT = 2**63 - 1
@@ -74,14 +67,13 @@ class NativeLayers:
         self._layers = self._segments(steps[:n_hidden])
         self._whole = self._segments(steps)
         self._buffers = Buffers(program)
-        self._kv = _KVAddresses(program)
+        self._storage = Storage(program)
         self._angles = _AnglesAddresses(program)
         self._max_ids = min(
             (_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT
         )
         self._max_positions = min(
-            (len(step.table) for step in steps if isinstance(step, AddPositions)),
-            default=_NO_LIMIT,
+            (_n_positions(s) for s in steps if isinstance(s, _POSITIONED)), default=_NO_LIMIT
         )
         self._argmax = _Argmax(0)
 
@@ -130,7 +122,7 @@ class NativeLayers:
         positions, into = batch.positions, self.program.inputs
         if n_tokens != positions.shape[0]:
             raise ValueError(f"{n_tokens} inputs, {len(positions)} positions")
-        places = self._kv.places(batch, n_tokens)
+        places = self._storage.places(batch, n_tokens)
         if into is not None and (inputs.dtype, inputs.shape[1]) != (into.dtype, into.width):
             raise ValueError(
                 f"hidden states {tuple(inputs.shape)} of {inputs.dtype} where layers are "
@@ -138,17 +130,18 @@ class NativeLayers:
             )
         struct = BatchStruct(
             self._buffers.address(n_tokens, n_sampled),
-            self._kv.of(kv, self.program.dtype),
+            self._storage.of(kv),
             self._angles.current(),
             n_tokens,
-            _int64_address(inputs) if into is None else None,
-            _int64_address(positions),
+            int64_address(inputs) if into is None else None,
+            int64_address(positions),
             *places,
-            None if sampled is None else _int64_address(sampled),
+            None if sampled is None else int64_address(sampled),
             n_sampled,
             self._argmax.address,
             self._max_ids,
             min(self._max_positions, self._angles.n_positions),
+            self._storage.states(batch),
         )
         n_wrong = self._n_wrong(ctypes.byref(struct))
         if n_wrong:
@@ -185,6 +178,16 @@ _TABLES = (Embed, EmbedPacked)
 
 def _n_rows(step: Embed | EmbedPacked) -> int:
     return int(step.table.shape[0])
+
+
+_POSITIONED = (AddPositions, ScaleByPosition)
+
+
+def _n_positions(step: AddPositions | ScaleByPosition) -> int:
+    """Returns the positions that the tensor of a step has."""
+    if isinstance(step, AddPositions):
+        return len(step.table)
+    return len(step.factors) * step.length
 
 
 class _Segment:
@@ -237,84 +240,7 @@ class _AnglesAddresses:
         self.n_positions = min(len(cos) for cos, _ in self._known.values())
 
 
-class _KVAddresses:
-    """The addresses of the K/V storage of one epoch, looked up once.
-
-    Storage is recognised by its first tensor, and not kept alive.
-    """
-
-    def __init__(self, program: Program) -> None:
-        kinds = RotaryWriteKV | WriteKV | Attend
-        users = [step for step in program.steps if isinstance(step, kinds)]
-        self._layers = {step.layer: step.heads for step in users}
-        self._groups = {layer: program.group_of(layer) for layer in self._layers}
-        self._first: Callable[[], Tensor | None] = lambda: None
-        self._structs: Any = None
-
-    def of(self, kv: Sequence[LayerKV], dtype: torch.dtype) -> int:
-        """Returns where the structures of all layers lie; raises ValueError for storage that layers
-        cannot use."""
-        if not self._layers:
-            return 0
-        first = kv[0][0]
-        if self._first() is not first or len(self._structs) != len(kv):
-            self._structs = (LayerKVStruct * len(kv))()
-            for layer, heads in self._layers.items():
-                for cache in kv[layer]:
-                    is_fit = cache.shape[2:] == (heads.n_kv_heads, heads.head_dim)
-                    if cache.dtype != dtype or not is_fit or not cache.is_contiguous():
-                        raise ValueError(
-                            f"storage {tuple(cache.shape)} of {cache.dtype} where layers are "
-                            f"{dtype} with heads {(heads.n_kv_heads, heads.head_dim)}"
-                        )
-                keys, values = kv[layer]
-                addresses = keys.data_ptr(), values.data_ptr()
-                self._structs[layer] = LayerKVStruct(*addresses, keys.shape[1], self._groups[layer])
-            self._first = weakref.ref(first)
-        return ctypes.addressof(self._structs)
-
-    def places(self, batch: FusedBatch, n_tokens: int) -> tuple[Any, ...]:
-        """Returns the fields of a `BatchStruct` that say where tokens are stored and how they
-        attend, in their order.
-
-        Raises ValueError for slots that are not as many as tokens, for block tables of different
-        shapes, and for a batch that lacks a K/V group of a layer; TypeError for a plan of other
-        operations.
-        """
-        if not self._layers:
-            return None, None, None, None, 0, 0
-        groups = batch.of_groups()
-        if max(self._groups.values()) >= len(groups):
-            raise ValueError(f"{len(groups)} K/V groups for layers of {self._groups}")
-        slots = [each.slots for each in groups]
-        if any(each.shape[0] != n_tokens for each in slots):
-            raise ValueError(f"{n_tokens} inputs, {[len(each) for each in slots]} slots")
-        spans = [AttentionSpans.of(each.attention) for each in groups]
-        tables = [each.block_tables.shape for each in spans]
-        if len(set(tables)) > 1:
-            raise ValueError(f"block tables of {tables} for one batch")
-        return (
-            _addresses([_int64_address(each) for each in slots]),
-            spans[0].start_positions.data_ptr(),
-            spans[0].n_tokens.data_ptr(),
-            _addresses([each.block_tables.data_ptr() for each in spans]),
-            *spans[0].block_tables.shape,
-        )
-
-
-def _addresses(addresses: list[int]) -> Any:
-    """Returns an array of these addresses, which lives as long as what it is passed in."""
-    return (ctypes.c_void_p * len(addresses))(*addresses)
-
-
 def _given(buffer: Buffer | None) -> Buffer:
     if buffer is None:
         raise ValueError("a program whose layers have not ended")
     return buffer
-
-
-def _int64_address(x: Tensor) -> int:
-    """Returns where `x` lies; raises ValueError if it is not dense and int64."""
-    if x.dtype != torch.int64 or not x.is_contiguous():
-        raise ValueError(f"{x.dtype} with strides {x.stride()} where int64 without gaps is needed")
-    return x.data_ptr()

@@ -32,6 +32,7 @@ def native_ops() -> Ops | None:
 def ops_of(library: ctypes.CDLL) -> Ops:
     """Returns the operations of one build."""
     norms, gates, rotary = Norms(library), Gates(library), Rotary(library)
+    router = Router(library)
     elementwise, greedy = Elementwise(library), Greedy(library).greedy
     return Ops(
         embedding=embedding,
@@ -39,13 +40,15 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         layer_norm=norms.layer_norm,
         rotary=rotary.rotary,
         silu_and_mul=gates.silu_and_mul,
+        gelu=gates.gelu,
         gelu_tanh=gates.gelu_tanh,
         gelu_and_mul=gates.gelu_and_mul,
         clamp_and_mul=gates.clamp_and_mul,
         sigmoid_and_mul=gates.sigmoid_and_mul,
         add_scaled=elementwise.add_scaled,
         soft_cap=elementwise.soft_cap,
-        route=Router(library).route,
+        route=router.route,
+        route_in_groups=router.route_in_groups,
         expert_mlp=expert_mlp,
         write_kv=rotary.write_kv,
         rotary_write_kv=rotary.rotary_write_kv,

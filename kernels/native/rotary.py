@@ -19,22 +19,23 @@ class Rotary:
     """Implements `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._rotary = declare(library, "rotary", "ipipppiii")
+        self._rotary = declare(library, "rotary", "ipiipppiiiii")
         self._rotary_write_kv = declare(library, "rotary_write_kv", "ippppppiiiiippf")
         self._write_kv = declare(library, "write_kv", "pipipppii")
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.dtype not in ELEMENT or not _are_angles_of(x, cos, sin):
             return rotary(x, cos, sin)
-        x = dense_heads(x)
+        x = x if x.stride(2) == 1 else x.contiguous()
         out = torch.empty(x.shape, dtype=x.dtype)
         self._rotary(
             ELEMENT[x.dtype],
             x.data_ptr(),
-            x.stride(0),
+            *x.stride()[:2],
             cos.data_ptr(),
             sin.data_ptr(),
             out.data_ptr(),
+            *out.stride()[:2],
             *x.shape,
         )
         return out

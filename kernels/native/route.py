@@ -5,15 +5,19 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kernels.group_form import GroupForm
 from kernels.native.call import ELEMENT, declare
 from kernels.route import route
+from kernels.route_in_groups import route_in_groups
 
 
 class Router:
-    """Implements `kernels.route`; of equal scores the first one counts."""
+    """Implements `kernels.route` and `kernels.route_in_groups`; of equal scores the first one
+    counts."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._route = declare(library, "route", "ipppiiii")
+        self._in_groups = declare(library, "route_in_groups", "ppppiiiiifiii", allocates=True)
 
     def route(self, scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
         if scores.dtype not in ELEMENT:
@@ -29,5 +33,27 @@ class Router:
             *scores.shape,
             n_chosen,
             normalises,
+        )
+        return weights, experts
+
+    def route_in_groups(self, logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+        if logits.dtype != torch.float32:
+            return route_in_groups(logits, form)
+        logits = logits.contiguous()
+        weights = torch.empty(len(logits), form.n_chosen)
+        experts = torch.empty(len(logits), form.n_chosen, dtype=torch.int64)
+        self._in_groups(
+            logits.data_ptr(),
+            None if form.bias is None else form.bias.data_ptr(),
+            experts.data_ptr(),
+            weights.data_ptr(),
+            *logits.shape,
+            form.n_chosen,
+            form.is_softmax,
+            form.normalises,
+            form.factor,
+            form.n_groups,
+            form.n_chosen_groups,
+            form.n_best,
         )
         return weights, experts

@@ -1,18 +1,19 @@
-"""The structures that `src/layers.cpp` reads, and how they are filled.
+"""The structures that programs are for the library, and how they are filled.
 
-Those of steps are derived from the classes of `kernels.program`: a structure has the fields of its
+Those of steps are derived from the classes of `kernels.steps`: a structure has the fields of its
 class, in their order, each in the form of its declared type.
 
     declared type          field in C++
-    int, float             int64_t, float; 0 for None
+    int, bool, float       int64_t, int64_t, float; 0 for None
     Buffer                 Place: its number; -1 for None
     Tensor                 Array: where it is, and its element type
     LinearWeight, Matrix   Weight: a matrix as the library packs it
+    HeadProducts           HeadWeights: one for each head
     Sequence[...]          a pointer to structures, and their number
     another class          the structure of that class; all zeros for None
 
-So a field that is added to such a class is to be added to the struct of `layers.cpp`, in the same
-place, and nowhere between. Structures hold addresses: whoever fills one keeps the tensors.
+So a field that is added to such a class is to be added to the struct in `src/*_steps.h`, in the
+same place, and nowhere between. Structures hold addresses: whoever fills one keeps the tensors.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from kernels.head_products import HeadProducts
 from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
 from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
 from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
-from kernels.program import STEPS, Buffer, Matrix
+from kernels.steps import STEPS, Buffer, Matrix
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
-_NUMBERS: dict[Any, Any] = {int: _int, float: _float, Buffer: _int}
+_NUMBERS: dict[Any, Any] = {int: _int, bool: _int, float: _float, Buffer: _int}
 _MATRICES = (LinearWeight, Matrix)
 
 
@@ -56,6 +58,12 @@ class WeightStruct(ctypes.Structure):
         ("n_out", _int),
         ("finish", _int),
     )
+
+
+class HeadWeightsStruct(ctypes.Structure):
+    """A matrix for each head, in panels."""
+
+    _fields_ = (("packed", _pointer), ("n_heads", _int), ("n_out", _int), ("n_in", _int))
 
 
 class SequenceStruct(ctypes.Structure):
@@ -89,13 +97,25 @@ class AnglesStruct(ctypes.Structure):
 
 
 class LayerKVStruct(ctypes.Structure):
-    """The storage of one layer."""
+    """The storage of one layer: keys and values, or the last inputs and the states of requests."""
 
     _fields_ = (("keys", _pointer), ("values", _pointer), ("block_size", _int), ("group", _int))
 
 
+class StateSpansStruct(ctypes.Structure):
+    """The spans of a batch whose layers keep states; `kernels.state_spans` says what they are."""
+
+    _fields_ = (
+        ("first_tokens", _pointer),
+        ("n_tokens", _pointer),
+        ("rows", _pointer),
+        ("start_positions", _pointer),
+        ("n", _int),
+    )
+
+
 class BatchStruct(ctypes.Structure):
-    """The arguments of one call; `Batch` in `src/layers.cpp` says what they are."""
+    """The arguments of one call; `Batch` in `src/program.h` says what they are."""
 
     _fields_ = (
         ("buffers", _pointer),
@@ -115,6 +135,7 @@ class BatchStruct(ctypes.Structure):
         ("argmax", _pointer),
         ("max_ids", _int),
         ("max_positions", _int),
+        ("states", StateSpansStruct),
     )
 
 
@@ -177,6 +198,8 @@ def _form(kind: Any) -> Any:
         return ArrayStruct
     if kind in _MATRICES:
         return WeightStruct
+    if kind is HeadProducts:
+        return HeadWeightsStruct
     if get_origin(kind) is Sequence:
         return SequenceStruct
     return _NUMBERS.get(kind) or structure_of(kind)
@@ -192,6 +215,8 @@ def _value(kind: Any, value: Any, kept: list[object]) -> Any:
         return ArrayStruct(value.data_ptr(), ELEMENT[value.dtype])
     if kind in _MATRICES:
         return _weight(value)
+    if kind is HeadProducts:
+        return HeadWeightsStruct(value.packed.data_ptr(), *value.shape)
     if get_origin(kind) is Sequence:
         (description,) = get_args(kind)
         return _sequence(description, value, kept)

@@ -7,9 +7,11 @@ from importlib.util import find_spec
 
 from kernels.add_scaled import add_scaled
 from kernels.clamp_and_mul import clamp_and_mul
+from kernels.gelu import gelu
 from kernels.gelu_tanh import gelu_tanh
 from kernels.ops import Ops
 from kernels.route import route
+from kernels.route_in_groups import route_in_groups
 from kernels.soft_cap import soft_cap
 
 
@@ -46,6 +48,7 @@ def triton_ops() -> Ops | None:
         layer_norm=layer_norm,
         rotary=rotary,
         silu_and_mul=silu_and_mul,
+        gelu=gelu,
         gelu_tanh=gelu_tanh,
         gelu_and_mul=gelu_and_mul,
         clamp_and_mul=clamp_and_mul,
@@ -53,6 +56,7 @@ def triton_ops() -> Ops | None:
         add_scaled=add_scaled,
         soft_cap=soft_cap,
         route=route,
+        route_in_groups=route_in_groups,
         expert_mlp=expert_mlp,
         write_kv=write_kv,
         rotary_write_kv=rotary_write_kv,

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops, packed_linear
 from kernels.expert_form import Clamp
-from kernels.head_products import pack_heads
+from kernels.group_form import GroupForm
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
+from kernels.packed_heads import pack_heads
 from kernels.packed_linear import (
     GatedWeight,
     LinearWeight,
@@ -237,6 +238,7 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
     for call in (
         lambda rows: build.rms_norm(x[rows], weight, 1e-5),
         lambda rows: build.layer_norm(x[rows], weight, bias, 1e-5),
+        lambda rows: build.gelu(x[rows]),
         lambda rows: build.gelu_tanh(x[rows]),
         lambda rows: build.silu_and_mul(x[rows, : size // 2 * 2]),
         lambda rows: build.gelu_and_mul(x[rows, : size // 2 * 2]),
@@ -245,10 +247,8 @@ def test_norms_and_activations_of_a_token(build: Ops, size: int, dtype: torch.dt
         lambda rows: build.add_scaled(x[rows], x[rows].flip(1), 0.3),
         lambda rows: build.soft_cap(x[rows], 30.0),
         # PyTorch's, of which families make use.
-        lambda rows: torch.nn.functional.gelu(x[rows]),
         lambda rows: torch.tanh(x[rows].float() / 30),
         lambda rows: x[rows].float().softmax(-1),
-        lambda rows: torch.exp(-x[rows].float()).add_(1).reciprocal_(),
     ):
         check_rows(call, 90)
 
@@ -260,6 +260,23 @@ def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype
     for normalises in (True, False):
         for part in (0, 1):  # weights and experts
             check_rows(partial(_routed, build, scores, n_chosen, normalises, part), 90)
+
+
+@pytest.mark.parametrize("is_softmax", [False, True], ids=["sigmoid", "softmax"])
+def test_experts_of_a_token_that_are_chosen_in_groups(build: Ops, is_softmax: bool) -> None:
+    logits = torch.randn(90, 72, generator=torch.Generator().manual_seed(1))
+    form = GroupForm(
+        n_chosen=6,
+        is_softmax=is_softmax,
+        normalises=True,
+        factor=2.5,
+        n_groups=8,
+        n_chosen_groups=3,
+        n_best=2,
+        bias=torch.randn(72, generator=torch.Generator().manual_seed(2)),
+    )
+    check_rows(lambda rows: build.route_in_groups(logits[rows], form)[0], 90)
+    check_rows(lambda rows: build.route_in_groups(logits[rows], form)[1], 90)
 
 
 def _routed(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import HeadNorms, Ops, ops_for, reference
 from kernels.expert_form import Clamp, ExpertForm
+from kernels.group_form import GroupForm
 from kernels.linear_weight import Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
@@ -95,6 +96,20 @@ def test_silu_and_mul(ops: Ops, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu(ops: Ops, dtype: torch.dtype) -> None:
+    for n_tokens in SIZES:
+        x = 4 * torch.randn(n_tokens, 19, dtype=dtype)
+        before = x.clone()
+        assert_close(ops.gelu(x), reference.gelu(x), f"{n_tokens} tokens")
+        assert torch.equal(x, before), f"{n_tokens} tokens"
+
+
+def test_gelu_of_large_numbers_is_all_or_nothing(ops: Ops) -> None:
+    x = torch.tensor([[-1e30, -40.0, -0.0, 40.0, 1e30]])
+    assert torch.equal(ops.gelu(x), torch.tensor([[0.0, 0.0, 0.0, 40.0, 1e30]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gelu_tanh(ops: Ops, dtype: torch.dtype) -> None:
     for n_tokens in SIZES:
         x = 4 * torch.randn(n_tokens, 19, dtype=dtype)
@@ -167,6 +182,48 @@ def test_route(
         torch.testing.assert_close(
             weights, expected_weights.to(weights), rtol=1e-5, atol=1e-7, check_device=False
         )
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("normalises", [False, True], ids=["", "normalised"])
+@pytest.mark.parametrize("is_softmax", [False, True], ids=["sigmoid", "softmax"])
+@pytest.mark.parametrize(
+    ("n_groups", "n_chosen_groups", "n_best"), [(1, 1, 1), (4, 2, 1), (3, 2, 2), (12, 11, 3)]
+)
+def test_route_in_groups(
+    ops: Ops,
+    n_groups: int,
+    n_chosen_groups: int,
+    n_best: int,
+    is_softmax: bool,
+    normalises: bool,
+    has_bias: bool,
+) -> None:
+    form = GroupForm(
+        n_chosen=5,
+        is_softmax=is_softmax,
+        normalises=normalises,
+        factor=2.5,
+        n_groups=n_groups,
+        n_chosen_groups=n_chosen_groups,
+        n_best=n_best,
+        bias=torch.randn(36) if has_bias else None,
+    )
+    for n_tokens in SIZES:
+        logits = 3 * torch.randn(n_tokens, 36)
+        before = logits.clone()
+        weights, experts = ops.route_in_groups(logits, form)
+        expected_weights, expected = reference.route_in_groups(logits.cpu(), form)
+        assert experts.tolist() == expected.tolist(), f"{n_tokens} tokens"
+        assert_close(weights, expected_weights.to(weights), f"{n_tokens} tokens")
+        assert torch.equal(logits, before), f"{n_tokens} tokens"
+
+
+def test_scores_far_from_zero_are_their_limits(ops: Ops) -> None:
+    form = GroupForm(n_chosen=4, is_softmax=False, normalises=False, factor=1.0)
+    weights, experts = ops.route_in_groups(torch.tensor([[-120.0, -1e4, 0.0, 120.0]]), form)
+    assert experts.tolist()[0][:2] == [3, 2]
+    assert_close(weights, torch.tensor([[1.0, 0.5, 0.0, 0.0]]))
 
 
 def test_route_of_what_is_not_a_number_chooses_different_experts(ops: Ops) -> None:

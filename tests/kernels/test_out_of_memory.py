@@ -17,6 +17,7 @@ PROGRAM = """
 import numpy as np
 import torch
 from kernels import DeltaNetForm, StateSpans
+from kernels.group_form import GroupForm
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
@@ -45,6 +46,8 @@ for name in runnable():
         key_caches=[cache], n_heads=4, uploads=Uploads(),
     )
     attempt("attention", lambda: ops.attention(torch.zeros(151, 4, 16), cache, cache, plan))
+    router = GroupForm(n_chosen=1, is_softmax=True, normalises=False, factor=1.0)
+    attempt("choice", lambda: ops.route_in_groups(torch.zeros(4, 8), router))
     ones = torch.ones(8)
     form = DeltaNetForm(1, 1, 8, 8, torch.ones(2, 24), -ones[:1], ones[:1], ones, 1e-5)
     spans = StateSpans(*torch.tensor([[0], [4], [0], [0]]))
@@ -84,6 +87,7 @@ def test_memory_that_is_not_there_is_a_memory_error(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     said = ran.stdout.split()
     assert said.count("attention") == len(runnable())
+    assert said.count("choice") == len(runnable())
     assert said.count("states") == len(runnable())
     assert said.count("linear") >= 2
     assert said.count("groups") == 1

@@ -1,61 +1,236 @@
 """Steps of programs: what the native library computes, and what is refused before it runs."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from kernels import native_ops
+from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
+from kernels.group_form import GroupForm
 from kernels.native.checks import check
+from kernels.ops import LayerKV
+from kernels.packed_heads import pack_heads
 from kernels.packed_linear import pack, pack_gated
-from kernels.program import Expert, Program, RMSNormPart, Route, gated_part
+from kernels.program import Program
+from kernels.steps import Buffer, Expert, Gated, Heads, RMSNormPart, Route
 
 HIDDEN, N_EXPERTS, N_CHOSEN = 16, 8, 2
+HEADS, PLAIN = Heads(n_heads=2, n_kv_heads=1, head_dim=8), AttentionForm()
+IN_GROUPS = GroupForm(
+    n_chosen=8, is_softmax=True, normalises=True, factor=1.0, n_groups=4, n_chosen_groups=2
+)
+STATES = DeltaNetForm(
+    n_key_heads=1,
+    n_value_heads=1,
+    key_dim=8,
+    value_dim=8,
+    conv=torch.ones(2, 24) / 4,
+    decay_rate=-torch.ones(1),
+    step_bias=torch.ones(1),
+    norm=torch.ones(8),
+    eps=1e-5,
+)
 
 
 @dataclass
 class Batch:
     """A batch for layers without attention."""
 
-    positions: torch.Tensor
+    positions: Tensor
+    states: StateSpans | None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n_tokens", [1, 3, 700])
-@pytest.mark.parametrize(("first", "size"), [(0, 23), (0, 16), (3, 17), (22, 1)])
-def test_a_part_of_a_row_is_normalised_alone(
-    first: int, size: int, n_tokens: int, dtype: torch.dtype
-) -> None:
+@pytest.fixture(name="ops")
+def native() -> Ops:
     ops = native_ops()
     if ops is None:
         pytest.skip("no native kernels")
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n_tokens, 23, generator=generator).to(dtype)
-    weight = torch.randn(size, generator=generator)
-    program = Program(dtype)
-    hidden = program.take_in(23)
-    program.rms_norm_part(hidden, first, weight, 1e-5)
-    program.end_layers(hidden)
+    return ops
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def computed(
+    ops: Ops,
+    record: Callable[[Program, Buffer], Buffer],
+    x: Tensor,
+    positions: Tensor | None = None,
+    kv: Sequence[LayerKV] = (),
+    states: StateSpans | None = None,
+) -> Tensor:
+    """What a program makes of hidden states `x`, on two threads."""
+    program = Program(x.dtype)
+    program.end_layers(record(program, program.take_in(x.shape[1])))
     assert ops.fuse_layers is not None
     fused = ops.fuse_layers(program)
     assert fused is not None
-    batch: Any = Batch(torch.zeros(n_tokens, dtype=torch.int64))
-    expected = x.clone()
-    part = expected[:, first : first + size]
-    part.copy_(ops.rms_norm(part, weight, 1e-5))
+    places = torch.zeros(len(x), dtype=torch.int64) if positions is None else positions
+    batch: Any = Batch(places, states)
     n_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert torch.equal(fused(x, batch, []), expected)
+        return fused(x, batch, kv)
     finally:
         torch.set_num_threads(n_threads)
+
+
+@DTYPES
+@pytest.mark.parametrize("n_tokens", [1, 3, 700])
+@pytest.mark.parametrize(
+    ("first", "size", "n"), [(0, 23, 1), (0, 16, 1), (3, 17, 1), (22, 1, 1), (2, 5, 4), (1, 1, 9)]
+)
+def test_parts_of_a_row_are_normalised_alone(
+    ops: Ops, first: int, size: int, n: int, n_tokens: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n_tokens, 23, generator=generator).to(dtype)
+    weight = torch.randn(size, generator=generator)
+
+    def record(to: Program, hidden: Buffer) -> Buffer:
+        to.rms_norm_parts(hidden, first, weight, 1e-5, n=n)
+        return hidden
+
+    expected = x.clone()
+    parts = expected[:, first : first + n * size].view(n_tokens, n, size)
+    parts.copy_(ops.rms_norm(parts, weight, 1e-5))
+    assert torch.equal(computed(ops, record, x), expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("n_tokens", [1, 3, 700])
+def test_the_first_elements_are_scaled_by_position(
+    ops: Ops, n_tokens: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n_tokens, 40, generator=generator).to(dtype)
+    factors = torch.randn(5, generator=generator).to(dtype)
+    positions = torch.randint(15, (n_tokens,), generator=generator)
+
+    def record(to: Program, hidden: Buffer) -> Buffer:
+        to.scale_by_position(hidden, 21, factors, 3)
+        return hidden
+
+    expected = x.clone()
+    expected[:, :21] *= factors[positions // 3, None]
+    assert torch.equal(computed(ops, record, x, positions), expected)
+    positions[-1] = 15
+    with pytest.raises(IndexError, match="1 tokens or positions"):
+        computed(ops, record, x, positions)
+
+
+@DTYPES
+@pytest.mark.parametrize("n_tokens", [1, 3, 700])
+def test_parts_of_rows_are_copied_multiplied_and_widened(
+    ops: Ops, n_tokens: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(n_tokens, 60, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def record(to: Program, hidden: Buffer) -> Buffer:
+        product = to.mul(to.take_part(hidden, 3, 35), hidden, 21)
+        to.copy_part(product, 30, 5, hidden, 55)
+        return hidden
+
+    expected = x.clone()
+    expected[:, 55:] = (x[:, 3:38] * x[:, 21:56])[:, 30:]
+    assert torch.equal(computed(ops, record, x), expected)
+    wide = computed(ops, lambda to, hidden: to.widened(hidden), x)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide, x.float())
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        (lambda to, x: to.copy_part(x, 9, 8, x, 0), "8 elements from 9"),
+        (lambda to, x: to.copy_part(x, 0, 8, x, 9), "8 elements from 9"),
+        (lambda to, x: to.copy_part(x, 0, 8, to.buffer(8, torch.float64), 0), "float64"),
+        (lambda to, x: to.mul(to.buffer(8), x, 9), "8 elements from 9"),
+        (lambda to, x: to.mul(to.buffer(16, torch.bfloat16), x), "in one product"),
+        (lambda to, x: to.sigmoid_and_mul(x, to.buffer(8), 9), "gates from 9"),
+        (lambda to, x: to.scale_by_position(x, 17, torch.ones(2), 4), "17 elements"),
+        (lambda to, x: to.scale_by_position(x, 8, torch.ones(2).bfloat16(), 4), "bfloat16"),
+        (lambda to, x: to.turn_heads(x, x, n_heads=4, rotary=0, size=6), "of which 6 turn"),
+        (lambda to, x: to.turn_heads(x, x, n_heads=3, rotary=0, size=4), "3 heads in 16"),
+        (
+            lambda to, x: to.multiply_heads(pack_heads(torch.ones(4, 8, 5)), x, to.buffer(32)),
+            "of heads in 16",
+        ),
+        (
+            lambda to, x: to.multiply_heads(
+                pack_heads(torch.ones(4, 8, 4).bfloat16()), x, to.buffer(32)
+            ),
+            "bfloat16",
+        ),
+        (lambda to, x: to.attend(x, HEADS, PLAIN, None, layer=0, n_shared=9), "values of 9"),
+        (lambda to, x: to.route_in_groups(x, replace(IN_GROUPS, n_groups=3)), "16 experts"),
+        (lambda to, x: to.route_in_groups(x, replace(IN_GROUPS, n_chosen=9)), "16 experts"),
+        (lambda to, x: to.route_in_groups(x, replace(IN_GROUPS, bias=torch.ones(15))), "bias"),
+        (lambda to, x: to.delta_net(x, STATES, layer=0), "16 elements for a form of 34"),
+        (
+            lambda to, x: to.delta_net(
+                to.buffer(34), replace(STATES, norm=torch.ones(8).bfloat16()), layer=0
+            ),
+            "norm",
+        ),
+    ],
+)
+def test_steps_that_the_library_would_misread_are_refused(
+    ops: Ops, record: Callable[[Program, Buffer], object], match: str
+) -> None:
+    program = Program(torch.float32)
+    record(program, program.take_in(HIDDEN))
+    with pytest.raises(ValueError, match=match):
+        check(program)
+
+
+class TestStates:
+    """A layer that keeps states, alone in a program."""
+
+    def storage(self) -> LayerKV:
+        return torch.zeros(2, 1, 24), torch.zeros(2, 1, 8, 8)
+
+    def spans(self) -> StateSpans:
+        return StateSpans(*torch.tensor([[0, 2], [2, 3], [1, 0], [0, 0]]))
+
+    def computed(self, ops: Ops, storage: LayerKV, spans: StateSpans | None) -> Tensor:
+        x = torch.randn(5, 34, generator=torch.Generator().manual_seed(0))
+        return computed(
+            ops, lambda to, x: to.delta_net(x, STATES, layer=0), x, None, [storage], spans
+        )
+
+    def test_is_computed_as_well(self, ops: Ops) -> None:
+        ours, theirs = self.storage(), self.storage()
+        x = torch.randn(5, 34, generator=torch.Generator().manual_seed(0))
+        expected = ops.delta_net(x, *theirs, self.spans(), STATES)
+        assert torch.equal(self.computed(ops, ours, self.spans()), expected)
+        assert all(map(torch.equal, ours, theirs))
+
+    def test_storage_of_other_forms_is_refused(self, ops: Ops) -> None:
+        inputs, states = self.storage()
+        wrong = [
+            (inputs.bfloat16(), states),
+            (inputs, states.bfloat16()),
+            (inputs[..., :23], states),
+            (inputs, states[..., :7]),
+            (inputs[:1], states),
+        ]
+        for storage in wrong:
+            with pytest.raises(ValueError, match="with 24 channels"):
+                self.computed(ops, storage, self.spans())
+
+    def test_a_batch_without_states_is_refused(self, ops: Ops) -> None:
+        with pytest.raises(ValueError, match="does not say where the states"):
+            self.computed(ops, self.storage(), None)
 
 
 @pytest.mark.parametrize("first", [-1, 8])
 def test_a_part_that_leaves_its_row_is_refused(first: int) -> None:
     program = Program(torch.float32)
-    program.rms_norm_part(program.take_in(HIDDEN), first, torch.ones(9), 1e-5)
+    program.rms_norm_parts(program.take_in(HIDDEN), first, torch.ones(9), 1e-5)
     with pytest.raises(ValueError, match="9 elements"):
         check(program)
 
@@ -63,7 +238,7 @@ def test_a_part_that_leaves_its_row_is_refused(first: int) -> None:
 def test_a_part_needs_a_weight_for_each_element() -> None:
     program = Program(torch.float32)
     x = program.take_in(HIDDEN)
-    program.steps.append(RMSNormPart(x, 0, 8, torch.ones(9), 1e-5))
+    program.steps.append(RMSNormPart(x, 0, 1, 8, torch.ones(9), 1e-5))
     with pytest.raises(ValueError, match="need 8 elements"):
         check(program)
 
@@ -110,12 +285,9 @@ def test_a_choice_that_the_library_would_misread_is_refused(
 
 
 @pytest.mark.parametrize("n_experts", [N_EXPERTS, N_EXPERTS - 1])
-def test_scores_of_experts_that_are_not_there_are_refused(n_experts: int) -> None:
-    ops = native_ops()
-    if ops is None:
-        pytest.skip("no native kernels")
+def test_scores_of_experts_that_are_not_there_are_refused(ops: Ops, n_experts: int) -> None:
     gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu", ops.silu_and_mul)
-    expert = Expert(gated_part(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
+    expert = Expert(Gated.of(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
     program, step = routed()
     program.steps.append(step)
     x = program.buffer(HIDDEN)

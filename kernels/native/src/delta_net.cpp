@@ -14,6 +14,7 @@
 
 #include "element.h"
 #include "memory.h"
+#include "operations.h"
 #include "threads.h"
 
 namespace orcinus {

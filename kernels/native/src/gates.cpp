@@ -12,9 +12,22 @@ Floats silu(Floats x) { return x * sigmoid(x); }
 
 // GeLU by its tanh approximation (Hendrycks & Gimpel, 2016), x / 2 * (1 + tanh(inner)): the same as
 // x * sigmoid(2 * inner).
-Floats gelu(Floats x) {
+Floats gelu_tanh(Floats x) {
   constexpr float kRoot2OverPi = 0.797884560802865356f;
   return x * sigmoid(2 * kRoot2OverPi * (x + 0.044715f * x * x * x));
+}
+
+// GeLU itself, x times the share of a normal distribution below x. The share beyond |x| is known to
+// 1e-7 (Abramowitz & Stegun, 7.1.26).
+Floats gelu(Floats x) {
+  constexpr float kRootOfHalf = 0.707106781186547524f;
+  const Floats t = 1.0f / (1.0f + 0.3275911f * kRootOfHalf * select(x < 0.0f, -x, x));
+  Floats p = fused(t, splat(1.061405429f), splat(-1.453152027f));
+  p = fused(p, t, splat(1.421413741f));
+  p = fused(p, t, splat(-0.284496736f));
+  p = fused(p, t, splat(0.254829592f));
+  const Floats beyond = 0.5f * p * t * exp2(-0.5f * kLog2E * x * x);
+  return x * select(x < 0.0f, beyond, 1.0f - beyond);
 }
 
 // Stores `gate(gates, ups)`; `gate_up` is [n_tokens, 2 * size], `out` [n_tokens, size].
@@ -53,10 +66,12 @@ void sigmoid_and_mul(const T* gate, int64_t stride, int64_t gate_size, const T* 
 }  // namespace
 }  // namespace orcinus
 
-// `x` and `out` are [n_tokens, size].
-extern "C" void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int64_t n_tokens,
-                                  int64_t size) {
-  using namespace orcinus;
+namespace orcinus {
+namespace {
+
+template <class Activation>
+void activate(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size,
+              const Activation& activation) {
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;
     for_rows(n_tokens, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
@@ -64,15 +79,12 @@ extern "C" void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int
         const T* from = static_cast<const T*>(x) + token * size;
         T* to = static_cast<T*>(out) + token * size;
         for (int64_t i = 0; i < size; i += kLanes) {
-          store_up_to(to + i, gelu(load_up_to(from + i, size - i)), size - i);
+          store_up_to(to + i, activation(load_up_to(from + i, size - i)), size - i);
         }
       }
     });
   });
 }
-
-namespace orcinus {
-namespace {
 
 template <class Gate>
 void gate_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tokens, int64_t size,
@@ -86,6 +98,19 @@ void gate_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tok
 }  // namespace
 }  // namespace orcinus
 
+// `x` and `out` are [n_tokens, size].
+extern "C" void orcinus_gelu(int64_t element, const void* x, void* out, int64_t n_tokens,
+                             int64_t size) {
+  using namespace orcinus;
+  activate(element, x, out, n_tokens, size, [](Floats some) { return gelu(some); });
+}
+
+extern "C" void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int64_t n_tokens,
+                                  int64_t size) {
+  using namespace orcinus;
+  activate(element, x, out, n_tokens, size, [](Floats some) { return gelu_tanh(some); });
+}
+
 extern "C" void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out,
                                      int64_t n_tokens, int64_t size) {
   using namespace orcinus;
@@ -97,7 +122,7 @@ extern "C" void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void*
                                      int64_t n_tokens, int64_t size) {
   using namespace orcinus;
   gate_and_mul(element, gate_up, out, n_tokens, size,
-               [](Floats gates, Floats ups) { return gelu(gates) * ups; });
+               [](Floats gates, Floats ups) { return gelu_tanh(gates) * ups; });
 }
 
 // (up + 1) * gate * sigmoid(slope * gate), of gates that are at most `limit` and ups between

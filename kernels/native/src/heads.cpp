@@ -16,6 +16,7 @@
 #include <omp.h>
 
 #include "element.h"
+#include "operations.h"
 #include "vectors.h"
 
 namespace orcinus {
@@ -59,6 +60,8 @@ struct Job {
   int64_t head_stride;
   const uint32_t* weights;  // [n_heads, n_panels, n_steps, kPanel]
   T* out;                   // [n_tokens, n_heads, n_out]
+  int64_t out_token_stride;
+  int64_t out_head_stride;
   int64_t n_tokens;
   int64_t n_heads;
   int64_t n_in;
@@ -88,7 +91,7 @@ void multiply(const Job<T>& job, const uint32_t* weights, int64_t token, int64_t
   for (; at + Dot::kInputs <= job.n_in; at += Dot::kInputs) add(at, sizeof(uint32_t));
   if (at < job.n_in) add(at, sizeof(T));
   for (int r = 0; r < kRows; ++r) {
-    T* to = job.out + ((token + r) * job.n_heads + head) * job.n_out;
+    T* to = job.out + (token + r) * job.out_token_stride + head * job.out_head_stride;
     for (int v = 0; v < kBlockVectors; ++v) {
       const int64_t output = first + v * kLanes;
       if (output < job.n_out) store_up_to(to + output, sums[r][v], job.n_out - output);
@@ -141,20 +144,22 @@ extern "C" {
 // Returns the number of outputs of a panel.
 int64_t orcinus_heads_panel() { return orcinus::kPanel; }
 
-// Computes out[t, h] = weight[h] @ x[t, h] for x [n_tokens, n_heads, n_in], whose tokens and heads
-// are some elements apart, and `out` [n_tokens, n_heads, n_out], which is dense.
+// Computes out[t, h] = weight[h] @ x[t, h] for x [n_tokens, n_heads, n_in] and `out` [n_tokens,
+// n_heads, n_out], whose tokens and heads are some elements apart.
 void orcinus_heads(int64_t element, const void* x, int64_t token_stride, int64_t head_stride,
-                   const void* weights, void* out, int64_t n_tokens, int64_t n_heads,
-                   int64_t n_in, int64_t n_out) {
+                   const void* weights, void* out, int64_t out_token_stride,
+                   int64_t out_head_stride, int64_t n_tokens, int64_t n_heads, int64_t n_in,
+                   int64_t n_out) {
   using namespace orcinus;
   const auto* words = static_cast<const uint32_t*>(weights);
   if (element == kFloat32) {
     heads<FloatDot>(Job<float>{static_cast<const float*>(x), token_stride, head_stride, words,
-                               static_cast<float*>(out), n_tokens, n_heads, n_in, n_out});
+                               static_cast<float*>(out), out_token_stride, out_head_stride,
+                               n_tokens, n_heads, n_in, n_out});
   } else {
     heads<BFloat16Dot>(Job<BFloat16>{static_cast<const BFloat16*>(x), token_stride, head_stride,
-                                     words, static_cast<BFloat16*>(out), n_tokens, n_heads, n_in,
-                                     n_out});
+                                     words, static_cast<BFloat16*>(out), out_token_stride,
+                                     out_head_stride, n_tokens, n_heads, n_in, n_out});
   }
 }
 }

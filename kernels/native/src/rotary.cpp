@@ -59,13 +59,15 @@ inline void turn(const Head& from, T* to, const T* cos, const T* sin, int64_t he
 }
 
 template <class T>
-void rotary(const T* x, int64_t stride, const T* cos, const T* sin, T* out, int64_t n_tokens,
-            int64_t n_heads, int64_t head_dim) {
+void rotary(const T* x, int64_t token_stride, int64_t head_stride, const T* cos, const T* sin, T* out,
+            int64_t out_token_stride, int64_t out_head_stride, int64_t n_tokens, int64_t n_heads,
+            int64_t head_dim) {
   const int64_t size = n_heads * head_dim;
   for_rows(n_tokens, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      for (int64_t at = 0; at < size; at += head_dim) {
-        turn(Plain<T>{x + token * stride + at}, out + token * size + at, cos + token * head_dim,
+      for (int64_t head = 0; head < n_heads; ++head) {
+        turn(Plain<T>{x + token * token_stride + head * head_stride},
+             out + token * out_token_stride + head * out_head_stride, cos + token * head_dim,
              sin + token * head_dim, head_dim);
       }
     }
@@ -98,14 +100,17 @@ void rotary_write_kv(T* qkv, const T* cos, const T* sin, T* keys, T* values, con
 }  // namespace
 }  // namespace orcinus
 
-extern "C" void orcinus_rotary(int64_t element, const void* x, int64_t stride, const void* cos,
-                               const void* sin, void* out, int64_t n_tokens, int64_t n_heads,
-                               int64_t head_dim) {
+// Tokens and heads are some elements apart; `out` may be `x`.
+extern "C" void orcinus_rotary(int64_t element, const void* x, int64_t token_stride,
+                               int64_t head_stride, const void* cos, const void* sin, void* out,
+                               int64_t out_token_stride, int64_t out_head_stride, int64_t n_tokens,
+                               int64_t n_heads, int64_t head_dim) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;
-    rotary(static_cast<const T*>(x), stride, static_cast<const T*>(cos),
-           static_cast<const T*>(sin), static_cast<T*>(out), n_tokens, n_heads, head_dim);
+    rotary(static_cast<const T*>(x), token_stride, head_stride, static_cast<const T*>(cos),
+           static_cast<const T*>(sin), static_cast<T*>(out), out_token_stride, out_head_stride,
+           n_tokens, n_heads, head_dim);
   });
 }
 

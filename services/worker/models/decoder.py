@@ -142,6 +142,10 @@ class RotaryStage(DecoderStage):
         return (RotaryEmbedding(self.config, dtype=self.dtype, device=self.device),)
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
+        return self.read_rms_norm(source, name, size)
+
+    def read_rms_norm(self, source: TensorSource, name: str, size: int) -> RMSNorm:
+        """Reads a norm by the mean square."""
         return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps, self.ops)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels import AttentionForm, HeadNorms, Ops
 from kernels.linear_weight import Gate, GatedWeight
 from kernels.ops import LayerKV
-from kernels.program import Buffer, Heads
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -320,16 +320,25 @@ class PlainMLP:
 
     def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
         inner = self.up.record(to, x)
-        if self.activation == "gelu":
-            to.call(lambda batch, kv, inner: inner.copy_(F.gelu(inner)), inner)
-        else:
-            to.activate("relu" if self.activation == "relu" else "gelu_tanh", inner)
+        is_plain = self.activation in ("relu", "gelu")
+        to.activate(self.activation if is_plain else "gelu_tanh", inner)
         return self.down.record(to, inner, residual)
 
     def _activated(self, x: Tensor) -> Tensor:
         if self.activation == "relu":
             return F.relu(x)
-        return F.gelu(x) if self.activation == "gelu" else self.ops.gelu_tanh(x)
+        return self.ops.gelu(x) if self.activation == "gelu" else self.ops.gelu_tanh(x)
+
+
+@dataclass(frozen=True, slots=True)
+class NoNorm:
+    """Stands where others have a norm, and changes nothing."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        return x
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from kernels import AttentionForm, DeltaNetForm, HeadNorms, Ops
 from kernels.ops import LayerKV
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig, StateSizes
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -158,6 +160,10 @@ class GatedDeltaNet:
         mixed = self.ops.delta_net(self.inputs(x), *kv, batch.states, self.form)
         return self.output(mixed, batch.ranks, residual)  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
+        mixed = to.delta_net(self.inputs.record(to, x), self.form, layer=layer)
+        return self.output.record(to, mixed, residual)
+
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
@@ -232,6 +238,16 @@ class GatedAttention:
         gates = projected[:, self.n_attended :]
         gated = self.ops.sigmoid_and_mul(gates, attended.flatten(1))
         return self.output(gated, batch.ranks, residual)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
+        projected = self.inputs.record(to, x)
+        qkv = to.take_part(projected, 0, self.n_attended)
+        n_kv_heads = (self.n_attended // self.head_dim - self.n_heads) // 2
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=n_kv_heads, head_dim=self.head_dim)
+        to.rotary_write_kv(qkv, heads, self.head_norms, rotary=0, layer=layer)
+        attended = to.attend(qkv, heads, AttentionForm(), None, layer=layer)
+        gated = to.sigmoid_and_mul(projected, attended, self.n_attended)
+        return self.output.record(to, gated, residual)
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:

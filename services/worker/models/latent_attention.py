@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.head_products import HeadProducts, pack_heads
+from kernels.head_products import HeadProducts
 from kernels.ops import LayerKV
+from kernels.packed_heads import pack_heads
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Layer, Norm, PreNormLayer
 from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from services.worker.models.recording import Recorder
 from services.worker.models.rope import yarn_scale
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch
@@ -105,6 +108,9 @@ class QueryLatent:
     def __call__(self, x: Tensor) -> Tensor:
         return self.norm(self.down(x))  # [n_tokens, query_rank]
 
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        return to.norm(self.norm, self.down.record(to, x))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -113,7 +119,7 @@ class LatentAttention:
     query_latent: QueryLatent | None
     queries: ColumnParallelLinear  # of a head one after the other: what is still, what turns
     latent: ColumnParallelLinear  # whole on every rank: the latent, and of the keys what turns
-    latent_norm: Norm
+    latent_norm: RMSNorm
     to_latents: HeadProducts  # from what is still of queries
     to_values: HeadProducts
     output: RowParallelLinear
@@ -171,6 +177,15 @@ class LatentAttention:
         values = self.to_values(attended)  # [n_tokens, n_heads, value_dim]
         return self.output(values.flatten(1), batch.ranks, residual)
 
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
+        made = self._record_store(to, x, layer)
+        q = self._record_queries(to, x, made.width)
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=1, head_dim=made.width)
+        attended = to.attend(q, heads, self.form, None, layer=layer, n_shared=self.latent_dim)
+        values = to.buffer(self.n_heads * self.to_values.shape[1])
+        to.multiply_heads(self.to_values, attended, values)
+        return self.output.record(to, values, residual)
+
     def _store(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, slots: Tensor) -> None:
         """Stores each token's normalised latent and what turns of its key in `keys`."""
         made = self.latent(x)  # [n_tokens, latent_dim + turned]
@@ -178,12 +193,30 @@ class LatentAttention:
         turned = self.ops.rotary(made[:, None, self.latent_dim :], cos, sin)
         keys.flatten(0, 1).index_copy_(0, slots, torch.cat((latent[:, None], turned), -1))
 
+    def _record_store(self, to: Recorder, x: Buffer, layer: int) -> Buffer:
+        """Returns what is stored, [n_tokens, latent_dim + turned]."""
+        made = self.latent.record(to, x)
+        self.latent_norm.record_parts(to, made, 0, 1)
+        to.turn_heads(made, made, n_heads=1, rotary=0, size=made.width - self.latent_dim)
+        to.write_latents(made, layer=layer)
+        return made
+
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns queries of latents, [n_tokens, n_heads, latent_dim + turned]."""
         q = self.queries(x if self.query_latent is None else self.query_latent(x))
         q = q.view(len(x), self.n_heads, -1)
         still, turning = q[..., : self.still_dim], q[..., self.still_dim :]
         return torch.cat((self.to_latents(still), self.ops.rotary(turning, cos, sin)), -1)
+
+    def _record_queries(self, to: Recorder, x: Buffer, key_dim: int) -> Buffer:
+        """Returns queries of latents, of the size of keys each."""
+        if self.query_latent is not None:
+            x = self.query_latent.record(to, x)
+        q, of_latents = self.queries.record(to, x), to.buffer(self.n_heads * key_dim)
+        to.multiply_heads(self.to_latents, q, of_latents)
+        n_turned = key_dim - self.latent_dim
+        to.turn_heads(q, of_latents, n_heads=self.n_heads, rotary=0, size=n_turned)
+        return of_latents
 
 
 class LatentStage(RotaryStage):

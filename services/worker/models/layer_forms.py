@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.ops import LayerKV
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.decoder_layers import MLP, Attention, Embedding, Head, Norm
 from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch

@@ -28,7 +28,7 @@ from kernels.packed_linear import (
     PlainWeight,
     TableWeight,
 )
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -264,3 +264,7 @@ class RMSNorm:
 
     def record(self, to: Recorder, x: Buffer) -> Buffer:
         return to.rms_norm(x, self.weight, self.eps)
+
+    def record_parts(self, to: Recorder, x: Buffer, first: int, n: int) -> None:
+        """Normalises `n` parts of each row of `x` side by side, from the element `first` on."""
+        to.rms_norm_parts(x, first, self.weight, self.eps, n=n)

@@ -21,7 +21,7 @@ from kernels.packed_linear import (
     PackedExperts,
     pack,
 )
-from kernels.program import Buffer, Expert, gated_part
+from kernels.steps import Buffer, Expert, Gated
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel, even_share
@@ -78,30 +78,34 @@ class ExpertMixture:
     def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
-        out = self._record_experts(to, x, experts, weights)
+        out = record_experts(to, self.experts, x, experts, weights)
         if self.shared is not None:
             out = to.add(out, self.shared.record(to, x))
         to.all_reduce(out)
         return out if residual is None else to.add(residual, out)
 
-    def _record_experts(self, to: Recorder, x: Buffer, experts: Buffer, weights: Buffer) -> Buffer:
-        if isinstance(self.experts, PackedExperts):
-            both = zip(self.experts.gate_up, self.experts.down, strict=True)
-            each = [_expert(gate_up, down) for gate_up, down in both]
-            return to.run_experts(each, x, experts, weights)
-        out = to.buffer(x.width)
-        to.call(
-            lambda batch, kv, out, *inputs: out.copy_(self.experts(*inputs)),
-            out, x, experts, weights,
-        )  # fmt: skip
-        return out
+
+def record_experts(
+    to: Recorder, mlps: ExpertMLP, x: Buffer, experts: Buffer, weights: Buffer
+) -> Buffer:
+    """Adds the steps of `mlps`; those in one matrix are called."""
+    if isinstance(mlps, PackedExperts):
+        both = zip(mlps.gate_up, mlps.down, strict=True)
+        each = [_expert(gate_up, down) for gate_up, down in both]
+        return to.run_experts(each, x, experts, weights)
+    out = to.buffer(x.width)
+    to.call(
+        lambda batch, kv, out, *inputs: out.copy_(mlps(*inputs)),
+        out, x, experts, weights,
+    )  # fmt: skip
+    return out
 
 
 def _expert(gate_up: GatedWeight, down: LinearWeight | Biased) -> Expert:
     """Returns the description of one expert."""
     if isinstance(down, Biased):
-        return Expert(gated_part(gate_up), down.weight, down.bias)
-    return Expert(gated_part(gate_up), down, None)
+        return Expert(Gated.of(gate_up), down.weight, down.bias)
+    return Expert(Gated.of(gate_up), down, None)
 
 
 def read_experts(

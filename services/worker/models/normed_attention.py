@@ -13,9 +13,11 @@ from typing import Literal, Self
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig
-from services.worker.models.decoder_layers import Attention, Norm
-from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
+from services.worker.models.decoder_layers import Attention
+from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
+from services.worker.models.recording import Recorder
 from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
@@ -27,8 +29,8 @@ Projected = Literal["q", "qk", "qkv"]
 class KVNorms:
     """The norms of a layer that stores keys and values."""
 
-    k: Norm
-    v: Norm
+    k: RMSNorm
+    v: RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class NormedAttention(Attention):
     """This rank's share; without norms of keys and values it attends to another layer's."""
 
     rotary: int
-    q_norm: Norm
+    q_norm: RMSNorm
     kv_norms: KVNorms | None
 
     @classmethod
@@ -51,7 +53,7 @@ class NormedAttention(Attention):
         form: AttentionForm,
         rotary: int,
         has_bias: bool,
-        q_norm: Norm,
+        q_norm: RMSNorm,
         kv_norms: KVNorms | None,
     ) -> Self:
         """Reads the projections of `projected` and the output projection under `prefix`.
@@ -101,6 +103,33 @@ class NormedAttention(Attention):
             k = self.ops.rotary(self.kv_norms.k(k), cos, sin)
             self.ops.write_kv(k, self.kv_norms.v(v), keys, values, batch.slots)
         return self.ops.rotary(self.q_norm(heads[:, :n_heads]), cos, sin)
+
+    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
+        qkv = self.qkv.record(to, x)
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
+        self.q_norm.record_parts(to, qkv, 0, self.n_heads)
+        if self.kv_norms is None:
+            to.turn_heads(qkv, qkv, n_heads=self.n_heads, rotary=self.rotary, size=self.head_dim)
+        else:
+            qkv = self._with_values(to, qkv)
+            first_key = self.n_heads * self.head_dim
+            first_value = first_key + self.n_kv_heads * self.head_dim
+            self.kv_norms.k.record_parts(to, qkv, first_key, self.n_kv_heads)
+            self.kv_norms.v.record_parts(to, qkv, first_value, self.n_kv_heads)
+            to.rotary_write_kv(qkv, heads, None, rotary=self.rotary, layer=layer)
+        attended = to.attend(qkv, heads, self.form, self.sinks, layer=layer)
+        return self.output.record(to, attended, residual)
+
+    def _with_values(self, to: Recorder, qkv: Buffer) -> Buffer:
+        """Returns queries, keys and values; where there are no values, they are the keys."""
+        n_keys = self.n_kv_heads * self.head_dim
+        first_key = self.n_heads * self.head_dim
+        if qkv.width > first_key + n_keys:
+            return qkv
+        out = to.buffer(qkv.width + n_keys)
+        to.copy_part(qkv, 0, qkv.width, out, 0)
+        to.copy_part(qkv, first_key, n_keys, out, qkv.width)
+        return out
 
 
 def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.linear_weight import LinearWeight
+from kernels.steps import Buffer
 from services.worker.models.decoder_layers import Head, Norm
 from services.worker.models.layers import VocabParallelEmbedding
+from services.worker.models.recording import Recorder
 from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import Part, TensorSource
 
@@ -85,6 +87,11 @@ class PerLayerGate:
         gated = self.ops.gelu_tanh(self.gate(hidden)) * rows[:, self.place]
         return self.norm(self.projection(gated))
 
+    def record(self, to: Recorder, hidden: Buffer, rows: Buffer) -> Buffer:
+        gates = to.activate("gelu_tanh", to.multiply(self.gate, hidden))
+        gated = to.mul(gates, rows, self.place.start)
+        return to.norm(self.norm, to.multiply(self.projection, gated))
+
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
@@ -95,3 +102,6 @@ class StreamHead:
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
         return self.head(hidden[:, : self.size], ranks)
+
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        return to.head(self.head, to.take_part(hidden, 0, self.size))

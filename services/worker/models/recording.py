@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops import LayerKV
-from kernels.program import Angles, Buffer, Program
+from kernels.program import Angles, Program
+from kernels.steps import Buffer
 from services.worker.models.stage import StageBatch
 
 

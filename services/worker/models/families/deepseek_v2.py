@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kernels.group_form import GroupForm
 from kernels.packed_linear import pack
 from services.worker.models.config import Count, JsonObject, PositiveFloat, PositiveInt, require
 from services.worker.models.decoder_layers import MLP, GatedMLP
-from services.worker.models.group_mixture import GroupMixture, GroupRouter, Groups, softmax
+from services.worker.models.group_mixture import GroupMixture, GroupRouter
 from services.worker.models.latent_attention import LatentConfig, LatentStage
 from services.worker.models.mixture import read_expert_mlps
 from services.worker.models.weights import TensorSource
@@ -51,13 +52,6 @@ class DeepseekV2Config(LatentConfig):
     n_groups: PositiveInt
     n_chosen_groups: PositiveInt
     are_sparse: tuple[bool, ...]  # whether each layer has experts instead of one MLP
-
-    @property
-    def groups(self) -> Groups | None:
-        """How experts are grouped; None if they are one group."""
-        if self.n_groups == 1:
-            return None
-        return Groups(self.n_groups, self.n_chosen_groups, self.n_best)
 
     def check(self) -> None:
         super().check()
@@ -126,10 +120,15 @@ class DeepseekV2Stage(LatentStage):
         config = self.config
         weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
         return GroupRouter(
-            weight=pack(weight.float()),
-            score=softmax,
-            groups=config.groups,
-            n_chosen=config.n_chosen,
-            normalises=False,
-            factor=config.score_factor,
+            pack(weight.float()),
+            GroupForm(
+                n_chosen=config.n_chosen,
+                is_softmax=True,
+                normalises=False,
+                factor=config.score_factor,
+                n_groups=config.n_groups,
+                n_chosen_groups=config.n_chosen_groups,
+                n_best=config.n_best if config.n_groups > 1 else 1,
+            ),
+            self.ops,
         )

@@ -13,7 +13,7 @@ import torch
 
 from services.worker.models.config import Count, PositiveFloat, PositiveInt
 from services.worker.models.families.deepseek_v2 import DeepseekV2Config, DeepseekV2Stage
-from services.worker.models.group_mixture import GroupRouter, sigmoid
+from services.worker.models.group_mixture import GroupRouter
 from services.worker.models.weights import TensorSource
 
 
@@ -50,9 +50,6 @@ class DeepseekV3Stage(DeepseekV2Stage):
         bias = source.tensor(
             f"{prefix}.e_score_correction_bias", self.config.n_experts, dtype=torch.float32
         )
-        return replace(
-            super().read_router(source, prefix),
-            score=sigmoid,
-            normalises=self.config.normalises,
-            bias=bias,
-        )
+        router = super().read_router(source, prefix)
+        form = replace(router.form, is_softmax=False, normalises=self.config.normalises, bias=bias)
+        return replace(router, form=form)

@@ -20,6 +20,7 @@ from kernels import AttentionForm, Ops
 from kernels.linear_weight import LinearWeight
 from kernels.ops import LayerKV
 from kernels.packed_linear import pack
+from kernels.steps import Buffer
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -60,6 +61,7 @@ from services.worker.models.per_layer_inputs import (
     PerLayerTable,
     whole_weight,
 )
+from services.worker.models.recording import Recorder
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_rope
 from services.worker.models.stage import StageBatch
@@ -163,7 +165,7 @@ class SharedKVStage(RotaryStage):
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
         return super().read_scale(source, name, size).float()  # what it scales is rounded after
 
-    def plain_norm(self, size: int) -> Norm:
+    def plain_norm(self, size: int) -> RMSNorm:
         """Returns a norm without a scale of its own."""
         return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps, self.ops)
 
@@ -214,7 +216,7 @@ class SharedKVStage(RotaryStage):
         size, kv_norms = config.head_dim, None
         if projected != "q":
             kv_norms = KVNorms(
-                self.read_norm(source, f"{prefix}.k_norm", size), self.plain_norm(size)
+                self.read_rms_norm(source, f"{prefix}.k_norm", size), self.plain_norm(size)
             )
         return NormedAttention.read_normed(
             source,
@@ -225,7 +227,7 @@ class SharedKVStage(RotaryStage):
             form=AttentionForm(window=window, scale=1.0),
             rotary=_FULL if window is None else _SLIDING,
             has_bias=config.attention_bias,
-            q_norm=self.read_norm(source, f"{prefix}.q_norm", size),
+            q_norm=self.read_rms_norm(source, f"{prefix}.q_norm", size),
             kv_norms=kv_norms,
         )
 
@@ -338,10 +340,19 @@ class SparseMLP:
 
     def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
         both = self.gate_up(x)
+        self._close(both, ranks)
+        return self.down(self.ops.gelu_and_mul(both), ranks, residual)  # [n_tokens, hidden]
+
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        both = self.gate_up.record(to, x)
+        to.call(lambda batch, kv, both: self._close(both, batch.ranks), both)
+        return self.down.record(to, to.gate("gelu_tanh", both), residual)
+
+    def _close(self, both: Tensor, ranks: TensorParallel) -> None:
+        """Closes gates, which are the first half of `both`, in place."""
         gates = both[:, : both.shape[1] // 2]
         wide = gates.float()
         gates.copy_(F.relu(wide - self._closed_up_to(wide, ranks)))
-        return self.down(self.ops.gelu_and_mul(both), ranks, residual)  # [n_tokens, hidden]
 
     def _closed_up_to(self, gates: Tensor, ranks: TensorParallel) -> Tensor:
         """Returns the limit of each token, [n_tokens, 1]."""
@@ -421,6 +432,11 @@ class Laurel:
     def __call__(self, x: Tensor) -> Tensor:
         return x + self.norm(self.right(self.left(x)))  # [n_tokens, hidden]
 
+    def record(self, to: Recorder, x: Buffer) -> Buffer:
+        """Adds the steps of a call; `x` is used up."""
+        low = to.multiply(self.left, x)
+        return to.add(x, to.norm(self.norm, to.multiply(self.right, low)))
+
 
 @dataclass(frozen=True, slots=True)
 class StreamsLayer:
@@ -438,7 +454,7 @@ class StreamsLayer:
     scale: Tensor | None  # [hidden], of the corrected stream that sees the layer's own inputs
 
     def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        streams = _streams(hidden, self.altup.n_streams, self.per_layer)
+        streams = self._streams(hidden)
         predicted = self.altup.predict(streams)
         active = predicted[:, self.altup.active]  # [n_tokens, hidden], as what follows
         normed = self.attention_norm(active)
@@ -446,17 +462,61 @@ class StreamsLayer:
         attended = (attended + self.laurel(normed)) * 2**-0.5
         changed = self.mlp(self.mlp_norm(attended), batch.ranks)
         corrected = self.altup.correct(predicted, attended + self.mlp_out_norm(changed))
-        first = corrected[:, self.altup.active]
-        scaled = first.contiguous() if self.scale is None else first * self.scale
-        corrected[:, 1:] += self.per_layer(scaled, hidden)[:, None]
+        corrected[:, 1:] += self.per_layer(self._scaled(corrected), hidden)[:, None]
         streams.copy_(corrected)
         return hidden
 
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        size = self.size
+        predicted = to.buffer(self.altup.n_streams * size)
+        to.call(self._predict, hidden, predicted)
+        active = to.take_part(predicted, self.altup.active * size, size)
+        normed = to.norm(self.attention_norm, active)
+        attended = to.norm(self.attended_norm, to.attention(self.attention, normed, layer))
+        attended = to.add(to.add(active, attended), self.laurel.record(to, normed))
+        attended = to.scale(attended, 2**-0.5)
+        changed = to.mlp(self.mlp, to.norm(self.mlp_norm, attended))
+        computed = to.add(attended, to.norm(self.mlp_out_norm, changed))
+        scaled = to.buffer(size)
+        to.call(self._correct, predicted, computed, scaled)
+        to.call(self._finish, predicted, self.per_layer.record(to, scaled, hidden), hidden)
+        return hidden
 
-def _streams(hidden: Tensor, n_streams: int, per_layer: PerLayerGate) -> Tensor:
-    """Returns the streams in rows of hidden states, [n_tokens, n_streams, hidden]."""
-    size = per_layer.projection.shape[0]
-    return hidden[:, : n_streams * size].view(-1, n_streams, size)
+    @property
+    def size(self) -> int:
+        """The elements of a stream."""
+        return self.per_layer.projection.shape[0]
+
+    def _streams(self, rows: Tensor) -> Tensor:
+        """Returns the streams at the beginning of rows, [n_tokens, n_streams, hidden]."""
+        return _streams(rows, self.altup.n_streams, self.size)
+
+    def _scaled(self, corrected: Tensor) -> Tensor:
+        """Returns the corrected stream as it sees the layer's own inputs, [n_tokens, hidden]."""
+        first = corrected[:, self.altup.active]
+        return first.contiguous() if self.scale is None else first * self.scale
+
+    def _predict(self, batch: object, kv: object, hidden: Tensor, predicted: Tensor) -> None:
+        self._streams(predicted).copy_(self.altup.predict(self._streams(hidden)))
+
+    def _correct(
+        self, batch: object, kv: object, predicted: Tensor, computed: Tensor, scaled: Tensor
+    ) -> None:
+        streams = self._streams(predicted)
+        streams.copy_(self.altup.correct(streams, computed))
+        scaled.copy_(self._scaled(streams))
+
+    def _finish(
+        self, batch: object, kv: object, corrected: Tensor, own: Tensor, hidden: Tensor
+    ) -> None:
+        streams = self._streams(corrected)
+        streams[:, 1:] += own[:, None]
+        self._streams(hidden).copy_(streams)
+
+
+def _streams(rows: Tensor, n_streams: int, size: int) -> Tensor:
+    """Returns the streams at the beginning of rows, [n_tokens, n_streams, hidden]."""
+    return rows[:, : n_streams * size].view(-1, n_streams, size)
 
 
 def _mean_square(x: Tensor) -> Tensor:
@@ -494,14 +554,22 @@ class StreamsHead:
     size: int  # of a stream
 
     def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
+        return self.head(self._mean(hidden), ranks)
+
+    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+        mean = to.buffer(self.size, is_of_sampled=hidden.is_of_sampled)
+        to.call(lambda batch, kv, hidden, mean: mean.copy_(self._mean(hidden)), hidden, mean)
+        return to.head(self.head, mean)
+
+    def _mean(self, hidden: Tensor) -> Tensor:
+        """Returns the mean of all streams, [n_tokens, size]."""
         n_streams = len(self.projections) + 1
-        streams = hidden[:, : n_streams * self.size].view(-1, n_streams, self.size)
-        first, *others = streams.unbind(1)
+        first, *others = _streams(hidden, n_streams, self.size).unbind(1)
         magnitude = _mean_square(first).sqrt()
         total = first.float()
         for stream, weight in zip(others, self.projections, strict=True):
             total = total + _of_magnitude(weight(stream.contiguous()), magnitude)
-        return self.head((total / n_streams).to(hidden.dtype), ranks)
+        return (total / n_streams).to(hidden.dtype)
 
 
 class Gemma3nStage(SharedKVStage):

@@ -18,7 +18,7 @@ from kernels.expert_mlp import ExpertMLP
 from kernels.linear_weight import LinearWeight
 from kernels.ops import LayerKV
 from kernels.packed_linear import pack, pack_experts
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -28,9 +28,10 @@ from services.worker.models.config import (
     read_windows,
     require,
 )
-from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, Norm
+from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, NoNorm, Norm
 from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
 from services.worker.models.layer_forms import SandwichLayer
+from services.worker.models.mixture import record_experts
 from services.worker.models.normed_attention import Projected
 from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable, StreamHead
 from services.worker.models.recording import Recorder
@@ -189,9 +190,7 @@ class Gemma4Layer:
         return self.layer(hidden, batch, kv) * self.scale  # [n_tokens, hidden]
 
     def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        hidden = self.layer.record(to, hidden, layer)
-        to.call(lambda batch, kv, hidden: hidden.mul_(self.scale), hidden)
-        return hidden
+        return to.scale_by(self.layer.record(to, hidden, layer), self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +206,12 @@ class StreamLayer:
         stream = self.layer(hidden[:, : self.size], batch, kv)
         stream = stream + self.per_layer(stream, hidden)
         hidden[:, : self.size] = stream * self.scale
+        return hidden
+
+    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
+        stream = self.layer.record(to, to.take_part(hidden, 0, self.size), layer)
+        stream = to.add(stream, self.per_layer.record(to, stream, hidden))
+        to.copy_part(to.scale_by(stream, self.scale), 0, self.size, hidden, 0)
         return hidden
 
 
@@ -228,6 +233,17 @@ class ScaledRouter:
         weights = weights / weights.sum(-1, keepdim=True)
         return experts, weights * self.expert_scales[experts]
 
+    def record(self, to: Recorder, x: Buffer) -> tuple[Buffer, Buffer]:
+        """Returns the buffers of experts and of their weights, which Python fills."""
+        experts = to.buffer(self.n_chosen, torch.int64)
+        weights = to.buffer(self.n_chosen, torch.float32)
+        to.call(self._fill, x, experts, weights)
+        return experts, weights
+
+    def _fill(self, batch: object, kv: object, x: Tensor, experts: Tensor, weights: Tensor) -> None:
+        for out, computed in zip((experts, weights), self(x), strict=True):
+            out.copy_(computed)
+
 
 @dataclass(frozen=True, slots=True)
 class DenseBesideExperts:
@@ -248,10 +264,15 @@ class DenseBesideExperts:
         out = out + self.experts_out_norm(mixed)
         return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
 
-
-def _unchanged(x: Tensor) -> Tensor:
-    """Returns `x`: the norm before what normalises by itself."""
-    return x
+    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        dense = to.mlp(self.dense, to.norm(self.dense_norm, x))
+        out = to.norm(self.dense_out_norm, dense)
+        experts, weights = self.router.record(to, x)
+        inputs = to.norm(self.experts_norm, x)
+        mixed = record_experts(to, self.experts, inputs, experts, weights)
+        to.all_reduce(mixed)
+        out = to.add(out, to.norm(self.experts_out_norm, mixed))
+        return out if residual is None else to.add(residual, out)
 
 
 class Gemma4Stage(SharedKVStage):
@@ -287,7 +308,7 @@ class Gemma4Stage(SharedKVStage):
         mlp = self.read_mlp(source, f"{prefix}.mlp", index)
         if experts is not None:
             mlp = self._beside_experts(source, prefix, experts, mlp_norm, mlp)
-            mlp_norm = _unchanged
+            mlp_norm = NoNorm()  # the MLP normalises by itself
         layer = SandwichLayer(
             norm("input"),
             self.read_attention(source, f"{prefix}.self_attn", index),

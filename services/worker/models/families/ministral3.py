@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import (
     JsonObject,
     NonNegativeFloat,
@@ -21,6 +22,7 @@ from services.worker.models.config import (
 )
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention
+from services.worker.models.recording import Recorder
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.stage import StageBatch
 from services.worker.models.weights import TensorSource
@@ -76,14 +78,17 @@ class Ministral3Config(RotaryConfig):
 class GrowingAttention(Attention):
     """Attention whose queries are multiplied by a factor of their position."""
 
-    growth: float
-    length: int
+    factors: Tensor  # [n_lengths], of the type of queries
+    length: int  # positions that have one factor
 
     def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
         q = Attention._take_in(self, qkv, keys, values, batch)
-        n_lengths = batch.positions // self.length  # [n_tokens]
-        factors = 1 + self.growth * torch.log1p(n_lengths.float())
-        return q * factors[:, None, None].to(q.dtype)
+        return q * self.factors[batch.positions // self.length][:, None, None]
+
+    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
+        self._record_turn(to, qkv, heads, layer)
+        n_queries = heads.n_heads * heads.head_dim
+        to.scale_by_position(qkv, n_queries, self.factors, self.length)
 
 
 class Ministral3Stage(RotaryStage):
@@ -97,6 +102,12 @@ class Ministral3Stage(RotaryStage):
         plain = Attention.read(source, prefix, self.config, self.ops, form=form)
         return GrowingAttention(
             **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            growth=self.config.query_growth,
+            factors=self._factors(),
             length=self.config.growth_length,
         )
+
+    def _factors(self) -> Tensor:
+        """Returns the factors of all positions, each of one length of the original context."""
+        n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
+        factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
+        return factors.to(dtype=self.dtype, device=self.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.program import Buffer, Heads
+from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm
@@ -89,7 +89,7 @@ class WideNorms:
             to.call(lambda batch, kv, qkv: self(qkv, batch.ranks), qkv)
             return
         for first, weight in self._parts():
-            to.rms_norm_part(qkv, first, weight, self.eps)
+            to.rms_norm_parts(qkv, first, weight, self.eps)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
         """Returns where queries and keys begin in a row, with the weights of each."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import AttentionForm
 from kernels.ops import LayerKV
-from kernels.program import Buffer
+from kernels.steps import Buffer
 from services.worker.models.config import (
     JsonObject,
     ModelConfig,
@@ -27,6 +27,7 @@ from services.worker.models.decoder_layers import (
     Embedding,
     Layer,
     LayerNorm,
+    NoNorm,
     Norm,
     PlainMLP,
     PositionedEmbedding,
@@ -110,7 +111,7 @@ class OPTStage(DecoderStage):
     def read_final_norm(self, source: TensorSource) -> Norm:
         if self.config.do_layer_norm_before and not self.config.remove_final_layer_norm:
             return super().read_final_norm(source)
-        return _unchanged
+        return NoNorm()
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
@@ -141,7 +142,3 @@ class OPTStage(DecoderStage):
             source, f"{prefix}.fc2", n_in=size, n_out=hidden_size, has_bias=True
         )
         return PlainMLP(up, down, self.config.activation, self.ops)
-
-
-def _unchanged(hidden: Tensor) -> Tensor:
-    return hidden

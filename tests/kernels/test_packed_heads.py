@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.head_products import HeadProducts, PlainHeads, pack_heads
+from kernels.head_products import HeadProducts
 from kernels.native import heads
 from kernels.native.library import open_library, runnable
+from kernels.packed_heads import PlainHeads, pack_heads
 
 DTYPES = [torch.float32, torch.bfloat16]
 N_TOKENS = [0, 1, 5, 6, 7, 13, 100]

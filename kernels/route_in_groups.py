@@ -1,0 +1,36 @@
+"""Chooses groups of experts for every token, and then experts within them (DeepSeek-AI, 2024)."""
+
+import torch
+from torch import Tensor
+
+from kernels.group_form import GroupForm
+
+_NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
+
+
+def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each.
+
+    `logits` are [n_tokens, n_experts] and all is float32. Those groups are chosen whose best
+    experts have the highest sums of scores, and of their experts those of the highest scores; of
+    equal ones, any. For this alone, scores have the bias added. Experts are int64, all different
+    for a token.
+    """
+    scores = logits.softmax(-1) if form.is_softmax else logits.sigmoid()
+    compared = scores if form.bias is None else scores + form.bias
+    if form.n_groups > 1:
+        compared = _only_chosen(compared, form)
+    experts = compared.topk(form.n_chosen).indices
+    weights = scores.gather(1, experts)
+    if form.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + _NO_SUM)
+    return weights * form.factor, experts
+
+
+def _only_chosen(scores: Tensor, form: GroupForm) -> Tensor:
+    """Returns `scores` [n_tokens, n_experts], minus infinity outside of chosen groups."""
+    grouped = scores.view(len(scores), form.n_groups, -1)
+    of_groups = grouped.topk(form.n_best).values.sum(-1)  # [n_tokens, n_groups]
+    chosen = of_groups.topk(form.n_chosen_groups).indices
+    is_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, chosen, False)
+    return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)

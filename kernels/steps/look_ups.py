@@ -1,0 +1,62 @@
+"""Steps that begin a program or its head: they look up or copy whole rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.linear_weight import LinearWeight
+from kernels.steps.buffer import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Looks up the rows of tokens in a table."""
+
+    table: Tensor  # [vocab_size, width]
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPacked:
+    """Looks up the rows of tokens in a matrix that is multiplied with, too."""
+
+    table: LinearWeight  # [vocab_size, width]
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class AddPositions:
+    """Adds the rows of positions in a table."""
+
+    table: Tensor  # [n_positions, width]
+    x: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpAngles:
+    """Looks up the angles of positions, of one kind of rotary embedding."""
+
+    rotary: int  # which kind
+    cos: Buffer
+    sin: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """Copies `size` elements of each row, from the element `first` on, to a row of `out`."""
+
+    x: Buffer
+    first: int
+    size: int
+    out: Buffer
+    out_first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Copies the rows of sampled tokens."""
+
+    x: Buffer
+    out: Buffer  # of sampled tokens, as that of every later step
