@@ -46,7 +46,14 @@ GROWTH_BYTES = 4 * 2**20
 
 RECEIVE_BYTES = 8 * 2**10
 """Bytes that the kernel keeps for a connection until gRPC reads them, instead of several megabytes:
-0.3 ms of a processor in empty settings, which cost most."""
+0.3 ms of a processor in empty settings, which cost most. It is more where the way is long, which
+has turns apart: what comes at PATH_BYTES_PER_S until a client hears of room."""
+
+PATH_BYTES_PER_S = 2 * 2**20
+MAX_RTT_US = 10**7
+"""Microseconds on a path, at most; the kernel says more while it does not know."""
+MAX_RECEIVE_BYTES = 64 * 2**10 - 1
+"""Most that a client can hear of whose connection began with less."""
 
 HEAD_BYTES = 4 * 2**10
 """Bytes of a call's metadata, as honest clients send them at most."""
@@ -78,6 +85,8 @@ class _Connection:
 
     n_acked: int = 0
     n_received: int = 0
+    receive_bytes: int = RECEIVE_BYTES
+    """Bytes that the kernel keeps for it."""
     debt_bytes: float = 0.0
     """Bytes that it has sent, and that nothing accounts for."""
     is_held: bool = False
@@ -128,7 +137,7 @@ class ConnectionWatch:
             return
         for listener in server_sockets.sockets_at(port):
             # Its connections inherit it. gRPC has an option for this and obeys it only for clients.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
         while True:
             await asyncio.sleep(PERIOD_S)
             now = time.monotonic()
@@ -184,13 +193,25 @@ def _by_address(counts: Counter[str]) -> Counter[Address]:
     return found
 
 
+def receive_bytes(min_rtt_us: int) -> int:
+    """Returns the bytes that the kernel should keep for a connection over a path that takes so many
+    microseconds there and back."""
+    is_known = min_rtt_us <= MAX_RTT_US
+    on_path = int(1e-6 * min_rtt_us * PATH_BYTES_PER_S) if is_known else 0
+    return min(max(RECEIVE_BYTES, on_path), MAX_RECEIVE_BYTES)
+
+
 def _note_counts(state: _Connection, connection: socket.socket, allowed: float) -> None:
-    """Brings the counts of a connection up to date."""
-    n_acked, n_received = server_sockets.n_acked_and_received(connection)
+    """Brings the state of a connection up to date, which was allowed to send so many bytes."""
+    counts = server_sockets.counts_of(connection)
     # Whoever reads answers opens windows and sends pings for them.
-    allowed += (n_acked - state.n_acked) / 2
-    state.debt_bytes = max(0.0, state.debt_bytes + n_received - state.n_received - allowed)
-    state.n_acked, state.n_received = n_acked, n_received
+    allowed += (counts.n_acked - state.n_acked) / 2
+    n_received = counts.n_received - state.n_received
+    state.debt_bytes = max(0.0, state.debt_bytes + n_received - allowed)
+    state.n_acked, state.n_received = counts.n_acked, counts.n_received
+    if (n_bytes := receive_bytes(counts.min_rtt_us)) > state.receive_bytes:
+        server_sockets.set_receive_bytes(connection, n_bytes)
+        state.receive_bytes = n_bytes
 
 
 def _hold(state: _Connection, connection: socket.socket, for_s: float) -> None:

@@ -10,15 +10,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 FDS = Path("/proc/self/fd")
 
-ACKED_AND_RECEIVED = struct.Struct("=QQ")
-ACKED_OFFSET = 120
-"""Offset of `tcpi_bytes_acked`, before `tcpi_bytes_received`, in `struct tcp_info` of
+TCP_INFO = struct.Struct("=120xQQ12xI")
+"""`tcpi_bytes_acked`, `tcpi_bytes_received` and `tcpi_min_rtt` in `struct tcp_info` of
 linux/tcp.h."""
-
-TCP_INFO_BYTES = ACKED_OFFSET + ACKED_AND_RECEIVED.size
 
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 """Options of asm-generic/socket.h that Python does not name."""
@@ -74,11 +72,26 @@ def address_of(connection: socket.socket) -> Address:
     return host.removeprefix("::ffff:"), port
 
 
-def n_acked_and_received(connection: socket.socket) -> tuple[int, int]:
-    """Returns the bytes that a connection's client has taken, and those that came from it."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    n_acked, n_received = ACKED_AND_RECEIVED.unpack_from(info, ACKED_OFFSET)
-    return n_acked, n_received
+class Counts(NamedTuple):
+    """What the kernel knows of a connection."""
+
+    n_acked: int
+    """Bytes that its client has taken."""
+    n_received: int
+    """Bytes that came from it."""
+    min_rtt_us: int
+    """Microseconds that a byte needs there and back, at least."""
+
+
+def counts_of(connection: socket.socket) -> Counts:
+    """Returns what the kernel has counted of a connection."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    return Counts._make(TCP_INFO.unpack(info))
+
+
+def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
+    """Sets how much the kernel keeps of what a connection's client sends until it is read."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, n_bytes)
 
 
 def hold(connection: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,16 @@ import grpc.aio
 import pytest
 from orcinus.v1 import inference_pb2
 
+from services.frontend.grpc import server_sockets
 from services.frontend.grpc.connection_watch import (
+    HELD_DEBT_BYTES,
+    HELD_S,
     MAX_DEBT_BYTES,
+    MAX_DEBTS_BYTES,
+    MAX_RECEIVE_BYTES,
     RECEIVE_BYTES,
     ConnectionWatch,
+    receive_bytes,
 )
 from services.frontend.request.refusals import Refusal, Refusals
 from tests.frontend.conftest import running, soon
@@ -63,6 +70,12 @@ def is_open(server: socket.socket) -> bool:
 Sockets = tuple[socket.socket, socket.socket]
 
 
+def comes(client: socket.socket, server: socket.socket, within_s: float) -> bool:
+    """Sends a byte, and returns whether the server's socket receives it in that time."""
+    client.send(b"x")
+    return bool(select.select([server], [], [], within_s)[0]) and server.recv(2) == b"x"
+
+
 def test_a_connection_that_sends_much_beside_calls_ends(sockets: Sockets) -> None:
     client, server = sockets
     refusals = Refusals()
@@ -71,10 +84,101 @@ def test_a_connection_that_sends_much_beside_calls_ends(sockets: Sockets) -> Non
     send(client, server, MAX_DEBT_BYTES)
     watch.look(port, 0.1)
     assert is_open(server)
+    client.send(bytes(2**14))
+    watch.look(port, 0.1)
+    assert is_open(server), "nothing more was taken from it"
+    watch.note_call(peer_of(client), [])
+    watch.look(port, 0.1)
     send(client, server, 2**16)
     watch.look(port, 0.1)
     assert not is_open(server)
     assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+def test_a_connection_is_held_back_until_its_calls_begin(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    port = server.getsockname()[1]
+    send(client, server, HELD_DEBT_BYTES)
+    watch.look(port, 0.0)
+    assert comes(client, server, 1.0), "it may send as much"
+    watch.look(port, 0.0)
+    assert not comes(client, server, 0.3)
+    watch.note_call(peer_of(client), [])
+    watch.look(port, 0.0)
+    assert select.select([server], [], [], 5.0)[0], "what was not taken is sent again"
+    assert server.recv(2) == b"x"
+
+
+def test_a_connection_that_is_held_back_for_long_ends(sockets: Sockets) -> None:
+    client, server = sockets
+    refusals = Refusals()
+    watch = ConnectionWatch(refusals, max_message_bytes=MAX_MESSAGE_BYTES)
+    port = server.getsockname()[1]
+    send(client, server, 2**20)
+    watch.look(port, 0.1)
+    for _ in range(2):
+        assert is_open(server)
+        watch.look(port, 0.6 * HELD_S)
+    assert not is_open(server)
+    assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+def test_a_connection_that_is_held_back_still_hears_answers(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, 2 * HELD_DEBT_BYTES)
+    watch.look(server.getsockname()[1], 0.1)
+    assert not comes(client, server, 0.1)
+    for _ in range(256):  # more than fits into buffers if none were acknowledged
+        send(server, client, 2**16)
+
+
+def test_all_connections_together_may_send_so_much() -> None:
+    watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    n_large = MAX_DEBTS_BYTES // MAX_DEBT_BYTES + 1
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        servers = []
+        for n_bytes in [MAX_DEBT_BYTES // 2, *[MAX_DEBT_BYTES] * n_large]:
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            servers.append(stack.enter_context(listener.accept()[0]))
+            servers[-1].setblocking(False)
+            send(client, servers[-1], n_bytes)
+        watch.look(listener.getsockname()[1], 0.0)
+        assert is_open(servers[0]), "those that sent most end"
+        assert sum(map(is_open, servers[1:])) == n_large - 1
+        assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "n_bytes"),
+    [(0.1, RECEIVE_BYTES), (20, 41943), (200, MAX_RECEIVE_BYTES), (4e6, RECEIVE_BYTES)],
+    ids=["in a cluster", "in a country", "over an ocean", "unknown"],
+)
+def test_the_kernel_keeps_more_where_the_way_is_long(rtt_ms: float, n_bytes: int) -> None:
+    assert receive_bytes(int(1e3 * rtt_ms)) == n_bytes
+
+
+def test_a_window_grows_while_its_connection_lives() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        server = stack.enter_context(listener.accept()[0])
+        server.setblocking(False)
+        client.setblocking(False)
+        send(client, server, RECEIVE_BYTES)
+        server_sockets.set_receive_bytes(server, MAX_RECEIVE_BYTES)
+        n_read = 0
+        for _ in range(64):  # the window opens as its bytes are read
+            with contextlib.suppress(BlockingIOError):
+                client.send(bytes(2**17))
+            select.select([server], [], [], 1.0)
+            n_read = max(n_read, len(server.recv(2**20)))
+        assert n_read > 4 * RECEIVE_BYTES
 
 
 async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets: Sockets) -> None:
