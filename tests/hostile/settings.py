@@ -16,9 +16,7 @@ N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
 SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 6, "idle_limit_s": 4, "send_limit_s": 5}
 """Seconds."""
-PATIENCE = {
-    name: FrontendSettings.model_fields[name].default for name in ("hold_s", "resume_s")
-}
+PATIENCE = {name: FrontendSettings.model_fields[name].default for name in ("hold_s", "resume_s")}
 MAX_CONNECTIONS = 380
 """Connections of the frontend that has few descriptors."""
 

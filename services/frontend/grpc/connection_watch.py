@@ -21,7 +21,7 @@ import contextlib
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -38,12 +38,9 @@ from services.frontend.request.refusals import Refusal, Refusals
 PERIOD_S = 0.05
 """Seconds between two looks at the connections."""
 
-NEW_S = 0.005
-"""Seconds from when a connection comes until it is looked at, in which its first call begins."""
-
-MAX_PART = 0.05
-"""Part of the time that the looks may take, unless memory grows; with 20 connections, one takes
-0.4 ms."""
+MAX_PART = 0.02
+"""Part of the time that the looks may take, unless memory grows: with more than 50 connections
+there are fewer of them."""
 
 GROWTH_BYTES = 4 * 2**20
 """Growth of the process's memory for which the connections are looked at before it is time."""
@@ -63,12 +60,11 @@ HEAD_BYTES = 4 * 2**10
 """Bytes of a call's metadata, as honest clients send them at most."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Bytes that a connection may have sent beyond those of its calls: what gRPC holds of those that
-have not begun here."""
+"""Bytes that a connection may have sent beyond those of its calls, or it is held back: what gRPC
+holds of those that have not begun here."""
 
-HELD_DEBT_BYTES = WINDOW_BYTES + 2 * HEAD_BYTES
-"""Bytes beyond those of its calls with which a connection is held back, if none has begun for a
-period: more than one call brings before it begins."""
+QUIET_DEBT_BYTES = 64 * 2**10
+"""The same for a connection of which no call has begun for a period."""
 
 HELD_S = 5.0
 """Seconds that a connection may be held back before it ends."""
@@ -98,8 +94,8 @@ class _Connection:
     """Whether it is held back."""
     held_for_s: float = 0.0
     """Seconds for which it has been."""
-    quiet_for_s: float = PERIOD_S
-    """Seconds for which no call of it has begun; enough if none ever has."""
+    quiet_for_s: float = 0.0
+    """Seconds for which no call of it has begun."""
 
 
 class ConnectionWatch:
@@ -142,19 +138,17 @@ class ConnectionWatch:
         looked_at, wait_s, size = time.monotonic(), 0.0, resident_bytes()
         if not size:  # not Linux
             return
-        with _arrivals_at(port) as arrived:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PERIOD_S):
-                        await arrived.wait()
-                        arrived.clear()
-                        await asyncio.sleep(NEW_S)
-                now = time.monotonic()
-                if now < looked_at + wait_s and resident_bytes() < size + GROWTH_BYTES:
-                    continue
-                self.look(port, now - looked_at)
-                looked_at, size = now, resident_bytes()
-                wait_s = (time.monotonic() - now) / MAX_PART
+        for listener in server_sockets.sockets_at(port):
+            # Its connections inherit it. gRPC has an option for this and obeys it only for clients.
+            server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            now = time.monotonic()
+            if now < looked_at + wait_s and resident_bytes() < size + GROWTH_BYTES:
+                continue
+            self.look(port, now - looked_at)
+            looked_at, size = now, resident_bytes()
+            wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float) -> None:
         """Holds back and ends connections to a port that have sent too much; the last look was
@@ -164,12 +158,14 @@ class ConnectionWatch:
         known, self._connections = self._connections, {}
         debts: dict[Address, float] = {}
         for connection, address in server_sockets.connections_to(port):
-            state = self._connections[address] = known.get(address) or _Connection()
+            is_new = address not in known
+            state = self._connections[address] = _Connection() if is_new else known[address]
             with contextlib.suppress(OSError):  # it has gone
                 _note_counts(state, connection, for_s * BYTES_PER_S + earned[address])
-                state.quiet_for_s = 0.0 if earned[address] else state.quiet_for_s + for_s
                 debt = state.debt_bytes - receiving[address] * self._max_message_bytes
-                if debt > HELD_DEBT_BYTES and state.quiet_for_s >= PERIOD_S:
+                state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + for_s
+                is_quiet = state.quiet_for_s >= PERIOD_S
+                if debt > (QUIET_DEBT_BYTES if is_quiet else MAX_DEBT_BYTES):
                     _hold(state, connection, for_s)
                 else:
                     _release(state, connection)
@@ -185,34 +181,10 @@ class ConnectionWatch:
         """Returns the clients whose connections end, of those that have sent too much."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
-            is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
-            if is_too_much or self._connections[address].held_for_s > HELD_S:
+            if n_bytes > MAX_DEBTS_BYTES or self._connections[address].held_for_s > HELD_S:
                 ending.add(address)
                 n_bytes -= debts[address]
         return ending
-
-
-@contextlib.contextmanager
-def _arrivals_at(port: int) -> Iterator[asyncio.Event]:
-    """An event that is set when a connection to a port has come. The kernel keeps little of what
-    any that comes from now on sends."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-    listeners = []
-    for listener in server_sockets.sockets_at(port):
-        # Its connections inherit it. gRPC has an option for this and obeys it only for clients.
-        server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
-        listeners.append(listener.fileno())
-    with server_sockets.arrivals_at(listeners) as arrivals:
-
-        def note() -> None:
-            arrivals.poll(0)
-            arrived.set()
-
-        loop.add_reader(arrivals, note)
-        try:
-            yield arrived
-        finally:
-            loop.remove_reader(arrivals)
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:

@@ -5,10 +5,9 @@ The descriptors are gRPC's, and stay open. Nothing here changes whether a socket
 
 import ctypes
 import os
-import select
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -65,15 +64,6 @@ def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
     for connection in sockets_at(port):
         with suppress(OSError):  # it listens, or has gone
             yield connection, address_of(connection)
-
-
-def arrivals_at(listeners: Iterable[int]) -> select.epoll:
-    """Returns what is ready when connections have come to listening descriptors, whether or not
-    gRPC has taken them, until it is polled."""
-    arrivals = select.epoll()
-    for descriptor in listeners:
-        arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
-    return arrivals
 
 
 def address_of(connection: socket.socket) -> Address:
