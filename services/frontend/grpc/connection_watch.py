@@ -164,13 +164,13 @@ class ConnectionWatch:
                 _note_counts(state, connection, for_s * BYTES_PER_S + earned[address])
                 debt = state.debt_bytes - receiving[address] * self._max_message_bytes
                 state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + for_s
+                if debt > 0.0:
+                    debts[address] = debt
                 is_quiet = state.quiet_for_s >= PERIOD_S
                 if debt > (QUIET_DEBT_BYTES if is_quiet else MAX_DEBT_BYTES):
                     _hold(state, connection, for_s)
                 else:
                     _release(state, connection)
-                if debt > 0.0:
-                    debts[address] = debt
         if ending := self._ending(debts):
             self._refusals[Refusal.HEAD_TOO_LARGE] += len(ending)
             for connection, address in server_sockets.connections_to(port):
@@ -220,16 +220,17 @@ def _note_counts(state: _Connection, connection: socket.socket, allowed: float) 
 
 
 def _hold(state: _Connection, connection: socket.socket, for_s: float) -> None:
-    """Holds a connection back, or goes on with it for another `for_s`."""
+    """Holds a connection back, or goes on with it for another `for_s`; where the kernel cannot, it
+    ends at the same time."""
     if state.is_held:
         state.held_for_s += for_s
     else:
-        server_sockets.hold(connection)
         state.is_held = True
+        server_sockets.hold(connection)
 
 
 def _release(state: _Connection, connection: socket.socket) -> None:
     """Holds a connection back no longer, if it was."""
     if state.is_held:
-        server_sockets.release(connection)
         state.is_held, state.held_for_s = False, 0.0
+        server_sockets.release(connection)

@@ -74,6 +74,7 @@ def is_open(server: socket.socket) -> bool:
 Sockets = tuple[socket.socket, socket.socket]
 
 
+SO_LOCK_FILTER = 44  # of asm-generic/socket.h: filters can no longer be set
 PERIODS = 2 * [PERIOD_S]
 """A connection is new at the first look; at the second one, it has been quiet for a period."""
 
@@ -127,8 +128,11 @@ def test_a_connection_with_calls_is_held_back_until_more_of_them_begin(sockets: 
     assert comes_at_last(server)
 
 
-def test_a_connection_that_is_held_back_for_long_ends(sockets: Sockets) -> None:
+@pytest.mark.parametrize("can_hold", [True, False], ids=["held", "the kernel cannot"])
+def test_a_connection_that_is_held_back_for_long_ends(sockets: Sockets, can_hold: bool) -> None:
     client, server = sockets
+    if not can_hold:
+        server.setsockopt(socket.SOL_SOCKET, SO_LOCK_FILTER, 1)
     watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
     send(client, server, 2**20)
     look(watch, server)
