@@ -60,11 +60,11 @@ HEAD_BYTES = 4 * 2**10
 """Bytes of a call's metadata, as honest clients send them at most."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Bytes that a connection may have sent beyond those of its calls, or it is held back: what gRPC
-holds of those that have not begun here."""
+"""Bytes that a connection may have sent beyond those of its calls, or it ends: what gRPC holds of
+those that have not begun here."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
-"""The same for a connection of which no call has begun for a period."""
+"""Bytes of these with which a connection is held back, if none of its calls began for a period."""
 
 HELD_S = 5.0
 """Seconds that a connection may be held back before it ends."""
@@ -166,8 +166,7 @@ class ConnectionWatch:
                 state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + for_s
                 if debt > 0.0:
                     debts[address] = debt
-                is_quiet = state.quiet_for_s >= PERIOD_S
-                if debt > (QUIET_DEBT_BYTES if is_quiet else MAX_DEBT_BYTES):
+                if debt > QUIET_DEBT_BYTES and state.quiet_for_s >= PERIOD_S:
                     _hold(state, connection, for_s)
                 else:
                     _release(state, connection)
@@ -181,7 +180,8 @@ class ConnectionWatch:
         """Returns the clients whose connections end, of those that have sent too much."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
-            if n_bytes > MAX_DEBTS_BYTES or self._connections[address].held_for_s > HELD_S:
+            is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
+            if is_too_much or self._connections[address].held_for_s > HELD_S:
                 ending.add(address)
                 n_bytes -= debts[address]
         return ending

@@ -18,23 +18,11 @@ TCP_INFO = struct.Struct("=120xQQ12xI")
 """`tcpi_bytes_acked`, `tcpi_bytes_received` and `tcpi_min_rtt` in `struct tcp_info` of
 linux/tcp.h."""
 
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
-"""Options of asm-generic/socket.h that Python does not name."""
+IP_MINTTL, IPV6_MINHOPCOUNT = 21, 73
+"""Options of linux/in.h and linux/in6.h that Python does not name."""
 
-FILTER = (
-    (0x30, 0, 0, 12),  # A = the byte of TCP's header that has the header's length,
-    (0x54, 0, 0, 0xF0),
-    (0x74, 0, 0, 2),  # in bytes
-    (0x07, 0, 0, 0),  # X = A
-    (0x80, 0, 0, 0),  # A = length of the segment
-    (0x2D, 1, 0, 0),  # A > X: to the last line
-    (0x06, 0, 0, 0xFFFF),  # take it
-    (0x06, 0, 0, 0),  # drop it
-)
-"""`struct sock_filter`s of linux/filter.h that drop what brings data, and take acknowledgements."""
-
-_FILTER = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in FILTER))
-_FILTER_PROGRAM = struct.pack("@HP", len(FILTER), ctypes.addressof(_FILTER))
+ANY_TTL, NO_TTL = 0, 255
+"""Least times to live of packets of everybody, and of nobody beyond this network."""
 
 LIBRARY = ctypes.CDLL(None)
 NO_ADDRESS = bytes(16)
@@ -95,14 +83,23 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
 
 
 def hold(connection: socket.socket) -> None:
-    """Has the kernel take no more data from a connection. Its client sends again what is not taken,
-    ever more rarely; what is sent to it arrives as before."""
-    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, _FILTER_PROGRAM)
+    """Has the kernel take no packet from a connection. Its client sends again what is not taken,
+    ever more rarely. A filter of the socket's would let acknowledgements through, but those of TCP
+    are not for everybody."""
+    _set_min_ttl(connection, NO_TTL)
 
 
 def release(connection: socket.socket) -> None:
-    """Has the kernel take data again from a connection that is held."""
-    connection.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+    """Has the kernel take packets again from a connection that is held."""
+    _set_min_ttl(connection, ANY_TTL)
+
+
+def _set_min_ttl(connection: socket.socket, min_ttl: int) -> None:
+    is_ipv6 = ":" in address_of(connection)[0]
+    if is_ipv6:
+        connection.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, min_ttl)
+    else:
+        connection.setsockopt(socket.IPPROTO_IP, IP_MINTTL, min_ttl)
 
 
 def cut(connection: socket.socket) -> None:
