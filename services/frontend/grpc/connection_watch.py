@@ -66,7 +66,7 @@ those that have not begun here."""
 QUIET_DEBT_BYTES = 64 * 2**10
 """Bytes of these with which a connection is held back, if none of its calls began for a period."""
 
-HELD_S = 5.0
+HELD_S = 3.0
 """Seconds that a connection may be held back before it ends."""
 
 MAX_DEBTS_BYTES = 64 * 2**20
