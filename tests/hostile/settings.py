@@ -1,6 +1,7 @@
 """The settings of the frontends that are attacked here: those of production, with shorter waits.
 
-An attacker that holds on for eight seconds must meet each limit of time.
+An attacker that holds on for eight seconds must meet each limit of time. A stream that is broken is
+given up as late as in production, which a tree that ends with its first service would do at once.
 """
 
 import hashlib
@@ -8,19 +9,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from services.frontend.settings import FrontendSettings
 from tests.hostile.attack import SystemName
 
 N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
 SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 6, "idle_limit_s": 4, "send_limit_s": 5}
 """Seconds."""
+PATIENCE = {name: FrontendSettings.model_fields[name].default for name in ("hold_s", "resume_s")}
 MAX_CONNECTIONS = 380
 """Connections of the frontend that has few descriptors."""
 
 
 def frontend_options(**others: object) -> dict[str, object]:
     """Returns the options of a frontend, as its command line spells them."""
-    return {name.replace("_", "-"): value for name, value in {**SHORT_WAITS, **others}.items()}
+    options = {**SHORT_WAITS, **PATIENCE, **others}
+    return {name.replace("_", "-"): value for name, value in options.items()}
 
 
 def systems(directory: Path) -> dict[SystemName, dict[str, Any]]:

@@ -1,30 +1,28 @@
-"""Ends connections of the public gRPC API that send what is no part of a call.
+"""Holds back, and ends, connections of the public gRPC API that send what is no part of a call.
 
 gRPC limits what a call may send. It does not limit what comes beside: of headers that do not end it
 keeps every byte, 3 GiB of 32 connections in ten seconds, whatever its limits of metadata say. Nor
 can it be asked what a connection has sent; the kernel can. So the bytes that the kernel has
-received on each connection are compared, a few times a second, with those of the calls that came of
+received on each connection are compared, many times a second, with those of the calls that came of
 them. A relay before gRPC that reads each frame's header would know at once, and take 8 µs of a
 processor for each message that is streamed; this takes nothing of a message.
 
-Until it is looked at, a connection may send as fast as it can. gRPC reads all that has come, and
-nothing else of that connection's in between, in a thread of the few that read for all connections,
-the scheduler's among them. So the kernel keeps little for each: everybody's turn is short.
+gRPC reads for all connections, the scheduler's among them, in a few threads. A thread stays with a
+connection for as long as there is something to read, and what others have sent waits. So the kernel
+keeps little for a connection until it is read, which makes turns short. From one that has sent too
+much it takes nothing more until the calls begin that this belongs to, or the connection ends:
+whoever is cut off at once comes back at once.
 
 The kernel is asked through the process's own file descriptors; outside Linux nobody is watched.
 """
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import socket
-import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,52 +31,53 @@ import grpc.aio
 from services.common.exchange import Metadata
 from services.common.resident_memory import resident_bytes
 from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
+from services.frontend.grpc import server_sockets
+from services.frontend.grpc.server_sockets import Address
 from services.frontend.request.refusals import Refusal, Refusals
 
-LOOK_S = 0.05
-"""Seconds between two looks at the process's memory."""
-
-GROWTH_BYTES = 4 * 2**20
-"""Growth of it for which the connections are looked at before it is time."""
-
-PERIOD_S = 0.25
-"""Seconds between two looks at the connections, at least; more where one takes over 5 ms."""
+PERIOD_S = 0.05
+"""Seconds between two looks at the connections."""
 
 MAX_PART = 0.02
-"""Part of the time that the looks may take."""
+"""Part of the time that the looks may take, unless memory grows: with more than 50 connections
+there are fewer of them."""
 
-RECEIVE_BYTES = 128 * 2**10
+GROWTH_BYTES = 4 * 2**20
+"""Growth of the process's memory for which the connections are looked at before it is time."""
+
+RECEIVE_BYTES = 8 * 2**10
 """Bytes that the kernel keeps for a connection until gRPC reads them, instead of several megabytes:
-5 ms of a processor in empty settings, which cost most, and a message of 4 MiB in 3 s over a path of
-100 ms."""
+0.3 ms of a processor in empty settings, which cost most. It is more where the way is long, which
+has turns apart: what comes at PATH_BYTES_PER_S until a client hears of room."""
+
+PATH_BYTES_PER_S = 2 * 2**20
+MAX_RTT_US = 10**7
+"""Microseconds on a path, at most; the kernel says more while it does not know."""
+MAX_RECEIVE_BYTES = 64 * 2**10 - 1
+"""Most that a client can hear of whose connection began with less."""
 
 HEAD_BYTES = 4 * 2**10
 """Bytes of a call's metadata, as honest clients send them at most."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Bytes that a connection may have sent beyond those of its calls: what gRPC holds of those that
-have not begun here."""
+"""Bytes that a connection may have sent beyond those of its calls, or it ends: what gRPC holds of
+those that have not begun here."""
+
+QUIET_DEBT_BYTES = 64 * 2**10
+"""Bytes of these with which a connection is held back, if none of its calls began for a period."""
+
+HELD_S = 3.0
+"""Seconds that a connection may be held back before it ends."""
+
+MAX_DEBTS_BYTES = 64 * 2**20
+"""Bytes that all connections together may have sent beyond those of their calls. Connections that
+have sent most end."""
 
 BYTES_PER_S = 16 * 2**10
 """Bytes that a connection may send beside its calls each second: pings, windows, settings."""
 
 CALL_BYTES = 256
 """Bytes of a call's frames, without its metadata and its message."""
-
-FDS = Path("/proc/self/fd")
-
-ACKED_AND_RECEIVED = struct.Struct("=QQ")
-ACKED_OFFSET = 120
-"""Offset of `tcpi_bytes_acked`, before `tcpi_bytes_received`, in `struct tcp_info` of
-linux/tcp.h."""
-
-TCP_INFO_BYTES = ACKED_OFFSET + ACKED_AND_RECEIVED.size
-
-LIBRARY = ctypes.CDLL(None)
-NO_ADDRESS = bytes(16)
-"""A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets a connection."""
-
-Address = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -87,8 +86,16 @@ class _Connection:
 
     n_acked: int = 0
     n_received: int = 0
+    receive_bytes: int = RECEIVE_BYTES
+    """Bytes that the kernel keeps for it."""
     debt_bytes: float = 0.0
     """Bytes that it has sent, and that nothing accounts for."""
+    is_held: bool = False
+    """Whether it is held back."""
+    held_for_s: float = 0.0
+    """Seconds for which it has been."""
+    quiet_for_s: float = 0.0
+    """Seconds for which no call of it has begun."""
 
 
 class ConnectionWatch:
@@ -131,58 +138,53 @@ class ConnectionWatch:
         looked_at, wait_s, size = time.monotonic(), 0.0, resident_bytes()
         if not size:  # not Linux
             return
-        for listener in _sockets_at(port):
+        for listener in server_sockets.sockets_at(port):
             # Its connections inherit it. gRPC has an option for this and obeys it only for clients.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(PERIOD_S)
             now = time.monotonic()
             if now < looked_at + wait_s and resident_bytes() < size + GROWTH_BYTES:
                 continue
             self.look(port, now - looked_at)
             looked_at, size = now, resident_bytes()
-            wait_s = max(PERIOD_S, (time.monotonic() - now) / MAX_PART)
+            wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float) -> None:
-        """Ends connections to a port that have sent too much; the last look was `for_s` ago."""
+        """Holds back and ends connections to a port that have sent too much; the last look was
+        `for_s` ago."""
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)
         self._earned.clear()
         known, self._connections = self._connections, {}
-        for connection, address in _connections_to(port):
-            allowed = for_s * BYTES_PER_S + earned[address]
-            state = self._connections[address] = known.get(address) or _Connection()
+        debts: dict[Address, float] = {}
+        for connection, address in server_sockets.connections_to(port):
+            is_new = address not in known
+            state = self._connections[address] = _Connection() if is_new else known[address]
             with contextlib.suppress(OSError):  # it has gone
-                debt_bytes = _note_counts(state, connection, allowed)
-                if debt_bytes > MAX_DEBT_BYTES + receiving[address] * self._max_message_bytes:
-                    self._refusals[Refusal.HEAD_TOO_LARGE] += 1
-                    _cut(connection, address)
+                _note_counts(state, connection, for_s * BYTES_PER_S + earned[address])
+                debt = state.debt_bytes - receiving[address] * self._max_message_bytes
+                state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + for_s
+                if debt > 0.0:
+                    debts[address] = debt
+                if debt > QUIET_DEBT_BYTES and state.quiet_for_s >= PERIOD_S:
+                    _hold(state, connection, for_s)
+                else:
+                    _release(state, connection)
+        if ending := self._ending(debts):
+            self._refusals[Refusal.HEAD_TOO_LARGE] += len(ending)
+            for connection, address in server_sockets.connections_to(port):
+                if address in ending:
+                    server_sockets.cut(connection)
 
-
-def _connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
-    """Yields this process's connections to a port, and their clients' addresses."""
-    for connection in _sockets_at(port):
-        with contextlib.suppress(OSError):  # it listens, or has gone
-            yield connection, _address_of(connection)
-
-
-def _sockets_at(port: int) -> Iterator[socket.socket]:
-    """Yields this process's sockets of a port. The descriptors are gRPC's, and stay open."""
-    for descriptor in map(int, os.listdir(FDS)):
-        with contextlib.suppress(OSError):  # no socket, or gone
-            # Named AF_INET6, whose addresses are longer, it tells both kinds. Neither this nor
-            # `detach` changes whether the socket blocks, which it shares with gRPC; `dup` would.
-            found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
-            try:
-                name = found.getsockname()
-                if isinstance(name, tuple) and name[1] == port:
-                    yield found
-            finally:
-                found.detach()
-
-
-def _address_of(connection: socket.socket) -> Address:
-    host, port = connection.getpeername()[:2]
-    return host.removeprefix("::ffff:"), port
+    def _ending(self, debts: Mapping[Address, float]) -> set[Address]:
+        """Returns the clients whose connections end, of those that have sent too much."""
+        ending, n_bytes = set[Address](), sum(debts.values())
+        for address in sorted(debts, key=debts.__getitem__, reverse=True):
+            is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
+            if is_too_much or self._connections[address].held_for_s > HELD_S:
+                ending.add(address)
+                n_bytes -= debts[address]
+        return ending
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
@@ -196,19 +198,39 @@ def _by_address(counts: Counter[str]) -> Counter[Address]:
     return found
 
 
-def _note_counts(state: _Connection, connection: socket.socket, allowed: float) -> float:
-    """Brings the state of a connection up to date, and returns its debt."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    n_acked, n_received = ACKED_AND_RECEIVED.unpack_from(info, ACKED_OFFSET)
+def receive_bytes(min_rtt_us: int) -> int:
+    """Returns the bytes that the kernel should keep for a connection over a path that takes so many
+    microseconds there and back."""
+    is_known = min_rtt_us <= MAX_RTT_US
+    on_path = int(1e-6 * min_rtt_us * PATH_BYTES_PER_S) if is_known else 0
+    return min(max(RECEIVE_BYTES, on_path), MAX_RECEIVE_BYTES)
+
+
+def _note_counts(state: _Connection, connection: socket.socket, allowed: float) -> None:
+    """Brings the state of a connection up to date, which was allowed to send so many bytes."""
+    counts = server_sockets.counts_of(connection)
     # Whoever reads answers opens windows and sends pings for them.
-    allowed += (n_acked - state.n_acked) / 2
-    state.debt_bytes = max(0.0, state.debt_bytes + n_received - state.n_received - allowed)
-    state.n_acked, state.n_received = n_acked, n_received
-    return state.debt_bytes
+    allowed += (counts.n_acked - state.n_acked) / 2
+    n_received = counts.n_received - state.n_received
+    state.debt_bytes = max(0.0, state.debt_bytes + n_received - allowed)
+    state.n_acked, state.n_received = counts.n_acked, counts.n_received
+    if (n_bytes := receive_bytes(counts.min_rtt_us)) > state.receive_bytes:
+        server_sockets.set_receive_bytes(connection, n_bytes)
+        state.receive_bytes = n_bytes
 
 
-def _cut(connection: socket.socket, address: Address) -> None:
-    """Resets a connection and drops what it has sent: gRPC does not always look at the end of one
-    that goes on sending, as `shutdown` would leave it. gRPC closes the descriptor."""
-    if _address_of(connection) == address:  # else it has become another's
-        LIBRARY.connect(connection.fileno(), NO_ADDRESS, len(NO_ADDRESS))
+def _hold(state: _Connection, connection: socket.socket, for_s: float) -> None:
+    """Holds a connection back, or goes on with it for another `for_s`; where the kernel cannot, it
+    ends at the same time."""
+    if state.is_held:
+        state.held_for_s += for_s
+    else:
+        state.is_held = True
+        server_sockets.hold(connection)
+
+
+def _release(state: _Connection, connection: socket.socket) -> None:
+    """Holds a connection back no longer, if it was."""
+    if state.is_held:
+        state.is_held, state.held_for_s = False, 0.0
+        server_sockets.release(connection)

