@@ -1,8 +1,15 @@
 """The scheduler's side of a connected frontend, without a socket."""
 
+import asyncio
+
 import pytest
 
-from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES, Connection
+from services.scheduler.connection import (
+    ACCEPTANCE_S,
+    MAX_LOGPROB_BYTES,
+    UPDATE_BYTES,
+    Connection,
+)
 from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Update
@@ -74,3 +81,23 @@ async def test_columns_of_before_a_loss_are_sent_before_it() -> None:
     assert after.is_closed
     assert not after.HasField("columns")
     assert [one.request_id for one in after.suspended] == ["a"]
+
+
+async def test_an_acceptance_leaves_with_the_next_tokens_and_alone_when_none_come() -> None:
+    connection = Connection()
+    first, second = (Request(RequestId(name), [1], 8) for name in "ab")
+    connection.accept(first, 1)
+    alone = await asyncio.wait_for(connection.next_message(), 10)
+    assert ([one.request_id for one in alone.accepted], len(alone.tokens)) == (["a"], 0)
+
+    connection.accept(second, 2)
+    reading = asyncio.create_task(connection.next_message())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    connection.update([Update(first, 5, None, 1)])
+    together = await asyncio.wait_for(reading, 10)
+    assert [one.request_id for one in together.accepted] == ["b"]
+    assert [one.request_id for one in together.tokens] == ["a"]
+    # What was waited for has left: nothing else is to be sent.
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(connection.next_message(), 3 * ACCEPTANCE_S)
