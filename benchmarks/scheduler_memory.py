@@ -106,9 +106,8 @@ def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
     before = resident_bytes()
     for index in range(n_updates):
         logprobs = SpanLogprobs(random.randbytes(n_bytes)) if n_bytes else None
-        connection.update(
-            Update(requests[index % 64], 70_000, None, 1000 + index, logprobs=logprobs)
-        )
+        update = Update(requests[index % 64], 70_000, None, 1000 + index, logprobs=logprobs)
+        connection.update([update])
     return before, resident_bytes()
 
 

@@ -11,12 +11,8 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
 from services.frontend.link.backoff import Backoff
-from services.frontend.link.scheduler_client import (
-    ATTEMPT_PAUSE_S,
-    NO_PIPELINE,
-    STOPPING,
-    SchedulerClient,
-)
+from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING
+from services.frontend.link.scheduler_client import ATTEMPT_PAUSE_S, SchedulerClient
 from services.frontend.link.scheduler_events import (
     Accepted,
     Event,

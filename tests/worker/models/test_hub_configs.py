@@ -26,7 +26,6 @@ from services.worker.models.families.ministral3 import Ministral3Config
 from services.worker.models.families.olmo3 import Olmo3Config
 from services.worker.models.families.phi3 import Phi3Config
 from services.worker.models.families.qwen3_next import HybridConfig
-from services.worker.models.group_mixture import Groups
 from services.worker.models.rope import attention_scale
 
 COMMON: dict[str, Any] = {
@@ -908,7 +907,7 @@ def test_deepseek_v3_stores_latents_and_has_experts_in_groups(tmp_path: Path) ->
     config = read(tmp_path, DEEPSEEK_V3)
     assert isinstance(config, DeepseekV3Config)
     assert set(config.layer_kv) == {KVSizes(1, 576, 0)}
-    assert config.groups == Groups(8, 4, n_best=2)
+    assert (config.n_groups, config.n_chosen_groups, config.n_best) == (8, 4, 2)
     assert config.are_sparse == (False,) * 3 + (True,) * 58
     assert attention_scale(config.rope) == 1.0
     assert config.score_scale == pytest.approx(192**-0.5 * 1.36888794541**2)
@@ -924,7 +923,7 @@ def test_deepseek_v3_stores_latents_and_has_experts_in_groups(tmp_path: Path) ->
 def test_deepseek_v2_lite_makes_queries_of_no_latents(tmp_path: Path) -> None:
     config = read(tmp_path, DEEPSEEK_V2_LITE)
     assert isinstance(config, DeepseekV2Config)
-    assert (config.query_rank, config.groups) == (None, None)
+    assert (config.query_rank, config.n_groups) == (None, 1)
     assert config.score_scale == pytest.approx(192**-0.5 * 1.26080377741**2)
     without = {key: value for key, value in DEEPSEEK_V2_LITE.items() if key != "q_lora_rank"}
     assert read(tmp_path, without).query_rank == 1536  # type: ignore[attr-defined]
