@@ -361,6 +361,7 @@ class Program:
         self.logits = logits
         if logits is None:
             del self.steps[self.n_hidden_steps :], self.buffers[self._n_hidden_buffers :]
+            self.has_calls = any(isinstance(step, Call) for step in self.steps)
         else:
             self.steps.append(Greedy(logits))
 
@@ -370,7 +371,10 @@ class Program:
             cos, sin = self.buffer(size), self.buffer(size)
             self.steps.append(LookUpAngles(rotary, cos, sin))
             self._angles[rotary] = cos, sin
-        return self._angles[rotary]
+        cos, sin = self._angles[rotary]
+        if cos.width != size:
+            raise ValueError(f"angles of kind {rotary} are of {cos.width} elements, not {size}")
+        return cos, sin
 
     def _like(self, x: Buffer, width: int | None = None) -> Buffer:
         return self.buffer(

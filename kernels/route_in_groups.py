@@ -16,7 +16,9 @@ def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
     equal ones, any. For this alone, scores have the bias added. Experts are int64, all different
     for a token.
     """
-    scores = logits.softmax(-1) if form.is_softmax else logits.sigmoid()
+    # PyTorch's own sigmoid may give the last elements of a tensor other bits than those before.
+    sigmoid = torch.exp(-logits).add_(1).reciprocal_()
+    scores = logits.softmax(-1) if form.is_softmax else sigmoid
     compared = scores if form.bias is None else scores + form.bias
     if form.n_groups > 1:
         compared = _only_chosen(compared, form)

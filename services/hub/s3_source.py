@@ -81,10 +81,10 @@ class S3Source:
         found = self.fetched_in(cache)
         try:
             files = self._listing(bucket)
-        except SourceUnreachable:
+        except SourceUnreachable as error:
             if found is None:
                 raise
-            say(f"{bucket.endpoint} cannot be reached: this is what the cache has")
+            say(f"{error}; this is what the cache has")
             return found
         state = _state_of(files)
         with self._disk_explained(), turn_of(self._folder(cache), say=say):

@@ -206,7 +206,7 @@ class Connection:
     def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
         if self._columns:
             self._outbox.columns.CopyFrom(columns_of(self._columns))
-            self._columns = []
+            self._columns.clear()  # `update` may be on its way through it
         self._n_outbox_bytes = self._n_logprob_bytes = 0
         if self._acceptance_timer is not None:
             self._acceptance_timer.cancel()

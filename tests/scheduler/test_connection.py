@@ -49,6 +49,21 @@ async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> No
     assert not connection.is_overfull.is_set()
 
 
+async def test_a_message_that_is_full_amid_an_iteration_loses_nothing() -> None:
+    connection = Connection()
+    requests = [Request(RequestId(name), [1], 8) for name in "abc"]
+    for number, request in enumerate(requests, start=1):
+        connection.accept(request, number)
+    large = SpanLogprobs(b"", ((1, bytes(MAX_LOGPROB_BYTES)), (2, bytes(MAX_LOGPROB_BYTES))))
+    logprobs = (None, large, None)
+    pairs = zip(requests, logprobs, strict=True)
+    connection.update([Update(one, 5, None, 2, logprobs=said) for one, said in pairs])
+    came = list[int]()
+    while len(came) < 2:
+        came += (await asyncio.wait_for(connection.next_message(), 10)).columns.numbers
+    assert came == [1, 3]
+
+
 async def test_tokens_after_the_first_come_in_columns_each_requests_together() -> None:
     connection = Connection()
     requests = [Request(RequestId(name), [1], 8, n_cached_tokens=1) for name in "abc"]

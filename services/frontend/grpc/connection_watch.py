@@ -32,7 +32,7 @@ from services.common.exchange import Metadata
 from services.common.resident_memory import resident_bytes
 from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
 from services.frontend.grpc import server_sockets
-from services.frontend.grpc.server_sockets import Address
+from services.frontend.grpc.server_sockets import Address, Counts
 from services.frontend.request.refusals import Refusal, Refusals
 
 PERIOD_S = 0.05
@@ -51,10 +51,11 @@ RECEIVE_BYTES = 8 * 2**10
 has turns apart: what comes at PATH_BYTES_PER_S until a client hears of room."""
 
 PATH_BYTES_PER_S = 2 * 2**20
+"""Bytes that a client on a long path may send each second."""
 MAX_RTT_US = 10**7
 """Microseconds on a path, at most; the kernel says more while it does not know."""
 MAX_RECEIVE_BYTES = 64 * 2**10 - 1
-"""Most that a client can hear of whose connection began with less."""
+"""The largest window of a connection whose first one was too small to agree on a scale."""
 
 HEAD_BYTES = 4 * 2**10
 """Bytes of a call's metadata, as honest clients send them at most."""
@@ -64,7 +65,10 @@ MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
 those that have not begun here."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
-"""Bytes of these with which a connection is held back, if none of its calls began for a period."""
+"""Bytes of these with which a connection is held back, if none of its calls began for QUIET_S."""
+
+QUIET_S = 2 * PERIOD_S
+"""Seconds for which it must have been quiet, not counting those that this process is late."""
 
 HELD_S = 3.0
 """Seconds that a connection may be held back before it ends."""
@@ -139,37 +143,47 @@ class ConnectionWatch:
         if not size:  # not Linux
             return
         for listener in server_sockets.sockets_at(port):
-            # Its connections inherit it. gRPC has an option for this and obeys it only for clients.
-            server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
+            with contextlib.suppress(OSError):  # a connection that has gone
+                # Connections inherit it. gRPC has an option for this, and only clients obey it.
+                server_sockets.set_receive_bytes(listener, RECEIVE_BYTES)
         while True:
             await asyncio.sleep(PERIOD_S)
             now = time.monotonic()
             if now < looked_at + wait_s and resident_bytes() < size + GROWTH_BYTES:
                 continue
-            self.look(port, now - looked_at)
+            for_s = now - looked_at
+            self.look(port, for_s, late_s=max(0.0, for_s - PERIOD_S - wait_s))
             looked_at, size = now, resident_bytes()
             wait_s = (time.monotonic() - now) / MAX_PART
 
-    def look(self, port: int, for_s: float) -> None:
-        """Holds back and ends connections to a port that have sent too much; the last look was
-        `for_s` ago."""
+    def look(self, port: int, for_s: float, *, late_s: float = 0.0) -> None:
+        """Holds back and ends connections to a port that have sent too much. The last look was
+        `for_s` ago; `late_s` of these this process did something else, and calls may have come
+        that have not begun."""
+        own_s = for_s - late_s
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)
         self._earned.clear()
         known, self._connections = self._connections, {}
         debts: dict[Address, float] = {}
         for connection, address in server_sockets.connections_to(port):
-            is_new = address not in known
-            state = self._connections[address] = _Connection() if is_new else known[address]
             with contextlib.suppress(OSError):  # it has gone
-                _note_counts(state, connection, for_s * BYTES_PER_S + earned[address])
+                counts = server_sockets.counts_of(connection)
+                state = known.get(address)
+                # A client may come from an address again.
+                is_new = state is None or counts.n_received < state.n_received
+                if state is None or is_new:
+                    state = _Connection()
+                self._connections[address] = state
+                _note_counts(state, counts, for_s * BYTES_PER_S + earned[address])
+                _make_room(state, connection, counts.min_rtt_us)
                 debt = state.debt_bytes - receiving[address] * self._max_message_bytes
-                state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + for_s
+                state.quiet_for_s = 0.0 if is_new or earned[address] else state.quiet_for_s + own_s
                 if debt > 0.0:
                     debts[address] = debt
-                if debt > QUIET_DEBT_BYTES and state.quiet_for_s >= PERIOD_S:
-                    _hold(state, connection, for_s)
+                if debt > QUIET_DEBT_BYTES and state.quiet_for_s >= QUIET_S:
+                    _hold(state, connection, address, own_s)
                 else:
-                    _release(state, connection)
+                    _release(state, connection, address)
         if ending := self._ending(debts):
             self._refusals[Refusal.HEAD_TOO_LARGE] += len(ending)
             for connection, address in server_sockets.connections_to(port):
@@ -194,7 +208,8 @@ def _by_address(counts: Counter[str]) -> Counter[Address]:
     for peer, count in counts.items():
         host, _, port = unquote(peer).partition(":")[2].rpartition(":")
         if port.isdecimal():
-            found[host.strip("[]").removeprefix("::ffff:"), int(port)] += count
+            host = host.strip("[]").partition("%")[0]  # without the link that it is local to
+            found[host.removeprefix("::ffff:"), int(port)] += count
     return found
 
 
@@ -206,31 +221,34 @@ def receive_bytes(min_rtt_us: int) -> int:
     return min(max(RECEIVE_BYTES, on_path), MAX_RECEIVE_BYTES)
 
 
-def _note_counts(state: _Connection, connection: socket.socket, allowed: float) -> None:
+def _note_counts(state: _Connection, counts: Counts, allowed: float) -> None:
     """Brings the state of a connection up to date, which was allowed to send so many bytes."""
-    counts = server_sockets.counts_of(connection)
     # Whoever reads answers opens windows and sends pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
     state.debt_bytes = max(0.0, state.debt_bytes + n_received - allowed)
     state.n_acked, state.n_received = counts.n_acked, counts.n_received
-    if (n_bytes := receive_bytes(counts.min_rtt_us)) > state.receive_bytes:
+
+
+def _make_room(state: _Connection, connection: socket.socket, min_rtt_us: int) -> None:
+    """Has the kernel keep more for a connection if its path is longer than was known."""
+    if (n_bytes := receive_bytes(min_rtt_us)) > state.receive_bytes:
         server_sockets.set_receive_bytes(connection, n_bytes)
         state.receive_bytes = n_bytes
 
 
-def _hold(state: _Connection, connection: socket.socket, for_s: float) -> None:
+def _hold(state: _Connection, connection: socket.socket, address: Address, for_s: float) -> None:
     """Holds a connection back, or goes on with it for another `for_s`; where the kernel cannot, it
     ends at the same time."""
     if state.is_held:
         state.held_for_s += for_s
     else:
         state.is_held = True
-        server_sockets.hold(connection)
+        server_sockets.hold(connection, address)
 
 
-def _release(state: _Connection, connection: socket.socket) -> None:
+def _release(state: _Connection, connection: socket.socket, address: Address) -> None:
     """Holds a connection back no longer, if it was."""
     if state.is_held:
+        server_sockets.release(connection, address)
         state.is_held, state.held_for_s = False, 0.0
-        server_sockets.release(connection)

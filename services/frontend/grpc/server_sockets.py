@@ -72,8 +72,11 @@ class Counts(NamedTuple):
 
 
 def counts_of(connection: socket.socket) -> Counts:
-    """Returns what the kernel has counted of a connection."""
+    """Returns what the kernel has counted of a connection; raises OSError if it is gone, or the
+    kernel counts less."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    if len(info) < TCP_INFO.size:
+        raise OSError("this kernel's tcp_info is too short")
     return Counts._make(TCP_INFO.unpack(info))
 
 
@@ -82,21 +85,22 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, n_bytes)
 
 
-def hold(connection: socket.socket) -> None:
-    """Has the kernel take no packet from a connection. Its client sends again what is not taken,
-    ever more rarely. A filter of the socket's would let acknowledgements through, but those of TCP
-    are not for everybody."""
-    _set_min_ttl(connection, NO_TTL)
+def hold(connection: socket.socket, address: Address) -> None:
+    """Has the kernel take no packet from the connection of an address. Its client sends again what
+    is not taken, ever more rarely. A filter of the socket's would let acknowledgements through, but
+    those of TCP are not for everybody."""
+    _set_min_ttl(connection, address, NO_TTL)
 
 
-def release(connection: socket.socket) -> None:
+def release(connection: socket.socket, address: Address) -> None:
     """Has the kernel take packets again from a connection that is held."""
-    _set_min_ttl(connection, ANY_TTL)
+    _set_min_ttl(connection, address, ANY_TTL)
 
 
-def _set_min_ttl(connection: socket.socket, min_ttl: int) -> None:
-    is_ipv6 = ":" in address_of(connection)[0]
-    if is_ipv6:
+def _set_min_ttl(connection: socket.socket, address: Address, min_ttl: int) -> None:
+    if address_of(connection) != address:  # gRPC has closed it, and its descriptor is another's
+        return
+    if ":" in address[0]:
         connection.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, min_ttl)
     else:
         connection.setsockopt(socket.IPPROTO_IP, IP_MINTTL, min_ttl)

@@ -5,6 +5,7 @@ import contextlib
 import math
 import select
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from services.frontend.grpc.connection_watch import (
     MAX_RECEIVE_BYTES,
     PERIOD_S,
     QUIET_DEBT_BYTES,
+    QUIET_S,
     RECEIVE_BYTES,
     ConnectionWatch,
     receive_bytes,
@@ -74,8 +76,8 @@ def is_open(server: socket.socket) -> bool:
 Sockets = tuple[socket.socket, socket.socket]
 
 
-PERIODS = 2 * [PERIOD_S]
-"""A connection is new at the first look; at the second one, it has been quiet for a period."""
+PERIODS = [PERIOD_S, QUIET_S]
+"""A connection is new at the first look; at the second one, it has been quiet for long enough."""
 
 
 def look(watch: ConnectionWatch, server: socket.socket, for_s: Sequence[float] = PERIODS) -> None:
@@ -122,6 +124,40 @@ def test_a_connection_with_calls_may_send_what_many_of_them_need(sockets: Socket
     look(watch, server, [PERIOD_S])
     assert not is_open(server)
     assert refusals[Refusal.HEAD_TOO_LARGE] == 1
+
+
+def test_time_in_which_calls_could_not_begin_counts_against_nobody(sockets: Sockets) -> None:
+    client, server = sockets
+    watch = ConnectionWatch(refusals := Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    send(client, server, 2**20)
+    look(watch, server, [PERIOD_S])
+    watch.look(server.getsockname()[1], PERIOD_S + 1.0, late_s=1.0)
+    assert comes(client, server, 5.0)
+    look(watch, server, [QUIET_S])
+    assert not comes(client, server, 0.3)
+    watch.look(server.getsockname()[1], PERIOD_S + 10.0, late_s=10.0)
+    look(watch, server, [0.0])
+    assert is_open(server)
+    assert refusals.total() == 0
+
+
+def test_a_client_that_comes_again_from_an_address_owes_nothing() -> None:
+    watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
+    address = None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for n_bytes in (2**12, 2**10):
+            with socket.create_connection(listener.getsockname(), 5, address) as client:
+                address = client.getsockname()
+                # Closed, it leaves nothing behind that keeps the address.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with listener.accept()[0] as server:
+                    send(client, server, n_bytes)
+                    for _ in range(5 * QUIET_DEBT_BYTES // 2**12):  # answers, which it takes
+                        server.sendall(bytes(n_bytes))
+                        client.recv(n_bytes, socket.MSG_WAITALL)
+                    server.setblocking(False)
+                    look(watch, server)
+                    assert comes(client, server, 5.0)
 
 
 def test_a_connection_that_is_held_back_for_long_ends(sockets: Sockets) -> None:
@@ -211,7 +247,7 @@ async def test_a_message_is_no_such_thing_while_it_comes_nor_when_it_has(sockets
         watch.look(port, 0.0)
         assert is_open(server)
     send(client, server, QUIET_DEBT_BYTES + 2**14)  # nothing is left of what they were allowed
-    watch.look(port, PERIOD_S)
+    watch.look(port, QUIET_S)
     assert not comes(client, server, 0.3)
 
 
