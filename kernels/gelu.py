@@ -5,6 +5,6 @@ from torch import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x` times the share of a normal distribution below it, of the shape of `x`
-    [n_tokens, size]."""
+    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size]; `Phi` is the standard normal
+    distribution function."""
     return F.gelu(x)

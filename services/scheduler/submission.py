@@ -26,8 +26,11 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.drafts import Speculation
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 
-MAX_KNOWN, MAX_KNOWN_BYTES = 256, 512
-"""Options that are kept once they were checked, and bytes that each of them has at most."""
+MAX_KNOWN = 256
+"""Sampling options that are kept once they were checked."""
+
+MAX_KNOWN_BYTES = 512
+"""Bytes of each of them, at most."""
 
 MAX_SALT_LENGTH = 256
 """Characters of a salt of the prefix cache, as frontends allow."""

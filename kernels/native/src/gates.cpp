@@ -63,12 +63,6 @@ void sigmoid_and_mul(const T* gate, int64_t stride, int64_t gate_size, const T* 
   });
 }
 
-}  // namespace
-}  // namespace orcinus
-
-namespace orcinus {
-namespace {
-
 template <class Activation>
 void activate(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size,
               const Activation& activation) {

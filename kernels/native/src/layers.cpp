@@ -81,7 +81,8 @@ int64_t orcinus_layers(const Step* steps, int64_t n_steps, const Batch* batch, S
       run_of<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, CopyPart, RMSNorm, RMSNormPart,
              LayerNorm, Multiply, Activate, ApplyGate, RotaryWriteKV, WriteKV, Attend, TurnHeads,
              MultiplyHeads, WriteLatents, RunDeltaNet, Add, Scale, ScaleByPosition, Widen, SoftCap,
-             Route, RouteInGroups, RunExperts, Mul, SigmoidAndMul, Greedy>(step->kind)(step->what, *batch, watch, *seconds);
+             Route, RouteInGroups, RunExperts, Mul, SigmoidAndMul, Greedy>(step->kind)(
+          step->what, *batch, watch, *seconds);
     }
   });
 }

@@ -22,7 +22,7 @@ class App:
     the shape of the API that the path belongs to."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        """Looks for a request's endpoint in the order of the routes."""
+        """Takes the routes in the order in which a request's endpoint is looked for."""
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
