@@ -9,9 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForm:
-    """What is chosen, and what it weighs; see `kernels.route_in_groups`.
+    """Says how many groups and experts a router chooses for a token, and what weights it gives
+    them. `kernels.route_in_groups` does so.
 
-    Groups lie side by side and have as many experts each, `n_best` or more.
+    Each group is a run of neighbouring experts; all are of one size, `n_best` or more.
     """
 
     n_chosen: int  # experts of a token

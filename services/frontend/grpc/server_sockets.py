@@ -61,7 +61,7 @@ def address_of(connection: socket.socket) -> Address:
 
 
 class Counts(NamedTuple):
-    """What the kernel knows of a connection."""
+    """The kernel's counters of a TCP connection, in bytes, and its shortest round trip."""
 
     n_acked: int
     """Bytes that its client has taken."""

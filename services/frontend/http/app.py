@@ -39,7 +39,7 @@ class App:
         try:
             response = unknown_fields.mark(request, await self._endpoint(scope)(request))
             await response(scope, receive, send_on)
-        except Exception as error:
+        except Exception as error:  # of a bug, the client hears 500, and the server all: see below
             if not has_begun:
                 await _explained(request, error)(scope, receive, send)
             if has_begun or not isinstance(error, _ANSWERS):

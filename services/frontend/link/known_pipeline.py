@@ -15,7 +15,7 @@ NO_PIPELINE = "no pipeline at the moment; try again"
 
 
 class KnownPipeline:
-    """What is known of the pipeline."""
+    """Keeps the pipeline that serves, or served last, and wakes those who wait for a change."""
 
     def __init__(self) -> None:
         self.current: Pipeline | None = None

@@ -210,7 +210,7 @@ class Answers(Protocol):
 
 
 class KnownPipeline(Protocol):
-    """What is known of the pipeline: whether there is one."""
+    """A pipeline that may be there or not, as its gauge reads it."""
 
     @property
     def is_open(self) -> bool: ...
