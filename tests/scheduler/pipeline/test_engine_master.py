@@ -310,6 +310,7 @@ async def test_log_probabilities_of_several_reports_come_with_their_iteration() 
             stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
         [result] = await master.results()
         assert list(result.logprobs) == [first, second]
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 5)
         [plan] = map(worker_pb2.RunIterationsRequest.FromString, stages[0].rank.plans)
         [admission] = plan.admissions
         assert (admission.n_logprobs, admission.n_prompt_logprobs) == (4, 0)
