@@ -1,5 +1,7 @@
 """The figures of an overload are of what ended while requests came."""
 
+import json
+
 from benchmarks.overload import Overloaded, arrivals, figures
 from benchmarks.records import RequestRecord
 
@@ -57,3 +59,13 @@ def test_requests_come_as_often_as_they_should() -> None:
     requests = arrivals(100.0, 50.0, seed=1)
     assert len(requests) == 5000
     assert 45.0 < requests[-1].arrival_s < 55.0
+
+
+def test_a_record_has_the_parts_that_are_printed_and_other_ends_by_their_names() -> None:
+    answers = [record(end_s) for end_s in (2.0, 3.0, 4.0)]
+    refusal = record(3.01, REFUSED, start_s=3.0)
+    row = of(*answers, refusal, record(3.0, "HTTP 500: {}")).row()
+    assert json.loads(json.dumps(row)) == row
+    assert (row["goodput_part"], row["on_time_part"]) == (0.75, 0.75)
+    assert row["refusal_s"] == {"median": 0.01, "p99": 0.01}
+    assert row["others"] == {"HTTP 500: {}": 1}
