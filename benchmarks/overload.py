@@ -80,7 +80,10 @@ class Overloaded:
     """The part of the goodput whose first tokens came within the largest goal."""
     refusal_s: Spread | None
     first_token_s: Spread | None
+    late_s: Spread | None
+    """By how much first tokens came after the largest goal, of those that did."""
     n_complete: int
+    n_late: int
     n_refused: int
     others: Counter[str]
     """Requests that ended in another way, by their error."""
@@ -121,7 +124,8 @@ class Overloaded:
             f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s "
             f"({self.goodput_part:.0%}), on time {self.on_time_per_s:.1f}/s "
             f"({self.on_time_part:.0%})",
-            f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}",
+            f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}; "
+            f"{self.n_late} late by {_milliseconds(self.late_s)}",
             f"  {self.n_refused} refused after {_milliseconds(self.refusal_s)}",
             f"  otherwise: {dict(self.others)}; memory grew by {self.growth:.1%} at most; "
             f"the client took {self.client_cpus:.2f} cores",
@@ -140,7 +144,9 @@ class Overloaded:
             "on_time_part": round(self.on_time_part, 3),
             "first_token_s": _rounded(self.first_token_s),
             "refusal_s": _rounded(self.refusal_s),
+            "late_s": _rounded(self.late_s),
             "n_complete": self.n_complete,
+            "n_late": self.n_late,
             "n_refused": self.n_refused,
             "others": dict(self.others),
             "growth": round(self.growth, 4),
@@ -237,6 +243,8 @@ def figures(
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
     begin_s, end_s = window_s
     on_time = [record for record in done if _began_within(record, on_time_s)]
+    waits_s = [r.time_to_first_token_s for r in done if r.time_to_first_token_s is not None]
+    late_s = [wait_s - on_time_s for wait_s in waits_s if wait_s > on_time_s]
     return Overloaded(
         protocol=protocol,
         goal_s=goal_s,
@@ -245,8 +253,10 @@ def figures(
         goodput_per_s=sum(part_within(record, window_s) for record in done) / (end_s - begin_s),
         on_time_per_s=sum(part_within(record, window_s) for record in on_time) / (end_s - begin_s),
         refusal_s=Spread.of(record.end_s - record.start_s for record in refused),
-        first_token_s=Spread.of(filter(None, (r.time_to_first_token_s for r in done))),
+        first_token_s=Spread.of(waits_s),
+        late_s=Spread.of(late_s),
         n_complete=len(done),
+        n_late=len(late_s),
         n_refused=len(refused),
         others=Counter(others),
         growth=growth,

@@ -14,9 +14,15 @@ def record(end_s: float, error: str | None = None, *, start_s: float = 0.0) -> R
     return RequestRecord(start_s, start_s, first_s, end_s, 1, n_output, error=error)
 
 
-def of(*records: RequestRecord) -> Overloaded:
+def of(*records: RequestRecord, on_time_s: float = float("inf")) -> Overloaded:
     return figures(
-        "http", records, capacity_per_s=1.0, window_s=(2.0, 6.0), growth=0.0, client_cpus=0.0
+        "http",
+        records,
+        on_time_s=on_time_s,
+        capacity_per_s=1.0,
+        window_s=(2.0, 6.0),
+        growth=0.0,
+        client_cpus=0.0,
     )
 
 
@@ -38,6 +44,14 @@ def test_an_answer_whose_first_token_nobody_saw_is_not_on_time() -> None:
     unseen = RequestRecord(0.0, 0.0, None, 4.0, 1, 2)
     result = of(seen, unseen)
     assert (result.goodput_per_s, result.on_time_per_s) == (2 / 4, 1 / 4)
+
+
+def test_late_answers_are_counted_with_how_late_they_were() -> None:
+    result = of(*map(record, (2.0, 2.5, 2.75, 5.0)), record(3.0, REFUSED), on_time_s=2.5)
+    assert result.n_late == 2
+    assert result.late_s is not None
+    assert result.late_s.median == (0.25 + 2.5) / 2
+    assert of(record(2.0)).late_s is None
 
 
 def test_a_slow_refusal_is_not_held() -> None:
