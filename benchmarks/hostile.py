@@ -70,6 +70,35 @@ def row(result: Mapping[str, Any]) -> str:
     )
 
 
+def entry(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a result for a record: what `row` shows, in seconds and bytes."""
+    honest = result["honest"]
+    return {
+        "attack": result["attack"],
+        "took_s": round(result["took_s"], 1),
+        "peak_bytes": result["peak_bytes"]["frontend"],
+        "stall_s": round(honest["stall_s"], 4),
+        "stall_p99_s": round(honest["stall_p99_s"], 4),
+        "gap_p99_s": {
+            "undisturbed": round(result["undisturbed"]["gap_p99_s"], 4),
+            "beside": round(result["beside"]["gap_p99_s"], 4),
+            "attacked": round(honest["gap_p99_s"], 4),
+        },
+        "ratio_to_undisturbed": round(result["ratio_to_undisturbed"], 2),
+        "ratio": round(result["ratio"], 2),
+        "answers": result["answers"],
+        "refusals": result["refusals"],
+        "faults": result["faults"],
+    }
+
+
+def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a record, in which each attack has a line."""
+    lines = [f'"{key}": {json.dumps(value)},\n' for key, value in about.items()]
+    attacks = ",\n".join(map(json.dumps, entries))
+    path.write_text("{\n" + "".join(lines) + f'"attacks": [\n{attacks}\n]\n}}\n')
+
+
 @contextlib.contextmanager
 def neighbour_of(pods: Pods) -> Iterator[Target]:
     """A second frontend of a system, with the options of the first."""
@@ -144,6 +173,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the attacks that the options name; the exit status says whether all were held off."""
     names = options.attacks or list(ATTACKS)
     attacks = [ATTACKS[name] for name in names]
+    about = machine.describe()
     results: list[dict[str, Any]] = []
     lost: list[str] = []
     print(COLUMNS, flush=True)
@@ -152,7 +182,8 @@ def run(options: argparse.Namespace) -> int:
             chosen = [attack for attack in attacks if attack.system == name]
             lost += attack_system(chosen, system, results)
     if options.out is not None:
-        options.out.write_text(json.dumps({**machine.describe(), "attacks": results}, indent=1))
+        about["lost"] = lost
+        write(options.out, about, [entry(result) for result in results])
     print(f"{len(lost)} of {len(attacks)} had success: {', '.join(lost)}" if lost else "all held")
     return int(bool(lost))
 
@@ -161,7 +192,7 @@ def main() -> int:
     """Reads the options and runs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, metavar="NAME")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--out", type=Path, help="file for a record, JSON")
     return run(parser.parse_args())
 
 

@@ -27,8 +27,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -36,7 +37,7 @@ import psutil
 import uvloop
 from matplotlib.figure import Figure
 
-from benchmarks import load, local_system
+from benchmarks import load, local_system, machine
 from benchmarks.grpc_client import GrpcClient
 from benchmarks.local_system import System
 from benchmarks.openai_client import OpenAIClient
@@ -79,7 +80,10 @@ class Overloaded:
     """The part of the goodput whose first tokens came within the largest goal."""
     refusal_s: Spread | None
     first_token_s: Spread | None
+    late_s: Spread | None
+    """By how much first tokens came after the largest goal, of those that did."""
     n_complete: int
+    n_late: int
     n_refused: int
     others: Counter[str]
     """Requests that ended in another way, by their error."""
@@ -88,11 +92,20 @@ class Overloaded:
     client_cpus: float
 
     @property
+    def goodput_part(self) -> float:
+        """The goodput as a part of the capacity."""
+        return self.goodput_per_s / self.capacity_per_s
+
+    @property
+    def on_time_part(self) -> float:
+        """The part of the capacity that is on time."""
+        return self.on_time_per_s / self.capacity_per_s
+
+    @property
     def is_held(self) -> bool:
         """Whether all that is asked of an overloaded system holds."""
-        goodput_per_s = self.on_time_per_s if self.goal_s else self.goodput_per_s
         return (
-            goodput_per_s >= MIN_GOODPUT * self.capacity_per_s
+            (self.on_time_part if self.goal_s else self.goodput_part) >= MIN_GOODPUT
             and self.refusal_s is not None
             and self.refusal_s.p99 < MAX_REFUSAL_S
             and self.growth < MAX_GROWTH
@@ -106,17 +119,39 @@ class Overloaded:
 
     def lines(self) -> list[str]:
         """Returns the figures for people."""
-        part = self.goodput_per_s / self.capacity_per_s
-        on_time = self.on_time_per_s / self.capacity_per_s
         return [
             f"{self.protocol}, {self.name}: capacity {self.capacity_per_s:.1f}/s, offered "
-            f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s ({part:.0%}), "
-            f"on time {self.on_time_per_s:.1f}/s ({on_time:.0%})",
-            f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}",
+            f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s "
+            f"({self.goodput_part:.0%}), on time {self.on_time_per_s:.1f}/s "
+            f"({self.on_time_part:.0%})",
+            f"  {self.n_complete} complete, first token after {_milliseconds(self.first_token_s)}; "
+            f"{self.n_late} late by {_milliseconds(self.late_s)}",
             f"  {self.n_refused} refused after {_milliseconds(self.refusal_s)}",
             f"  otherwise: {dict(self.others)}; memory grew by {self.growth:.1%} at most; "
             f"the client took {self.client_cpus:.2f} cores",
         ]
+
+    def row(self) -> dict[str, Any]:
+        """Returns the figures for a record; memory and processors in parts, times in seconds."""
+        return {
+            "protocol": self.protocol,
+            "goal_s": self.goal_s,
+            "capacity_per_s": round(self.capacity_per_s, 2),
+            "offered_per_s": round(self.offered_per_s, 2),
+            "goodput_per_s": round(self.goodput_per_s, 2),
+            "goodput_part": round(self.goodput_part, 3),
+            "on_time_per_s": round(self.on_time_per_s, 2),
+            "on_time_part": round(self.on_time_part, 3),
+            "first_token_s": _rounded(self.first_token_s),
+            "refusal_s": _rounded(self.refusal_s),
+            "late_s": _rounded(self.late_s),
+            "n_complete": self.n_complete,
+            "n_late": self.n_late,
+            "n_refused": self.n_refused,
+            "others": dict(self.others),
+            "growth": round(self.growth, 4),
+            "client_cpus": round(self.client_cpus, 2),
+        }
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
@@ -208,6 +243,8 @@ def figures(
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
     begin_s, end_s = window_s
     on_time = [record for record in done if _began_within(record, on_time_s)]
+    waits_s = [r.time_to_first_token_s for r in done if r.time_to_first_token_s is not None]
+    late_s = [wait_s - on_time_s for wait_s in waits_s if wait_s > on_time_s]
     return Overloaded(
         protocol=protocol,
         goal_s=goal_s,
@@ -216,8 +253,10 @@ def figures(
         goodput_per_s=sum(part_within(record, window_s) for record in done) / (end_s - begin_s),
         on_time_per_s=sum(part_within(record, window_s) for record in on_time) / (end_s - begin_s),
         refusal_s=Spread.of(record.end_s - record.start_s for record in refused),
-        first_token_s=Spread.of(filter(None, (r.time_to_first_token_s for r in done))),
+        first_token_s=Spread.of(waits_s),
+        late_s=Spread.of(late_s),
         n_complete=len(done),
+        n_late=len(late_s),
         n_refused=len(refused),
         others=Counter(others),
         growth=growth,
@@ -277,8 +316,15 @@ def _milliseconds(spread: Spread | None) -> str:
     return f"{1e3 * spread.median:.1f} ms, p99 {1e3 * spread.p99:.1f} ms"
 
 
+def _rounded(spread: Spread | None) -> dict[str, float] | None:
+    if spread is None:
+        return None
+    return {"median": round(spread.median, 4), "p99": round(spread.p99, 4)}
+
+
 async def run(options: argparse.Namespace) -> int:
     """Overloads a system over each protocol; the exit status says whether all held."""
+    about = machine.describe()
     results = []
     for protocol, goal_s in itertools.product(options.protocols, options.goals):
         arguments = ["--model=models/demo", "--threads=1", *SMALL_POOL, *options.system.split()]
@@ -296,7 +342,8 @@ async def run(options: argparse.Namespace) -> int:
                 print("\n".join(result.lines()), flush=True)
                 results.append(result)
     if options.out is not None:
-        options.out.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+        record = {**about, "runs": [result.row() for result in results]}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.figure is not None:
         draw(options.figure, results, on_time_s=max(options.goals))
     return int(not all(result.is_held for result in results))
@@ -332,7 +379,7 @@ def main() -> int:
     parser.add_argument(
         "--goals", type=float, nargs="+", default=[0.0], help="for first tokens, in s; 0 is none"
     )
-    parser.add_argument("--out", type=Path, help="file for the figures, JSON")
+    parser.add_argument("--out", type=Path, help="file for a record, JSON")
     parser.add_argument("--figure", type=Path, help="file for the plot")
     parser.add_argument("--timeout-s", type=float, default=180.0, help="that a client waits")
     parser.add_argument("--system", default="", help="more options of services.local")

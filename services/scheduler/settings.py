@@ -122,9 +122,9 @@ class SchedulerSettings(ServerSettings):
 
     first_token_goal_s: float | None = Field(default=None, gt=0)
     """Seconds in which a request should have its first token: one that would have it later, by what
-    waits before it, is refused at once with a retry delay, so that others have theirs in time. When
-    not set, all wait that there is room for, and only those are refused whose own time is too
-    short."""
+    waits before it, is refused at once with a retry delay, so that others have theirs in time. A
+    tenth of it is left for frontend and network. When not set, all wait that there is room for, and
+    only those are refused whose own time is too short."""
 
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share their keys and values, and find those

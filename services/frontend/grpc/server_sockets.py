@@ -87,8 +87,9 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
 
 def hold(connection: socket.socket, address: Address) -> None:
     """Has the kernel take no packet from the connection of an address. Its client sends again what
-    is not taken, ever more rarely. A filter of the socket's would let acknowledgements through, but
-    those of TCP are not for everybody."""
+    is not taken, ever more rarely. A neighbour whose packets come with a time to live of 255 is not
+    held. A filter of the socket's would let acknowledgements through, but those of TCP are not for
+    everybody."""
     _set_min_ttl(connection, address, NO_TTL)
 
 

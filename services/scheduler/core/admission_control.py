@@ -8,7 +8,9 @@ before enough is known; and who has been taken stays.
 A forecast may be off, mostly in the same direction for a while. So the goal is compared with the
 forecast and an allowance, by which 99 of 100 first tokens have come no later. It moves a little
 with each first token, and is never more than half of the goal, so that it cannot by itself make
-everybody late.
+everybody late. A tenth of the goal is left for the ways from the client and back, of which nothing
+is known here: who is taken under overload waits for nearly as long as he may, and would be late by
+whatever these take. It costs nothing while somebody waits.
 
 Points in time are given by the caller, in seconds.
 """
@@ -40,6 +42,9 @@ FIRST_ALLOWANCE = 1 / 8
 
 MAX_ALLOWANCE = 0.5
 """The part of the goal that the allowance is at most."""
+
+WAYS = 0.1
+"""The part of the goal that is left for the frontend and the network, before and after."""
 
 LOOK_S = 0.25
 """Seconds between looks at those who wait and have a deadline."""
@@ -107,7 +112,7 @@ class AdmissionControl:
         over_s = 0.0 if request.deadline is None else now + others_s - request.deadline
         account_s = 0.0
         if self.goal_s is not None:
-            goal_s = self.goal_s - self.allowance_s
+            goal_s = self._longest_wait_s(self.goal_s)
             if wait_s - others_s > goal_s:  # none of its kind would ever be taken
                 wait_s = others_s
             over_s = max(over_s, wait_s - goal_s)
@@ -124,7 +129,7 @@ class AdmissionControl:
         """Notes that a request is in the pool, of which `check` foretold this."""
         if self.goal_s is None:
             return
-        if wait_s > TELLING * (self.goal_s - self.allowance_s):
+        if wait_s > TELLING * self._longest_wait_s(self.goal_s):
             self._foretold[request] = now, wait_s
 
     def note_first_token(self, request: Request, now: float) -> None:
@@ -139,6 +144,10 @@ class AdmissionControl:
         self.allowance_s += step_s * (ON_TIME if is_later else ON_TIME - 1)
         most = MAX_ALLOWANCE * self.goal_s
         self.allowance_s = min(max(-most, self.allowance_s), most)
+
+    def _longest_wait_s(self, goal_s: float) -> float:
+        """Returns the longest wait that may be foretold of a request that is taken."""
+        return (1 - WAYS) * goal_s - self.allowance_s
 
     def note_end(self, request: Request) -> None:
         """Notes that a request has ended, or begins anew with another pipeline."""

@@ -77,6 +77,20 @@ def test_at_ten_times_the_load_nothing_is_idle_and_nearly_all_are_on_time(
     assert on_time > 0.85 * n_ended
 
 
+@pytest.mark.parametrize("make", [uniform, exponential], ids=lambda make: make.__name__)
+def test_nearly_all_are_on_time_for_clients_whose_tokens_are_on_their_way_for_a_while(
+    make: Make,
+) -> None:
+    goal_s, way_s = 4.0, 0.2
+    began = [
+        one.wait_s
+        for one in watched(make, 10, goal_s).outcomes
+        if one.wait_s is not None and one.caller.at > WARM_S
+    ]
+    n_on_time = sum(wait_s + way_s <= goal_s for wait_s in began)
+    assert n_on_time > 0.95 * len(began)
+
+
 def test_without_a_goal_all_wait_and_hardly_anybody_is_on_time() -> None:
     engine = overloaded(uniform, 4, None)
     assert all(one.retry_after_s is None for one in engine.outcomes)
