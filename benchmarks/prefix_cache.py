@@ -8,9 +8,10 @@
 
 All users share a system prompt, and each asks its questions one after the other: the prompt of a
 turn is everything that was said before it. Unless users think before each question, those who are
-answered together ask together again, and who waits for whom is decided by that. Whole systems on loopback serve the same chat over HTTP,
-one without the cache and one with it, in turns. Prompts are tokens, so that their lengths are what
-they are said to be; answers are greedy and of one length, and must be the same tokens in all runs.
+answered together ask together again, and who waits for whom is decided by that. Whole systems on
+loopback serve the same chat over HTTP, one without the cache and one with it, in turns. Prompts are
+tokens, so that their lengths are what they are said to be; answers are greedy and of one length,
+and must be the same tokens in all runs.
 
 A peer is its engine alone, stepped in its own process, without and with its own prefix cache. Its
 users ask the same questions; its answers need not be the same tokens, but are as long.
