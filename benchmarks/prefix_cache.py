@@ -4,11 +4,14 @@
     python -m benchmarks.prefix_cache /tmp/llama-125m
     python -m benchmarks.peers.install vllm
     python -m benchmarks.prefix_cache /tmp/llama-125m --peers vllm --rounds 3
+    python -m benchmarks.prefix_cache /tmp/llama-125m --peers vllm --rounds 3 --think-s 1
 
 All users share a system prompt, and each asks its questions one after the other: the prompt of a
-turn is everything that was said before it. Whole systems on loopback serve the same chat over HTTP,
-one without the cache and one with it, in turns. Prompts are tokens, so that their lengths are what
-they are said to be; answers are greedy and of one length, and must be the same tokens in all runs.
+turn is everything that was said before it. Unless users think before each question, those who are
+answered together ask together again, and who waits for whom is decided by that. Whole systems on
+loopback serve the same chat over HTTP, one without the cache and one with it, in turns. Prompts are
+tokens, so that their lengths are what they are said to be; answers are greedy and of one length,
+and must be the same tokens in all runs.
 
 A peer is its engine alone, stepped in its own process, without and with its own prefix cache. Its
 users ask the same questions; its answers need not be the same tokens, but are as long.
@@ -89,6 +92,13 @@ class Chat:
         return spread
 
 
+def pauses(options: argparse.Namespace) -> list[list[float]]:
+    """Returns the seconds that each user thinks before each question."""
+    draw = np.random.default_rng([options.seed, 1]).exponential
+    drawn: list[list[float]] = draw(options.think_s, (options.users, options.turns)).tolist()
+    return drawn
+
+
 def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[int]]]]:
     """Returns the system prompt, and each user's questions, in tokens."""
     draw = np.random.default_rng(options.seed).integers
@@ -146,13 +156,15 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_
 
 
 async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_cache: bool) -> Chat:
-    """Lets all users ask their questions, each as soon as it has the answer before."""
+    """Lets all users ask their questions, each when it has the answer before and has thought."""
     system, of_users = questions(options)
+    thinks = pauses(options)
     zero_s = asyncio.get_running_loop().time()
 
     async def use(user: int) -> list[Turn]:
         said, turns = list(system), []
         for number, question in enumerate(of_users[user], start=1):
+            await asyncio.sleep(thinks[user][number - 1])
             said += question
             answer = await ask(client, said, options.n_answer, zero_s)
             said += answer.token_ids
@@ -179,12 +191,14 @@ async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
 def planned(options: argparse.Namespace) -> list[PlannedRequest]:
     """Returns the turns of all users, one user after the other, for a peer."""
     system, of_users = questions(options)
+    thinks = pauses(options)
     requests: list[PlannedRequest] = []
     for user in range(options.users):
         for number, question in enumerate(of_users[user]):
             said = question if number else [*system, *question]
             follows = len(requests) - 1 if number else None
-            requests.append(PlannedRequest(0.0, tuple(said), options.n_answer, follows=follows))
+            pause_s = thinks[user][number]
+            requests.append(PlannedRequest(pause_s, tuple(said), options.n_answer, follows=follows))
     return requests
 
 
@@ -334,6 +348,9 @@ def main() -> None:
     parser.add_argument("--n-system", type=int, default=900, help="tokens of the system prompt")
     parser.add_argument("--n-question", type=int, default=24, help="tokens of a question")
     parser.add_argument("--n-answer", type=int, default=32, help="tokens of an answer")
+    parser.add_argument(
+        "--think-s", type=float, default=0.0, help="seconds before each question, in the mean"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
     parser.add_argument("--system", default="", help="more options of services.local")
     parser.add_argument(

@@ -34,14 +34,15 @@ from simulator.workload import read_trace as read_trace
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request to be sent, `arrival_s` seconds after the start of the run."""
+    """A request to be sent, `arrival_s` seconds after the start of the run, or after the end of the
+    one that it follows."""
 
     arrival_s: float
     prompt_token_ids: tuple[int, ...]
     n_output: int
     follows: int | None = field(default=None, kw_only=True)
-    """Index of the request of which this is a further turn, for peers: it comes when that has
-    ended, and its tokens come after that one's prompt and answer."""
+    """Index of the request of which this is a further turn, for peers: its tokens come after that
+    one's prompt and answer."""
 
     @property
     def n_prompt(self) -> int:

@@ -6,8 +6,9 @@
                               "n_output"}, ...], "token_ids": [[...], ...]}
 
 Times are seconds since the run's start; `start_s` is when the engine was given the request. One
-that `follows` another, by its index, is a further turn of it: it comes when that has ended, and its
-tokens come after that one's prompt and answer. Where `follows` is None or missing it does not. An
+that `follows` another, by its index, is a further turn of it: its tokens come after that one's
+prompt and answer, and its `arrival_s` is counted from when that has ended, until it is known and
+returned as all others are. Where `follows` is None or missing it does not. An
 adapter brings an `Engine` to `serve`, which hands it requests when they are due and has it step, so
 that all peers are driven by the same loop. Engines that print do so on standard error: `serve`
 keeps the pipe that was standard output for itself.
@@ -20,8 +21,8 @@ import json
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -96,7 +97,7 @@ def run(
         if each.get("follows") is not None
     }
     first_turns = set(range(len(requests))) - set(follower_of.values())
-    waiting = deque(sorted(first_turns, key=lambda index: requests[index]["arrival_s"]))
+    waiting = sorted((requests[index]["arrival_s"], index) for index in first_turns)  # a heap
     prompts = [each["prompt_token_ids"] for each in requests]
     records = [
         {"arrival_s": each["arrival_s"], "n_prompt": len(each["prompt_token_ids"])}
@@ -113,10 +114,10 @@ def run(
 
     while waiting or running:
         now = clock() - start
-        while waiting and requests[waiting[0]]["arrival_s"] <= now:
-            submit(waiting.popleft(), now)
+        while waiting and waiting[0][0] <= now:
+            submit(heappop(waiting)[1], now)
         if not running:
-            sleep(requests[waiting[0]]["arrival_s"] - now)
+            sleep(waiting[0][0] - now)
             continue
         news = engine.step()
         now = clock() - start
@@ -134,6 +135,7 @@ def run(
                         *token_ids[index],
                         *prompts[following],
                     ]
-                    records[following] |= {"arrival_s": now, "n_prompt": len(prompts[following])}
-                    submit(following, now)
+                    due = now + requests[following]["arrival_s"]
+                    records[following] |= {"arrival_s": due, "n_prompt": len(prompts[following])}
+                    heappush(waiting, (due, following))
     return {"requests": records, "token_ids": token_ids}

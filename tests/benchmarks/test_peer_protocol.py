@@ -101,3 +101,16 @@ def test_a_further_turn_comes_when_the_one_before_has_ended_after_its_prompt_and
     assert [each["arrival_s"] for each in records] == [0.0, 2.0, 3.0]
     assert [each["n_prompt"] for each in records] == [1, 5, 7]
     assert [each["first_token_s"] for each in records] == [1.0, 3.0, 4.0]
+
+
+def test_a_further_turn_comes_as_long_after_the_one_before_as_is_said() -> None:
+    clock = Clock()
+    turns: list[dict[str, Any]] = [
+        {"arrival_s": 0.5, "prompt_token_ids": [7], "n_output": 1},
+        {"arrival_s": 4.0, "prompt_token_ids": [40], "n_output": 1, "follows": 0},
+        {"arrival_s": 2.0, "prompt_token_ids": [3], "n_output": 2},
+    ]
+    records = run(SlowEngine(clock), turns, clock=clock, sleep=clock.sleep)["requests"]
+    assert [each["arrival_s"] for each in records] == [0.5, 5.5, 2.0]
+    assert [each["first_token_s"] for each in records] == [1.5, 6.5, 3.0]
+    assert [each["end_s"] for each in records] == [1.5, 6.5, 4.0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prefix_cache import Chat, Turn, draw, planned, report
+from benchmarks.prefix_cache import Chat, Turn, draw, pauses, planned, report
 from benchmarks.records import RequestRecord
 
 
@@ -56,12 +56,26 @@ def test_it_sets_a_peer_beside_ours_by_whether_it_caches(tmp_path: Path) -> None
     assert (tmp_path / "figure.png").stat().st_size > 0
 
 
+def options_of(*, think_s: float) -> argparse.Namespace:
+    return argparse.Namespace(
+        seed=0, users=2, turns=3, n_system=4, n_question=2, n_answer=5, think_s=think_s
+    )
+
+
 def test_the_turns_of_a_peer_follow_one_another() -> None:
-    options = argparse.Namespace(seed=0, users=2, turns=3, n_system=4, n_question=2, n_answer=5)
-    requests = planned(options)
+    requests = planned(options_of(think_s=0.0))
+    assert [request.arrival_s for request in requests] == [0.0] * 6
     assert [request.follows for request in requests] == [None, 0, 1, None, 3, 4]
     assert [request.n_prompt for request in requests] == [6, 2, 2, 6, 2, 2]
     assert requests[0].prompt_token_ids[:4] == requests[3].prompt_token_ids[:4]
+
+
+def test_users_think_as_long_whoever_answers() -> None:
+    options = options_of(think_s=2.0)
+    thought_s = [request.arrival_s for request in planned(options)]
+    assert thought_s == [pause_s for of_user in pauses(options) for pause_s in of_user]
+    assert len(set(thought_s)) == 6
+    assert min(thought_s) > 0
 
 
 def test_it_refuses_other_tokens_and_a_cache_that_has_nothing() -> None:

@@ -17,7 +17,8 @@ block that is given back when a batch is selected may be written by a span of th
 those that read it were selected before.
 
 With a prefix cache, a request begins with the blocks that the cache has of its tokens. A block that
-several requests share is reserved once. One that nobody uses keeps its content until its memory is
+several requests share is reserved once. Behind them may be the rest of a request that has ended,
+which is the new one's own from then on. One that nobody uses keeps its content until its memory is
 needed, and is reserved by nobody: it counts as free. So the guarantee is the same, by the sum
 
     blocks in use + blocks that reservations may still ask for = reserved <= all,
@@ -174,10 +175,7 @@ class KVManager:
         cache.take(found.block_ids)
         for block_ids in found.window_block_ids:
             cache.take(block_ids)
-        request.n_scheduled = n_cached
-        self.n_queried_tokens += request.n_tokens
-        self.n_cached_tokens += n_cached
-        return Reservation(
+        reservation = Reservation(
             self._take_row(),
             n_blocks,
             n_columns,
@@ -189,6 +187,15 @@ class KVManager:
             n_entered_columns=found.n_columns,
             next_entry_at=n_cached + self.block_size,
         )
+        if found.rest is not None:
+            cache.take_rest(found.rest.block_id)
+            reservation.block_ids.append(found.rest.block_id)
+            reservation.n_block_slots += self.block_size
+            n_cached += found.rest.n_tokens
+        request.n_scheduled = n_cached
+        self.n_queried_tokens += request.n_tokens
+        self.n_cached_tokens += n_cached
+        return reservation
 
     def n_cached_columns(self, request: Request) -> int:
         """Returns how many columns of a request's beginning the prefix cache has."""
@@ -307,6 +314,18 @@ class KVManager:
         self.n_evicted_blocks += len(evicted)
         reservation.n_entered_columns = end
         reservation.next_entry_at = (end + 1) * self.block_size
+
+    def enter_rest(self, request: Request, reservation: Reservation) -> None:
+        """Enters the last block of a request that is in no batch and about to be released, as far
+        as it is full with what is known."""
+        cache = self._cache_for(request)
+        column, n_tokens = divmod(min(request.n_scheduled, request.n_tokens), self.block_size)
+        if cache is None or self._n_groups > 1 or not (self._n_whole and column and n_tokens):
+            return
+        block_id = reservation.block_ids[column]
+        replaced = cache.enter_rest(request, block_id, column=column, n_tokens=n_tokens)
+        if replaced is not None:
+            self._free_block_ids.append(replaced)
 
     def release(self, reservation: Reservation) -> None:
         """Takes back the blocks, the row and the reservation of a request."""

@@ -3,7 +3,9 @@
 Keys and values of a token depend on it and on all tokens before it. So a full block is known by a
 key that is a hash of its tokens and of the key of the block before it, and two requests with the
 same key can share the block. Only full blocks are shared, and nobody writes into a full block:
-nothing is ever copied.
+nothing is ever copied. The last block of a request that ends, its *rest*, is mostly not full. It
+goes to the first who comes with all of its tokens and more, as the next turn of a chat does: he has
+it to himself and writes on.
 
 The chain of keys begins with the request's scope: its account and the salt that its client has
 chosen. Who is not in the scope finds nothing, so that nobody can learn another's prompts from the
@@ -33,6 +35,9 @@ _SECRET = secrets.token_bytes(32)
 _OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
 _OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
 
+_OF_REST = b"rest"
+"""What the key of a rest ends with, after that of the block before it."""
+
 MAX_BLOCKS = 2**18
 """Blocks in the cache at most: 60 MB of this process's memory."""
 
@@ -60,6 +65,14 @@ class BlockKeys:
     keys: list[bytes] = field(default_factory=list)
 
 
+class Rest(NamedTuple):
+    """The last block of a request that has ended, and the tokens that it holds."""
+
+    block_id: int
+    n_tokens: int
+    packed: bytes
+
+
 class Found(NamedTuple):
     """The blocks of a beginning that is in the cache."""
 
@@ -68,6 +81,8 @@ class Found(NamedTuple):
     """Those of the groups that see everything, column by column."""
     window_block_ids: Sequence[Sequence[int]] = ()
     """Those of each group with a window: its last columns."""
+    rest: Rest | None = None
+    """The block after these that may be written on, where there is one group that sees all."""
 
 
 class PrefixCache:
@@ -86,6 +101,7 @@ class PrefixCache:
         self._key_of: dict[int, bytes] = {}
         self._n_users: dict[int, int] = {}  # of each block that is entered and in use
         self._unused: dict[int, None] = {}  # the next one to evict first
+        self._rests: dict[int, Rest] = {}  # by their blocks, which have no users but who ends
         self.n_shared_blocks = 0
         """Blocks with several users."""
 
@@ -117,7 +133,7 @@ class PrefixCache:
                     del blocks[n_before:]
                     break
         if not self._window_marks:
-            return Found(n_columns, blocks)
+            return Found(n_columns, blocks, rest=self._find_rest(request, n_columns))
         keys = self._keys(request, n_columns)
         n_columns = self._n_seen(keys, n_columns)
         return Found(
@@ -194,6 +210,30 @@ class PrefixCache:
             self._n_users[block_id] = 1
         return evicted
 
+    def enter_rest(
+        self, request: Sharer, block_id: int, *, column: int, n_tokens: int
+    ) -> int | None:
+        """Enters the rest of a request, which ends and has all tokens before its block, that of
+        `column`, and the first `n_tokens` of those in it. Returns the block of the rest in its
+        place, if there was one: the newest is the likeliest to be gone on from."""
+        key = self._keys(request, column)[column - 1] + _OF_REST
+        replaced = self._block_of.get(key)
+        if replaced is not None:
+            self.take_rest(replaced)
+        elif len(self._key_of) >= self._max_blocks:
+            return None
+        self._block_of[key] = block_id
+        self._key_of[block_id] = key
+        self._n_users[block_id] = 1
+        packed = request.packed_span(column * self._block_size, n_tokens)
+        self._rests[block_id] = Rest(block_id, n_tokens, packed)
+        return replaced
+
+    def take_rest(self, block_id: int) -> None:
+        """Forgets a rest, whose block has another owner from now on."""
+        del self._unused[block_id]
+        self._forget(block_id)
+
     def leave(self, block_id: int) -> bool:
         """Removes a user of a block that is here; returns whether it was the last one."""
         self._n_users[block_id] -= 1
@@ -208,8 +248,25 @@ class PrefixCache:
         """Forgets the block that has been without users longest, and returns it."""
         block_id = next(iter(self._unused))
         del self._unused[block_id]
-        del self._block_of[self._key_of.pop(block_id)]
+        self._forget(block_id)
         return block_id
+
+    def _forget(self, block_id: int) -> None:
+        del self._block_of[self._key_of.pop(block_id)]
+        self._rests.pop(block_id, None)
+
+    def _find_rest(self, request: Sharer, n_columns: int) -> Rest | None:
+        """Returns the rest after so many columns, if the request has its tokens and more."""
+        if not n_columns or len(self._whole_marks) > 1:
+            return None
+        key = self._keys(request, n_columns)[n_columns - 1] + _OF_REST
+        block_id = self._block_of.get(key)
+        if block_id is None:
+            return None
+        rest, start = self._rests[block_id], n_columns * self._block_size
+        if start + rest.n_tokens >= request.n_tokens:
+            return None
+        return rest if request.packed_span(start, rest.n_tokens) == rest.packed else None
 
     def _keys(self, request: Sharer, n_blocks: int) -> list[bytes]:
         """Returns the keys of a request's first blocks, of `n_blocks` at least. Its tokens never

@@ -444,6 +444,7 @@ class Scheduler:
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:
             self.kv_manager.enter(request, request.reservation)
+            self.kv_manager.enter_rest(request, request.reservation)
             self._released_rows.append(request.reservation.row)
             self.kv_manager.release(request.reservation)
             request.reservation = None

@@ -1,13 +1,14 @@
 """The policy `chunked`: prompts in pieces, decodes never held up, even batches."""
 
 from itertools import pairwise
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.chunked import OVERHEAD_TOKENS, ChunkedPolicy
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.invariants import (
@@ -154,6 +155,67 @@ def test_a_long_prompt_runs_in_pieces_beside_decodes_and_keeps_its_place() -> No
         [(0, 1, True), (1, 4, True), (2, 3, True)],
         [(0, 1, True), (1, 1, True), (2, 1, True)],
     ]
+
+
+def groups_of(n_prompts: int, n_tokens: int, *, max_batch_size: int = 64) -> list[int]:
+    """Returns how many prompts each batch begins with, of so many that come together; nobody
+    decodes."""
+    driver = Driver(
+        chunked(max_batch_tokens=512, max_batch_size=max_batch_size, n_blocks=100_000),
+        [Arrival(0, n_tokens, 1, 1)] * n_prompts,
+    )
+    groups = []
+    while not driver.is_done:
+        driver.arrive()
+        if (batch := driver.select()) is not None:
+            groups.append(sum(span.start_position == 0 for span in batch.spans))
+        driver.return_oldest()
+    return groups
+
+
+def mean_wait(groups: list[int], n_tokens: int) -> float:
+    """Returns the time to the first token in the mean, in times of a token."""
+    now, waits = 0.0, []
+    for size in groups:
+        now += OVERHEAD_TOKENS + size * n_tokens
+        waits += [now] * size
+    return mean(waits)
+
+
+@pytest.mark.parametrize("n_prompts", [1, 2, 5, 16, 64])
+@pytest.mark.parametrize("n_tokens", [1, 4, 16, 28, 100])
+def test_prompts_that_come_together_have_their_first_tokens_nearly_as_soon_as_can_be(
+    n_prompts: int, n_tokens: int
+) -> None:
+    groups = groups_of(n_prompts, n_tokens)
+    assert sum(groups) == n_prompts
+    if n_prompts * n_tokens <= 512:  # otherwise prompts are cut, which is not compared here
+        even = [
+            [size] * (n_prompts // size) + [n_prompts % size] * (n_prompts % size > 0)
+            for size in range(1, n_prompts + 1)
+        ]
+        best = min(mean_wait(sizes, n_tokens) for sizes in even)
+        assert mean_wait(groups, n_tokens) <= 1.1 * best
+
+
+def test_few_prompts_run_in_groups_and_many_fill_the_batch() -> None:
+    assert groups_of(16, 28) == [4, 3, 3, 2, 2, 2]
+    assert groups_of(3, 4) == [3]
+    assert groups_of(100, 200)[0] == 3, "the last of them is cut"
+
+
+def test_who_waits_for_a_place_is_no_reason_for_larger_groups() -> None:
+    driver = Driver(
+        chunked(max_batch_tokens=512, max_batch_size=6, n_blocks=1000),
+        [Arrival(0, 1, 20, 20)] * 4 + [Arrival(1, 28, 2, 2)] * 30,
+    )
+    driver.arrive()
+    assert driver.select() is not None
+    driver.return_oldest()
+    driver.arrive()
+    batch = driver.select()
+    assert batch is not None
+    assert [span.n_tokens for span in batch.spans] == [1, 1, 1, 1, 28, 28]
 
 
 @pytest.mark.parametrize("token_hand_off", [True, False])

@@ -115,7 +115,44 @@ def test_generated_tokens_are_there_for_the_next_turn() -> None:
     serve(scheduler, first)
     said = [*STEM[:6], *first.generated_token_ids]
     # Of 14 tokens the last one was never an input.
-    assert n_cached(scheduler, request_of([*said, 1, 1])) == 12
+    assert n_cached(scheduler, request_of([*said, 1, 1])) == 13
+
+
+def test_one_who_goes_on_gets_the_rest_and_others_do_not() -> None:
+    scheduler = alone()
+    [first] = serve(scheduler, request_of(STEM[:10], max_new_tokens=1))
+    branch = request_of([*STEM[:9], 3, 3])
+    same = request_of(STEM[:10])
+    another, again = request_of(STEM[:12]), request_of(STEM[:12], max_new_tokens=1)
+    firsts = serve(scheduler, branch, same, another, again)
+    assert [span.start_position for span in firsts] == [8, 8, 10, 8], "it is one's own"
+    assert firsts[2].new_block_ids[2] == first.new_block_ids[2], "nothing is copied"
+    assert firsts[3].new_block_ids[2] != first.new_block_ids[2]
+
+
+def test_only_the_same_scope_gets_a_rest() -> None:
+    scheduler = alone()
+    serve(scheduler, request_of(STEM[:10], max_new_tokens=1, scope=b"ann"))
+    assert n_cached(scheduler, request_of(STEM[:12], scope=b"bob")) == 0
+    assert n_cached(scheduler, request_of(STEM[:12], scope=b"ann")) == 10
+
+
+def test_the_newest_rest_takes_the_place_of_the_one_before() -> None:
+    scheduler = alone()
+    serve(scheduler, request_of(STEM[:10], max_new_tokens=1))
+    n_unused = scheduler.kv_manager.n_unused_slots
+    serve(scheduler, request_of([*STEM[:8], 3], max_new_tokens=1))
+    assert scheduler.kv_manager.n_unused_slots == n_unused
+    assert n_cached(scheduler, request_of([*STEM[:8], 3, 3], max_new_tokens=1)) == 9
+    assert n_cached(scheduler, request_of(STEM[:12], max_new_tokens=1)) == 8
+    assert scheduler.kv_manager.n_evicted_blocks == 0
+
+
+def test_a_rest_is_evicted_before_what_it_goes_on_from() -> None:
+    scheduler = alone(n_blocks=4)
+    serve(scheduler, request_of(STEM[:10], max_new_tokens=1))
+    serve(scheduler, request_of([9, 9, 9, 9, 9], max_new_tokens=1))
+    assert n_cached(scheduler, request_of(STEM[:12], max_new_tokens=1)) == 8
 
 
 def test_what_differs_in_its_first_token_finds_nothing() -> None:
@@ -262,6 +299,7 @@ class ObviousCache:
     n_blocks: int
     users: dict[tuple[object, ...], int] = field(default_factory=dict)
     unused: list[tuple[object, ...]] = field(default_factory=list)
+    """Those of rests are of no whole number of blocks."""
     n_own: int = 0
 
     def beginnings(self, request: Request, n_tokens: int) -> list[tuple[object, ...]]:
@@ -269,10 +307,11 @@ class ObviousCache:
         ends = range(BLOCK_SIZE, n_tokens + 1, BLOCK_SIZE)
         return [(request.cache_scope, *tokens[:end]) for end in ends]
 
-    def admit(self, request: Request) -> list[tuple[object, ...]]:
-        found: list[tuple[object, ...]] = []
+    def admit(self, request: Request) -> tuple[list[tuple[object, ...] | None], int]:
+        """Returns what the request holds, and how many of its tokens are there."""
+        found: list[tuple[object, ...] | None] = []
         if request.cache_scope is None:
-            return found
+            return found, 0
         for one in self.beginnings(request, request.n_tokens - 1):
             if one not in self.users and one not in self.unused:
                 break
@@ -280,7 +319,29 @@ class ObviousCache:
             self.users[one] = self.users.get(one, 0) + 1
             if one in self.unused:
                 self.unused.remove(one)
-        return found
+        n_stored = BLOCK_SIZE * len(found)
+        tokens = (request.cache_scope, *request.span(0, request.n_tokens))
+        for n_tokens in range(n_stored + 1, min(n_stored + BLOCK_SIZE, request.n_tokens)):
+            if found and tokens[: 1 + n_tokens] in self.unused:
+                self.unused.remove(tokens[: 1 + n_tokens])
+                self.n_own += 1
+                return [*found, None], n_tokens
+        return found, n_stored
+
+    def end(self, request: Request, held: list[tuple[object, ...] | None]) -> None:
+        """Enters the rest of a request, the only one that goes on from what is before it."""
+        n_before, n_tokens = divmod(request.n_scheduled, BLOCK_SIZE)
+        if request.cache_scope is None or not n_before or not n_tokens:
+            return
+        before = (request.cache_scope, *request.span(0, n_before * BLOCK_SIZE))
+        for one in self.unused:
+            if one[: len(before)] == before and 0 < len(one) - len(before) < BLOCK_SIZE:
+                self.unused.remove(one)
+                break
+        rest = (request.cache_scope, *request.span(0, request.n_scheduled))
+        held[n_before] = rest
+        self.users[rest] = 1
+        self.n_own -= 1
 
     def allocate(self, n_new: int) -> None:
         for _ in range(n_new):
@@ -324,13 +385,17 @@ def test_blocks_are_those_of_an_obvious_model(data: st.DataObject, n_blocks: int
             )
             reservation = manager.reserve(request)
             if reservation is not None:
-                found = model.admit(request)
-                assert reservation.n_cached_columns == len(found)
-                admitted[request] = (reservation, [*found])
+                held, n_stored = model.admit(request)
+                assert reservation.n_cached_columns == n_stored // BLOCK_SIZE
+                assert request.n_scheduled == n_stored
+                admitted[request] = (reservation, held)
         elif admitted:
             request = data.draw(st.sampled_from(list(admitted)))
             reservation, held = admitted[request]
             if what == "end":
+                if data.draw(st.booleans()):
+                    manager.enter_rest(request, reservation)
+                    model.end(request, held)
                 manager.release(reservation)
                 model.release(held)
                 del admitted[request]
@@ -375,6 +440,8 @@ class Coming:
     """A request to be, and when."""
 
     turn: int
+    goes_on: bool
+    """Whether its prompt begins with all that is known of the one before it."""
     n_stem: int
     n_own: int
     max_new_tokens: int
@@ -387,6 +454,7 @@ COMING = st.lists(
     st.builds(
         Coming,
         turn=st.integers(0, 12),
+        goes_on=st.booleans(),
         n_stem=st.integers(0, 16),
         n_own=st.integers(1, 6),
         max_new_tokens=st.integers(1, 9),
@@ -434,7 +502,10 @@ def test_whatever_is_skipped_is_stored_and_everybody_ends(
     for turn in range(1000):
         for one in coming:
             if one.turn == turn:
-                prompt = [*STEM[: one.n_stem], *[3] * one.n_own]
+                stem = STEM[: one.n_stem]
+                if one.goes_on and requests:
+                    stem = requests[-1].span(0, min(16, requests[-1].n_tokens))
+                prompt = [*stem, *[3] * one.n_own]
                 requests.append(
                     request_of(prompt, max_new_tokens=one.max_new_tokens, scope=one.scope)
                 )
