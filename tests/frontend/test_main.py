@@ -21,7 +21,7 @@ from tests.frontend.conftest import TIMEOUT_S
 
 pytestmark = pytest.mark.system
 
-START_S = 30.0
+START_S = 60.0
 """A process imports much before it says anything."""
 
 

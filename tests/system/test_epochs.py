@@ -114,7 +114,7 @@ async def test_a_deposed_master_loses_its_pipeline_to_the_newer_one(addresses: l
         assert len(await old.generate(2)) == 2
         async with Run(addresses) as new:
             assert new.engine.pipeline.epoch == old.engine.pipeline.epoch + 1
-            await asyncio.wait_for(old.news.wait(), 10)
+            await asyncio.wait_for(old.news.wait(), 30)
             with pytest.raises(PipelineLost, match="not the current epoch"):
                 old.engine.take_results()
             assert len(await new.generate(3)) == 3

@@ -68,9 +68,17 @@ def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_deco
 def test_two_stages_have_two_batches_in_flight_and_first_come_is_first_served(
     two_stages: Stack,
 ) -> None:
-    with two_stages.iterations() as watch, ThreadPoolExecutor(6) as threads:
-        answers = [threads.submit(ask, two_stages, 5, 40) for _ in range(6)]
-        assert all(len(answer.result()["token_ids"]) == 40 for answer in answers)
+    body = {
+        "prompt": [list(range(3, 8))] * 6,  # in one call, so that they come together
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,  # there are no drafts
+        "return_token_ids": True,
+    }
+    with two_stages.iterations() as watch:
+        choices = two_stages.post("/v1/completions", body).json()["choices"]
+        assert [len(choice["token_ids"]) for choice in choices] == [40] * 6
         watch.wait_for(lambda records: n_ended(records) == 6)
     assert max(record.n_in_flight for record in watch.records) == 2
     busy = [record for record in watch.records if record.n_running >= 4]

@@ -21,9 +21,9 @@ from tests.system.conftest import write_model
 from tests.system.stack import ROOT, Stack, serving
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
-MAX_S = 5.0
-MAX_HUNG_S = 12.0
-"""For a hung process to be found: ten seconds, and two for a busy machine."""
+MAX_S = 30.0
+"""For what ends or is found at once, or in ten seconds, and far less than any timeout of a
+transfer."""
 MAX_BACK_S = 60.0
 
 
@@ -147,7 +147,7 @@ def test_a_member_that_is_lost_comes_back_where_it_was(
     assert answer is not None
     lost = psutil.Process(healing.pids(module)[0])
     lost.send_signal(number)
-    lost.wait(MAX_HUNG_S)
+    lost.wait(MAX_S)
     deadline = time.monotonic() + MAX_BACK_S
     while (again := answer_if_any(healing, question)) is None:
         assert time.monotonic() < deadline, "".join(healing.output)
@@ -196,7 +196,7 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
             time.sleep(0.01)
         [child, *_] = process.children()
         launcher.kill()
-    gone, _ = psutil.wait_procs([child], timeout=15)
+    gone, _ = psutil.wait_procs([child], timeout=MAX_S)
     assert gone == [child]
     assert [
         p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or ())
