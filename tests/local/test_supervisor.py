@@ -75,7 +75,10 @@ async def test_a_child_that_is_killed_comes_back_at_its_address() -> None:
         pytest.param(True, id="it-is-stopped"),
     ],
 )
-async def test_a_child_that_hangs_is_ended_and_comes_back(stops_process: bool) -> None:
+async def test_a_child_that_hangs_is_ended_and_comes_back(
+    stops_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.local.child.MAX_MISSED_BEATS", 5)
     async with supervised("serve" if stops_process else "hang") as (supervisor, heard):
         supervisor.restarts = True
         first = supervisor.child

@@ -19,7 +19,7 @@ from services.scheduler.pipeline.membership import gather
 from tests.checkpoints import Oracle
 from tests.scheduler.core.workload import build
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.thorough, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [9, 8, 7, 6, 5]
 N_STAGES = 2

@@ -56,14 +56,15 @@ def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
         return code
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "index"),
     [
-        pytest.param("services.worker.rank", 0, id="rank of stage 0", marks=pytest.mark.thorough),
+        pytest.param("services.worker.rank", 0, id="rank of stage 0"),
         pytest.param("services.worker.rank", 1, id="rank of stage 1"),
-        pytest.param("services.worker", 0, id="controller of stage 0", marks=pytest.mark.thorough),
-        pytest.param("services.worker", 1, id="controller of stage 1", marks=pytest.mark.thorough),
-        pytest.param("services.scheduler", 0, id="scheduler", marks=pytest.mark.thorough),
+        pytest.param("services.worker", 0, id="controller of stage 0"),
+        pytest.param("services.worker", 1, id="controller of stage 1"),
+        pytest.param("services.scheduler", 0, id="scheduler"),
     ],
 )
 def test_a_member_that_is_killed_ends_its_requests_and_the_tree(
@@ -171,10 +172,10 @@ def answer_if_any(stack: Stack, question: dict[str, object]) -> dict[str, object
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
     with serving(model) as stack, ThreadPoolExecutor(2) as threads:
         with stack.iterations() as watch:
-            short = threads.submit(stack.complete, [5, 6], max_tokens=150, ignore_eos=True)
+            short = threads.submit(stack.complete, [5, 6], max_tokens=80, ignore_eos=True)
             watch.wait_for(lambda records: len(records) > 3)
         stack.send_signal(signal.SIGTERM)
-        assert len(short.result()["token_ids"]) == 150
+        assert len(short.result()["token_ids"]) == 80
         with pytest.raises((httpx.TransportError, AssertionError)):
             stack.complete([5, 6], max_tokens=3)
         assert stack.wait() == 0
@@ -203,6 +204,7 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
     ] == []
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
     with serving(model) as stack:
         stack.send_signal(signal.SIGKILL)
