@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ if not Path("/dev/nvidiactl").exists():
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+# A shell has what it starts in the background ignore Ctrl-C, and so would all processes of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Has all processes share bytecode in pytest's cache where none may be beside the sources.
 
@@ -35,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection() -> Generator[None, object, object]:
     """Keeps the collector from what stays: all modules, and thousands of tests.
 
     To look at these takes half a second each time, and nothing of them is ever free.
