@@ -18,7 +18,7 @@ from tests.exposition import Samples
 from tests.generation_options import generation_options
 from tests.system.stack import Stack, serving
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 POOL = 12

@@ -390,6 +390,7 @@ async def assign(stage: Stage, index: int, epoch: int) -> None:
     )
 
 
+@pytest.mark.thorough
 async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path) -> None:
     worker = await Stage.start(model, None)
     try:
