@@ -35,8 +35,8 @@ async def healthy(
     health = Health(API)
     await health.start()
     server = rpc.create_server()
-    limits = {"receive_limit_s": 30.0, "send_limit_s": send_limit_s}
-    health.add_to(server, exchange=partial(exchange, **limits))
+    timed = partial(exchange, receive_limit_s=30.0, send_limit_s=send_limit_s)
+    health.add_to(server, exchange=timed)
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     try:

@@ -28,7 +28,7 @@ REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
-UNLIMITED = {"body_limit_s": 1000.0, "send_limit_s": 1000.0}
+UNLIMITED: dict[str, Any] = {"body_limit_s": 1000.0, "send_limit_s": 1000.0}
 """Clients may take longer than any test."""
 
 PROMPT = inference_pb2.Prompt(text="x")
