@@ -1,7 +1,10 @@
 """Set-up of all tests."""
 
+import gc
 import os
+import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,11 @@ if not Path("/dev/nvidiactl").exists():
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+# A shell has what it starts in the background ignore Ctrl-C, and so would all processes of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Has all processes share bytecode in pytest's cache where none may be beside the sources.
 
@@ -30,3 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.dont_write_bytecode and config.cache is not None:
         os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the collector from what stays: all modules, and thousands of tests.
+
+    To look at these takes half a second each time, and nothing of them is ever free.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

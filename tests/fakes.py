@@ -175,7 +175,7 @@ class FakeEngine:
         """The oldest batch in flight, when there is one."""
         while not self.batches:
             self._has_batch.clear()
-            await asyncio.wait_for(self._has_batch.wait(), 5)
+            await asyncio.wait_for(self._has_batch.wait(), 30)
         return self.batches[0]
 
     async def return_oldest(

@@ -20,7 +20,7 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @dataclass

@@ -13,6 +13,7 @@ ELSEWHERE = ("unrecognized arguments: ",)
 """Words of argparse."""
 
 
+@pytest.fixture(scope="module")
 def texts() -> str:
     """All constant texts of the code, and the files that are not Python but say something too."""
     found = [
@@ -27,9 +28,6 @@ def texts() -> str:
     return "\n".join([*found, *ELSEWHERE]).replace("'\"'\"'", "'")
 
 
-TEXTS = texts()
-
-
 def test_every_row_quotes_something() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     assert len(QUOTED) == len(
@@ -38,7 +36,7 @@ def test_every_row_quotes_something() -> None:
 
 
 @pytest.mark.parametrize("message", QUOTED)
-def test_the_message_is_one_of_the_code(message: str) -> None:
+def test_the_message_is_one_of_the_code(message: str, texts: str) -> None:
     pieces = [piece for piece in re.split("…", message) if len(piece.strip(" :;()")) > 1]
     assert pieces
-    assert [piece for piece in pieces if piece.strip() not in TEXTS] == []
+    assert [piece for piece in pieces if piece.strip() not in texts] == []

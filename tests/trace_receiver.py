@@ -65,7 +65,7 @@ class TraceReceiver:
         }
 
     def wait_for(
-        self, is_enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 20
+        self, is_enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 30
     ) -> list[ReceivedSpan]:
         """The spans, when there are enough of them."""
         with self._has_more:

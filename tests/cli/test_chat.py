@@ -113,7 +113,14 @@ def test_nobody_there_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--frob"], ["m", "--url", "http://x"], ["--key-env", "NOBODY_SETS_THIS"]]
+    "arguments",
+    [
+        ["m", "--url", "http://x"],
+        *(
+            pytest.param(arguments, marks=pytest.mark.thorough)
+            for arguments in (["--frob"], ["--key-env", "NOBODY_SETS_THIS"])
+        ),
+    ],
 )
 def test_options_that_mean_nothing_are_refused(arguments: list[str]) -> None:
     done = subprocess.run(

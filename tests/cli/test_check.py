@@ -160,7 +160,13 @@ def test_all_reasons_are_told_at_once(tmp_path: Path) -> None:
     assert "tokenizer.json" in second
 
 
-@pytest.mark.parametrize("text", ["nowhere", "nowhere.gguf", "/no/where"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nowhere",
+        *(pytest.param(text, marks=pytest.mark.thorough) for text in ("nowhere.gguf", "/no/where")),
+    ],
+)
 def test_a_model_that_is_nowhere_is_said_to_be(text: str) -> None:
     done = run(text)
     assert done.returncode == 1

@@ -49,6 +49,7 @@ def run(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.system
 def test_a_name_on_the_hub_is_served_and_talked_to(environment: dict[str, str]) -> None:
     ports = ("--http-port=0", "--grpc-port=0")
@@ -104,7 +105,16 @@ def test_a_chat_with_a_model_takes_its_system_along(environment: dict[str, str])
     chatting.stdout.close()
 
 
-@pytest.mark.parametrize("arguments", [["serve"], ["tune", "--help"], ["serve", "-h"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve"],
+        *(
+            pytest.param(arguments, marks=pytest.mark.thorough)
+            for arguments in (["tune", "--help"], ["serve", "-h"])
+        ),
+    ],
+)
 def test_help_of_programs_says_how_they_are_called(
     environment: dict[str, str], arguments: list[str]
 ) -> None:
@@ -117,12 +127,16 @@ def test_help_of_programs_says_how_they_are_called(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["serve", "--stages=2", "models/demo"], "MODEL comes before all options"),
-        (["serve", "org/none"], "no such repository"),
-        (["serve", "./nowhere"], "there is no ./nowhere"),
-        (["chat", "./nowhere"], "there is no ./nowhere"),
+        pytest.param(["serve", "org/none"], "no such repository", id="hub"),
+        *(
+            pytest.param(arguments, reason, id=id_, marks=pytest.mark.thorough)
+            for id_, arguments, reason in (
+                ("order", ["serve", "--stages=2", "models/demo"], "MODEL comes before all options"),
+                ("path", ["serve", "./nowhere"], "there is no ./nowhere"),
+                ("chat", ["chat", "./nowhere"], "there is no ./nowhere"),
+            )
+        ),
     ],
-    ids=["order", "hub", "path", "chat"],
 )
 def test_a_model_that_cannot_be_had_ends_it(
     environment: dict[str, str], arguments: list[str], reason: str

@@ -12,7 +12,7 @@ async def test_a_timer_ends_when_its_loop_has_turned_for_its_time() -> None:
     ended = asyncio.Event()
     start_s = time.monotonic()
     LoopTimer(LIMIT_S, ended.set)
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 30)
     assert time.monotonic() - start_s >= LIMIT_S
 
 
@@ -40,5 +40,5 @@ async def test_a_timer_that_is_started_again_counts_from_there() -> None:
     ended = asyncio.Event()
     start_s = time.monotonic()
     timer = LoopTimer(LIMIT_S, restart_once)
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 30)
     assert time.monotonic() - start_s >= 2 * LIMIT_S

@@ -38,7 +38,7 @@ def test_a_service_whose_launcher_died_before_it_began_stops() -> None:
     os.close(read_fd)
 
     async def serve() -> int:
-        await asyncio.wait_for(stop_event().wait(), 5)
+        await asyncio.wait_for(stop_event().wait(), 30)
         return 7
 
     assert run(serve(), ready_fd=write_fd) == 7
@@ -74,7 +74,7 @@ def test_a_child_dies_with_its_parent_even_if_that_is_killed() -> None:
         pid = int(process.stdout.readline())
         assert psutil.pid_exists(pid)
         process.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -47,7 +47,7 @@ async def served(
 
 
 async def until(spans: RecordedSpans, n_spans: int = 1) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(spans.all()) < n_spans:
             await asyncio.sleep(0.01)
 

@@ -25,7 +25,7 @@ from tests.certificates import Authority, Pem, mount, serial_number_at
 
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 ROLES = (tls.FRONTEND, tls.SCHEDULER, tls.WORKER)
 
 

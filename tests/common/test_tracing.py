@@ -9,7 +9,6 @@ import pytest
 from opentelemetry.trace import Link, NoOpTracer, Tracer, get_current_span
 
 from services.common import tracing
-from services.common.tracing import FLUSH_S
 from tests.recorded_spans import PARENT_ID, TRACE_ID, TRACEPARENT, RecordedSpans
 from tests.trace_receiver import TraceReceiver, trace_receiver
 
@@ -21,6 +20,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Variables of a process that nobody has told anything."""
     for name in ("ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL"):
         monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
+    monkeypatch.setattr(tracing, "FLUSH_S", 1.0)
     for name in ("TRACES_SAMPLER", "TRACES_EXPORTER", "SERVICE_NAME", "RESOURCE_ATTRIBUTES"):
         monkeypatch.delenv(f"OTEL_{name}", raising=False)
     return monkeypatch
@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_collector_that_says_nothing() -> None:
     assert spans_s < 10, "they are dropped"
     started = time.perf_counter()
     traces.close()
-    assert time.perf_counter() - started < 2 * FLUSH_S
+    assert time.perf_counter() - started < 8, "far less than an exporter takes"
 
 
 def test_nobody_waits_for_a_collector_that_is_gone(environment: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_nobody_waits_for_a_collector_that_is_gone(environment: pytest.MonkeyPat
     assert make_spans(traces.tracer, 20_000) < 10
     started = time.perf_counter()
     traces.close()
-    assert time.perf_counter() - started < 2 * FLUSH_S
+    assert time.perf_counter() - started < 8, "far less than an exporter takes"
 
 
 def test_context_goes_into_a_message_and_comes_out_of_it() -> None:

@@ -26,7 +26,7 @@ from services.frontend.text.tokenizer import Tokenizer
 from tests.fake_scheduler import FakeScheduler, echo
 from tests.frontend import checkpoints
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 """Timeout of everything that a test waits for, in seconds; nothing waits for it to pass."""
 
 EAGER = Backoff(first_s=0.01, max_s=0.05)

@@ -15,7 +15,7 @@ from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import rpc
 from services.common.health import SERVING
-from services.frontend.http.server import address_of, listen
+from tests.addresses import free_address
 from tests.exposition import Samples
 from tests.fake_scheduler import (
     FakeScheduler,
@@ -137,8 +137,7 @@ async def test_a_frontend_that_holds_requests_is_ready_and_does_not_serve(tmp_pa
 
 
 async def test_probes_are_answered_on_their_own_port(tmp_path: Path) -> None:
-    with listen("127.0.0.1:0") as free:
-        address = address_of(free, "127.0.0.1:0")
+    address = free_address()
     pipeline = FakeScheduler(pipeline=None)
     async with (
         running(tmp_path, pipeline, is_open=False, health_address=address) as site,

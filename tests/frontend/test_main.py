@@ -21,7 +21,7 @@ from tests.frontend.conftest import TIMEOUT_S
 
 pytestmark = pytest.mark.system
 
-START_S = 30.0
+START_S = 60.0
 """A process imports much before it says anything."""
 
 
@@ -105,7 +105,10 @@ async def test_second_signal_ends_running_requests(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("option", ["--http-address", "--grpc-address"])
+@pytest.mark.parametrize(
+    "option",
+    ["--http-address", pytest.param("--grpc-address", marks=pytest.mark.thorough)],
+)
 async def test_taken_port_is_said_and_ends_the_start(tmp_path: Path, option: str) -> None:
     checkpoints.write_checkpoint(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -138,11 +141,15 @@ async def test_launcher_hears_on_the_pipe_why_a_frontend_does_not_start(tmp_path
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("tokenizer.json", "{"),
-        ("tokenizer_config.json", "{"),
-        ("chat_template.jinja", "a\n{% for %}\nb"),
+        pytest.param("tokenizer.json", "{", id="tokenizer"),
+        *(
+            pytest.param(file, content, id=id_, marks=pytest.mark.thorough)
+            for id_, file, content in (
+                ("config", "tokenizer_config.json", "{"),
+                ("template", "chat_template.jinja", "a\n{% for %}\nb"),
+            )
+        ),
     ],
-    ids=["tokenizer", "config", "template"],
 )
 async def test_broken_checkpoint_is_said_in_one_line(
     tmp_path: Path, file: str, content: str

@@ -40,6 +40,8 @@ from tests.generation_options import generation_options
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EOS = PIPELINE.eos_token_ids[0]
+# More of them where there is time: each reads a stream again from each of its pieces on.
+N_EXAMPLES = settings().max_examples // 3
 HELLO = [{"role": "user", "content": "hello"}]
 DONE = b"data: [DONE]"
 ID = re.compile(rb"id: ([0-9a-f]{32}):(\S+)\n")
@@ -211,7 +213,7 @@ def by_answer(found: Sequence[bytes]) -> dict[int | None, list[bytes]]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=N_EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -260,7 +262,7 @@ def grpc_resumption(received: Sequence[Any], n_answers: int) -> inference_pb2.Re
 
 
 @settings(
-    max_examples=25,
+    max_examples=N_EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

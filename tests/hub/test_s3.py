@@ -109,7 +109,7 @@ def test_a_process_that_has_ended_is_gone_on_from(
     while sum(path.read_bytes().count(b"0000000") for path in objects.glob("*.pieces-*")) < 4:
         assert ended.poll() is None
     ended.send_signal(number)
-    assert ended.wait(10) == status  # though the connection is silent for longer
+    assert ended.wait(30) == status  # though the connection is silent for longer
     assert not (tmp_path / "m").exists()
     s3.hangs_at = None
     s3.reads.clear()
@@ -267,10 +267,15 @@ def test_an_object_that_changes_meanwhile_is_refused(s3: FakeS3, tmp_path: Path)
     ("key", "status"),
     [
         ("llms/small/../out.json", 1),
-        ("llms/small/a/../../out.json", 1),
         ("llms/small/a/out.json", 0),
-        ("llms/small/a\\..\\out.json", 0),
-        ("elsewhere/out.json", 0),
+        *(
+            pytest.param(key, status, marks=pytest.mark.thorough)
+            for key, status in (
+                ("llms/small/a/../../out.json", 1),
+                ("llms/small/a\\..\\out.json", 0),
+                ("elsewhere/out.json", 0),
+            )
+        ),
     ],
 )
 def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path, key: str, status: int) -> None:
@@ -285,7 +290,14 @@ def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path, key: str, status: in
 
 @pytest.mark.parametrize(
     "source",
-    ["s3://", "s3:///a", "s3://a b/c", "s3://b/a/../c", "s3://b/./c", "s3://b//c", "s3://../c"],
+    [
+        "s3://",
+        "s3://b/a/../c",
+        *(
+            pytest.param(source, marks=pytest.mark.thorough)
+            for source in ("s3:///a", "s3://a b/c", "s3://b/./c", "s3://b//c", "s3://../c")
+        ),
+    ],
 )
 def test_what_is_no_place_in_a_bucket_is_refused(s3: FakeS3, tmp_path: Path, source: str) -> None:
     done = fetch(s3, tmp_path / "m", source=source)
@@ -297,21 +309,38 @@ def test_what_is_no_place_in_a_bucket_is_refused(s3: FakeS3, tmp_path: Path, sou
 @pytest.mark.parametrize(
     ("source", "variables", "reason"),
     [
-        ("s3://none/x", {}, "there is no bucket 'none' at http://127.0.0.1:"),
-        ("s3://models/none", {}, "s3://models/none: nothing lies below this prefix"),
-        ("s3://models/none.gguf", {}, "there is no such object"),
-        ("s3://models/pickled", {}, "has no config.json, no *.safetensors to serve"),
-        (SOURCE, {"AWS_ACCESS_KEY_ID": "x"}, "(AWS_ACCESS_KEY_ID, AWS_SHARED_CREDENTIALS_FILE or "),
-        (SOURCE, {"AWS_ACCESS_KEY_ID": "x"}, "are refused (InvalidAccessKeyId)"),
-        (SOURCE, NO_KEYS, "no credentials: set AWS_ACCESS_KEY_ID and"),
-        (
-            SOURCE,
-            {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
-            "http://127.0.0.1:1 cannot be reached",
+        pytest.param("s3://none/x", {}, "there is no bucket 'none' at http://", id="bucket"),
+        pytest.param(
+            SOURCE, {"AWS_ACCESS_KEY_ID": "x"}, "are refused (InvalidAccessKeyId)", id="code"
         ),
-        (SOURCE, {"AWS_ENDPOINT_URL": "127.0.0.1"}, "AWS_ENDPOINT_URL: '127.0.0.1' must begin"),
+        *(
+            pytest.param(source, variables, reason, id=id_, marks=pytest.mark.thorough)
+            for id_, source, variables, reason in (
+                ("prefix", "s3://models/none", {}, "s3://models/none: nothing lies below this"),
+                ("gguf", "s3://models/none.gguf", {}, "there is no such object"),
+                ("files", "s3://models/pickled", {}, "has no config.json, no *.safetensors to"),
+                (
+                    "keys",
+                    SOURCE,
+                    {"AWS_ACCESS_KEY_ID": "x"},
+                    "(AWS_ACCESS_KEY_ID, AWS_SHARED_CREDENTIALS_FILE or ",
+                ),
+                ("no-keys", SOURCE, NO_KEYS, "no credentials: set AWS_ACCESS_KEY_ID and"),
+                (
+                    "unreachable",
+                    SOURCE,
+                    {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+                    "http://127.0.0.1:1 cannot be reached",
+                ),
+                (
+                    "endpoint",
+                    SOURCE,
+                    {"AWS_ENDPOINT_URL": "127.0.0.1"},
+                    "AWS_ENDPOINT_URL: '127.0.0.1' must begin",
+                ),
+            )
+        ),
     ],
-    ids=["bucket", "prefix", "gguf", "files", "keys", "code", "no-keys", "unreachable", "endpoint"],
 )
 def test_a_refusal_says_why(
     s3: FakeS3, tmp_path: Path, source: str, variables: dict[str, str], reason: str

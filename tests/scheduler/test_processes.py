@@ -124,14 +124,14 @@ async def test_a_container_that_starts_again_leads_again_before_its_lease_expire
 async def test_a_leader_forms_epochs_while_the_api_server_is_away_and_keeps_its_lease(
     site: Site,
 ) -> None:
-    leader = await site.start("scheduler-0", lease_s=1, retry_s=0.2)
+    leader = await site.start("scheduler-0", lease_s=5, retry_s=0.5)
     await site.until(lambda: site.term == 1)
-    standby = await site.start("scheduler-1", lease_s=1, retry_s=0.2)
+    standby = await site.start("scheduler-1", lease_s=5, retry_s=0.5)
     await site.until(lambda: site.api.requests.count("get") >= 4)
     holder, epoch = site.holder, site.stage.controller.epoch.number
     site.api.errors = dict.fromkeys(("get", "update", "list", "watch"), 503)
     site.api.drop_connections()
-    await asyncio.sleep(3)  # three leases
+    await asyncio.sleep(15)  # three leases
     assert site.stage.controller.epoch.number == epoch
     site.stage.controller.reports.end()  # the epoch is lost
     await site.until(lambda: site.stage.controller.epoch.number == epoch + 1)

@@ -126,7 +126,7 @@ class Frontend:
         await self._channel.close()
 
     async def read(self) -> scheduler_pb2.ConnectResponse:
-        message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 5)
+        message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 30)
         return message
 
     async def read_on(self) -> None:
@@ -181,7 +181,7 @@ class Frontend:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -688,7 +688,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
         await deaf.accepted("a", max_new_tokens=9)
         await it.engine.next_batch()
         [connection] = [one for one in it.service._frontends if one.requests]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while connection in it.service._frontends:
                 # More than gRPC takes for a stream that is not read.
                 connection.reject("x" * 250, Unavailable("y" * 100_000))
@@ -839,7 +839,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
         for _ in range(2):
             await it.engine.return_oldest()
-        await asyncio.wait_for(it.serving, 5)
+        await asyncio.wait_for(it.serving, 30)
 
 
 async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
@@ -847,7 +847,7 @@ async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
 ) -> None:
     async with world() as w, rpc.connect(w.address) as channel:
         connect: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))
-        stream = connect(iter([b"\xff\xff"]), timeout=5)
+        stream = connect(iter([b"\xff\xff"]), timeout=30)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in stream:
                 pass

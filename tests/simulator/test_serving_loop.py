@@ -99,7 +99,7 @@ async def served(arrivals: list[Arrival], core: Scheduler, costs: LinearCosts) -
         for _ in range(TURNS):
             await asyncio.sleep(0)
     loop.drain()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         await serving
     return engine.sent
 

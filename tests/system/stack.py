@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Orcinus serves .* OpenAI http://(\S+)/v1  gRPC (\S+)")
 METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
 START_TIMEOUT_S = 300
-STOP_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 60
 
 
 class Stack:
@@ -90,7 +90,7 @@ class Stack:
 
     def survivors(self) -> list[psutil.Process]:
         """Processes of the tree that are still there."""
-        _, alive = psutil.wait_procs(self.tree, timeout=3)
+        _, alive = psutil.wait_procs(self.tree, timeout=30)
         return alive
 
     def post(
@@ -218,7 +218,7 @@ def serving(
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         assert process.stdout is not None
-        stack._reader.join(5)
+        stack._reader.join(30)
         process.stdout.close()
 
 

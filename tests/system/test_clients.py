@@ -31,6 +31,7 @@ def client(demo: Stack) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["openai_client.py", "grpc_client.py"])
 def test_the_examples_work(demo: Stack, name: str) -> None:
     address = f"{demo.http}/v1" if "openai" in name else demo.grpc

@@ -19,7 +19,7 @@ from services.scheduler.pipeline.membership import gather
 from tests.checkpoints import Oracle
 from tests.scheduler.core.workload import build
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.thorough, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [9, 8, 7, 6, 5]
 N_STAGES = 2
@@ -114,7 +114,7 @@ async def test_a_deposed_master_loses_its_pipeline_to_the_newer_one(addresses: l
         assert len(await old.generate(2)) == 2
         async with Run(addresses) as new:
             assert new.engine.pipeline.epoch == old.engine.pipeline.epoch + 1
-            await asyncio.wait_for(old.news.wait(), 10)
+            await asyncio.wait_for(old.news.wait(), 30)
             with pytest.raises(PipelineLost, match="not the current epoch"):
                 old.engine.take_results()
             assert len(await new.generate(3)) == 3

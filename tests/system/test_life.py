@@ -21,9 +21,9 @@ from tests.system.conftest import write_model
 from tests.system.stack import ROOT, Stack, serving
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
-MAX_S = 5.0
-MAX_HUNG_S = 12.0
-"""For a hung process to be found: ten seconds, and two for a busy machine."""
+MAX_S = 30.0
+"""For what ends or is found at once, or in ten seconds, and far less than any timeout of a
+transfer."""
 MAX_BACK_S = 60.0
 
 
@@ -56,14 +56,15 @@ def call_until_it_breaks(stack: Stack) -> grpc.StatusCode:
         return code
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "index"),
     [
-        pytest.param("services.worker.rank", 0, id="rank of stage 0", marks=pytest.mark.thorough),
+        pytest.param("services.worker.rank", 0, id="rank of stage 0"),
         pytest.param("services.worker.rank", 1, id="rank of stage 1"),
-        pytest.param("services.worker", 0, id="controller of stage 0", marks=pytest.mark.thorough),
-        pytest.param("services.worker", 1, id="controller of stage 1", marks=pytest.mark.thorough),
-        pytest.param("services.scheduler", 0, id="scheduler", marks=pytest.mark.thorough),
+        pytest.param("services.worker", 0, id="controller of stage 0"),
+        pytest.param("services.worker", 1, id="controller of stage 1"),
+        pytest.param("services.scheduler", 0, id="scheduler"),
     ],
 )
 def test_a_member_that_is_killed_ends_its_requests_and_the_tree(
@@ -147,7 +148,7 @@ def test_a_member_that_is_lost_comes_back_where_it_was(
     assert answer is not None
     lost = psutil.Process(healing.pids(module)[0])
     lost.send_signal(number)
-    lost.wait(MAX_HUNG_S)
+    lost.wait(MAX_S)
     deadline = time.monotonic() + MAX_BACK_S
     while (again := answer_if_any(healing, question)) is None:
         assert time.monotonic() < deadline, "".join(healing.output)
@@ -171,10 +172,10 @@ def answer_if_any(stack: Stack, question: dict[str, object]) -> dict[str, object
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
     with serving(model) as stack, ThreadPoolExecutor(2) as threads:
         with stack.iterations() as watch:
-            short = threads.submit(stack.complete, [5, 6], max_tokens=150, ignore_eos=True)
+            short = threads.submit(stack.complete, [5, 6], max_tokens=80, ignore_eos=True)
             watch.wait_for(lambda records: len(records) > 3)
         stack.send_signal(signal.SIGTERM)
-        assert len(short.result()["token_ids"]) == 150
+        assert len(short.result()["token_ids"]) == 80
         with pytest.raises((httpx.TransportError, AssertionError)):
             stack.complete([5, 6], max_tokens=3)
         assert stack.wait() == 0
@@ -196,13 +197,14 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
             time.sleep(0.01)
         [child, *_] = process.children()
         launcher.kill()
-    gone, _ = psutil.wait_procs([child], timeout=15)
+    gone, _ = psutil.wait_procs([child], timeout=MAX_S)
     assert gone == [child]
     assert [
         p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or ())
     ] == []
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_is_killed_takes_everything_with_it(model: Path) -> None:
     with serving(model) as stack:
         stack.send_signal(signal.SIGKILL)

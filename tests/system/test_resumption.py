@@ -19,12 +19,12 @@ from tests.faults.linked_tree import Link
 from tests.system.stack import ROOT, Stack
 
 N_BEFORE = 20
-"""Chunks that each client has seen when the frontend is killed; several hundred are to come."""
+"""Chunks that each client has seen when the frontend is killed; many more are to come."""
 
-LONG = {"max_tokens": 400, "ignore_eos": True}
+LONG = {"max_tokens": 250, "ignore_eos": True}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/completions", {"prompt": [5, 6, 7], "temperature": 0, **LONG}),
-    ("/completions", {"prompt": "the quick", "seed": 3, "n": 2, "min_tokens": 400, **LONG}),
+    ("/completions", {"prompt": "the quick", "seed": 3, "n": 2, "min_tokens": 250, **LONG}),
     ("/completions", {"prompt": [[8], [9, 10]], "seed": 4, "repetition_penalty": 1.3, **LONG}),
     (
         "/chat/completions",

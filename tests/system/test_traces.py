@@ -86,6 +86,16 @@ class Ask:
         return self.n_prefills + self.n_tokens - 1
 
     @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the spans in which it is at the scheduler."""
+        return PHASES if self.n_tokens > 1 else PHASES[:-1]
+
+    @property
+    def n_spans(self) -> int:
+        """Spans of its own: those of the call, of the request, and of its phases."""
+        return 2 + len(self.phases)
+
+    @property
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{CLIENT_SPAN}-01"
 
@@ -184,7 +194,7 @@ def check_request(collected: Collected, ask: Ask) -> None:
     """Exactly the spans of one request, and links that lead to its iterations and back."""
     spans = collected.of(ask.trace_id)
     request = next(name for name in spans if name.startswith("text_completion "))
-    phases = PHASES if ask.n_tokens > 1 else PHASES[:-1]
+    phases = ask.phases
     assert set(spans) == {ask.server_span, request, *phases}
     assert spans[ask.server_span].parent_id == CLIENT_SPAN
     assert spans[request].parent_id == spans[ask.server_span].span_id
@@ -216,19 +226,24 @@ def check_request(collected: Collected, ask: Ask) -> None:
 
 def run(traced: Traced, asks: list[Ask]) -> Collected:
     """Asks all at once; everything that was recorded of it."""
-    n_rides = sum(ask.n_rides for ask in asks)
     with ThreadPoolExecutor(len(asks)) as threads:
         list(threads.map(lambda ask: ask(traced.stack), asks))
-    traced.receiver.wait_for(lambda spans: is_complete(spans, n_rides))
+    traced.receiver.wait_for(lambda spans: is_complete(spans, asks))
     return Collected(traced.receiver.settle(0.3))
 
 
-def is_complete(spans: list[ReceivedSpan], n_rides: int) -> bool:
-    """Whether the iterations, and their stages, make up so many rides."""
+def is_complete(spans: list[ReceivedSpan], asks: list[Ask]) -> bool:
+    """Whether each request has its own spans, and the iterations, and their stages, make up all its
+    rides."""
+    n_of_trace = Counter(span.trace_id for span in spans)
     iterations = [span for span in spans if span.name == semconv.ITERATION]
     n_stages = sum(span.name == semconv.STAGE for span in spans)
     rides = sum(span.attributes[semconv.N_REQUESTS] for span in iterations)
-    return rides == n_rides and n_stages == N_STAGES * len(iterations)
+    return (
+        rides == sum(ask.n_rides for ask in asks)
+        and n_stages == N_STAGES * len(iterations)
+        and all(n_of_trace[ask.trace_id] >= ask.n_spans for ask in asks)
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -244,8 +259,7 @@ def test_a_request_has_exactly_its_spans(
     assert len(collected.iterations) == n_tokens
     names = Counter(span.name for span in collected.spans)
     assert names[semconv.STAGE] == N_STAGES * n_tokens
-    n_request_spans = 5 if n_tokens > 1 else 4
-    assert len(collected.spans) == n_request_spans + n_tokens * (1 + N_STAGES)
+    assert len(collected.spans) == ask.n_spans + n_tokens * (1 + N_STAGES)
     assert {span.service for span in collected.spans} == {
         "orcinus-frontend",
         "orcinus-scheduler",
@@ -271,7 +285,7 @@ def test_64_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
     check_tree(collected)
     for ask in asks:
         check_request(collected, ask)
-    n_requests = sum(5 if ask.n_tokens > 1 else 4 for ask in asks)
+    n_requests = sum(ask.n_spans for ask in asks)
     n_iterations = len(collected.iterations)
     assert len(collected.spans) == n_requests + n_iterations * (1 + N_STAGES)
     attributes = [span.attributes for span in collected.iterations]

@@ -51,13 +51,13 @@ async def test_both_ends_understand_each_other_and_notice_the_end() -> None:
     large = bytes(range(256)) * 8192  # more than any socket buffer holds
     controller.send(MessageKind.PLAN, large)
     controller.send(MessageKind.JOIN, b"")
-    assert await asyncio.to_thread(rank.receive, 5) == (MessageKind.PLAN, large)
-    assert rank.receive(5) == (MessageKind.JOIN, b"")
+    assert await asyncio.to_thread(rank.receive, 30) == (MessageKind.PLAN, large)
+    assert rank.receive(30) == (MessageKind.JOIN, b"")
     await asyncio.to_thread(rank.send, MessageKind.REPORT, large)
-    assert await asyncio.wait_for(received.get(), 5) == (MessageKind.REPORT, large)
+    assert await asyncio.wait_for(received.get(), 30) == (MessageKind.REPORT, large)
     assert rank.receive(0.01) is None
     theirs.close()
-    await asyncio.wait_for(closed.wait(), 5)
+    await asyncio.wait_for(closed.wait(), 30)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ async def test_a_controller_hangs_up_on_a_rank_whose_bytes_are_no_frames() -> No
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     await loop.create_connection(lambda: ControllerEnd(lambda *_: None, closed.set), sock=ours)
     theirs.send(HEADER.pack(MessageKind.REPORT, 2**32 - 1))
-    await asyncio.wait_for(closed.wait(), 5)
+    await asyncio.wait_for(closed.wait(), 30)
     assert [type(error) for error in reported] == [BrokenFrame]
     with theirs, pytest.raises(ChannelClosed):
-        RankEnd(theirs).receive(5)
+        RankEnd(theirs).receive(30)
 
 
 def test_a_rank_notices_that_its_controller_is_gone() -> None:
@@ -90,7 +90,7 @@ def test_a_rank_notices_that_its_controller_is_gone() -> None:
     rank = RankEnd(theirs)
     ours.close()
     with pytest.raises(ChannelClosed):
-        rank.receive(5)
+        rank.receive(30)
     with pytest.raises(ChannelClosed):
         rank.send(MessageKind.REPORT, b"x")
     theirs.close()

@@ -6,6 +6,7 @@ server says. A document cannot say what depends on the model: its vocabulary, it
 template.
 """
 
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -204,7 +205,10 @@ def _public_paths() -> dict[str, Any]:
     }
 
 
+@cache
 def _schemas(*, refuses_unknown: bool) -> Schemas:
+    """Returns the schemas of all bodies and answers. These take long to make, so they are
+    shared, and nobody may change them."""
     schemas = _schemas_of(_BODIES)
     if not refuses_unknown:
         for schema in schemas.values():

@@ -8,7 +8,7 @@ from services.common import errors
 from services.frontend.grpc.turns import Turns
 from services.frontend.request.refusals import Refusal, Refusals
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 class Receiver:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 LIMITS: dict[str, Any] = {"max_head_bytes": 4000, "max_headers": 10}
 
@@ -289,19 +290,19 @@ async def test_head_that_does_not_come_in_time_is_refused(begun: bytes) -> None:
 
 async def test_head_that_drips_is_refused_as_soon() -> None:
     async with serving(head_limit_s=0.1) as site, site.client() as client:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        n_sent = 0
         for byte in GET:
             client.writer.write(bytes([byte]))
+            n_sent += 1
             await asyncio.sleep(0.02)
             if client.reader.at_eof() or site.refusals[Refusal.HEAD_TIMEOUT]:
                 break
         assert site.refusals[Refusal.HEAD_TIMEOUT] == 1
-        assert loop.time() - began < 0.4
+        assert n_sent < 20
 
 
 async def test_next_head_has_its_own_time() -> None:
-    async with serving(head_limit_s=0.05) as site, site.client() as client:
+    async with serving(head_limit_s=0.5) as site, site.client() as client:
         await client.send(GET + GET[:5])
         assert (await client.answer())[0] == 200
         assert status_of(await client.rest()) == 408
@@ -400,14 +401,14 @@ async def test_client_that_sends_on_after_a_refusal_is_not_read_from_without_end
 async def test_requests_sent_ahead_are_answered_in_order_without_holding_the_loop() -> None:
     n_requests = 600
     async with serving() as site, site.client() as client:
-        longest, loop = 0.0, asyncio.get_running_loop()
+        longest = 0.0
 
         async def watch() -> None:
             nonlocal longest
             while True:
-                began = loop.time()
+                began = time.thread_time()  # others may have the processor meanwhile
                 await asyncio.sleep(0)
-                longest = max(longest, loop.time() - began)
+                longest = max(longest, time.thread_time() - began)
 
         watching = asyncio.ensure_future(watch())
         bodies = [b"x" * (i % 7) for i in range(n_requests)]

@@ -360,7 +360,7 @@ async def test_probes_have_the_documented_shapes(site: Site) -> None:
     site.scheduler.behaviour = keeps_quiet
     site.scheduler.close()
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (ready := await site.http.get("/ready")).status_code != 503:
                 await asyncio.sleep(0.01)
         check_answer(ready, "/ready")

@@ -28,7 +28,7 @@ from services.frontend.http.server import (
 )
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])

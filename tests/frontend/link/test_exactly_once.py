@@ -272,5 +272,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.runner.close()
 
 
-ExactlyOnce.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+ExactlyOnce.TestCase.settings = settings(
+    max_examples=settings().max_examples // 2, stateful_step_count=60, deadline=None
+)
 test_exactly_once = ExactlyOnce.TestCase

@@ -52,7 +52,7 @@ async def site(tmp_path: Path, spans: RecordedSpans) -> AsyncIterator[Site]:
 
 
 async def until(spans: RecordedSpans, n_spans: int) -> tuple[ReadableSpan, ...]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(spans.all()) < n_spans:
             await asyncio.sleep(0.01)
     return spans.all()

@@ -155,7 +155,7 @@ async def test_a_process_that_is_gone_is_replaced_and_leaves_no_verdict() -> Non
     await check("start: /a/")
     process = checkers()[-1]
     process.kill()
-    process.wait(timeout=5)
+    process.wait(timeout=30)
     with pytest.raises(errors.PoolFull):
         await check("start: /ab/")
     assert check.verdicts == [""]

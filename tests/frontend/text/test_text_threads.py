@@ -22,7 +22,7 @@ class Work:
 
     def __call__(self) -> str:
         self.has_begun.set()
-        assert self.may_end.wait(10.0)
+        assert self.may_end.wait(30)
         return "done"
 
 
@@ -34,7 +34,7 @@ def work() -> Iterator[Work]:
 
 
 async def until_begun(work: Work) -> None:
-    assert await soon(asyncio.to_thread(work.has_begun.wait, 10.0))
+    assert await soon(asyncio.to_thread(work.has_begun.wait, 30))
 
 
 def begin(

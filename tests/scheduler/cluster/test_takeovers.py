@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.process import first_of
@@ -272,7 +272,6 @@ events = st.builds(
 CALM_S = 60.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rates=st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)),
     events=st.lists(events, min_size=1, max_size=8),

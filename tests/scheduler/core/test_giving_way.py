@@ -347,7 +347,6 @@ def serve_all(
         assert len(running.put_down) <= len(running.requests) * 4
 
 
-@settings(max_examples=60)
 @given(**WAYS)
 def test_everybody_ends_with_his_tokens_whoever_gives_way(
     coming: list[Coming],

@@ -39,7 +39,7 @@ class Master:
 
     async def __aenter__(self) -> "Master":
         stages = StaticStages([stage.address for stage in self.stages])
-        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=5)
+        pipeline = await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=30)
         self.engine = EngineMaster(
             pipeline,
             wake=self.news.set,
@@ -55,7 +55,7 @@ class Master:
         await self.engine.close()
 
     async def results(self) -> list[worker_pb2.IterationResult]:
-        await asyncio.wait_for(self.news.wait(), 5)
+        await asyncio.wait_for(self.news.wait(), 30)
         self.news.clear()
         return self.engine.take_results()
 
@@ -97,7 +97,7 @@ async def test_batches_go_round_the_pipeline_and_come_back_from_the_last_stage()
         assert list(first.n_new_blocks) == [2, 2]
         assert len(first.token_ids) == 10
         assert [a.row for a in second.admissions] == [2]
-        await asyncio.wait_for(_until(lambda: len(master.timings) == 4), 5)
+        await asyncio.wait_for(_until(lambda: len(master.timings) == 4), 30)
         assert sorted(master.timings) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
@@ -164,10 +164,8 @@ async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() ->
         batch = scheduler.select()
         assert batch is not None
         await master.engine.run(batch)
-        for _ in range(20):  # twice as long, while nothing is known of this machine
-            stages[0].controller.on_message(0, MessageKind.REPORT, sign_of_life(master))
-            await asyncio.sleep(0.1)
-        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 5)
+        await asyncio.sleep(2)  # twice as long, while nothing is known of this machine
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 30)
         stages[0].rank.answer(stages[0].rank.plans[0])
         [result] = await master.results()
         for _ in range(50):  # many more like it
@@ -251,9 +249,7 @@ async def test_each_pipeline_formed_of_the_same_stages_has_a_newer_epoch() -> No
 
 async def test_stages_that_never_come_up_are_named() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b"):
-        await gather(
-            StaticStages(["127.0.0.1:1"]), term=Unopposed(), pipeline_id="p", timeout_s=0.5
-        )
+        await gather(StaticStages(["127.0.0.1:1"]), term=Unopposed(), pipeline_id="p", timeout_s=1)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +306,7 @@ async def test_log_probabilities_of_several_reports_come_with_their_iteration() 
             stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
         [result] = await master.results()
         assert list(result.logprobs) == [first, second]
-        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 5)
+        await asyncio.wait_for(stages[0].rank.has_plan.wait(), 30)
         [plan] = map(worker_pb2.RunIterationsRequest.FromString, stages[0].rank.plans)
         [admission] = plan.admissions
         assert (admission.n_logprobs, admission.n_prompt_logprobs) == (4, 0)

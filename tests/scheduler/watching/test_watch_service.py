@@ -13,7 +13,7 @@ from services.common import rpc, rpc_handlers
 from services.scheduler.watching.watch_service import SERVICE, WatchService
 from tests.scheduler.watching.play import Play, kinds
 
-LIMIT_S = 10
+LIMIT_S = 30
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ async def test_a_stage_has_the_memory_that_every_rank_has_when_all_have_loaded()
         await asyncio.sleep(0)
         assert not waiting.done()
         loading.note_loaded(tp_rank, description.SerializeToString())
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     described = loading.describe()
     assert described is not None
     assert (described.model, described.n_kv_blocks, described.n_state_rows) == ("fake", 60, 6)

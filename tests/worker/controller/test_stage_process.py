@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from services.common import rpc, tls
 from services.common.health import LIVENESS, READINESS, STARTUP
 from services.local.child import Child
 from tests import checkpoints
+from tests.addresses import free_address
 from tests.certificates import Authority
 from tests.checkpoints import Oracle
 from tests.worker.engine.plans import decode, prefill
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [9, 8, 7]
 N_STAGES = 3
-REFORM_S = 10
+REFORM_S = 30
 """Far less than any timeout of a transfer, on a busy machine."""
 
 
@@ -78,13 +78,13 @@ class Stage:
     async def describe(self) -> worker_pb2.DescribeResponse:
         await self.child.wait_for("ready")
         description: worker_pb2.DescribeResponse = await self.stub.Describe(
-            worker_pb2.DescribeRequest(), timeout=5
+            worker_pb2.DescribeRequest(), timeout=30
         )
         return description
 
     async def says(self, service: str) -> bool:
         request = health_pb2.HealthCheckRequest(service=service)
-        response: health_pb2.HealthCheckResponse = await self.health.Check(request, timeout=5)
+        response: health_pb2.HealthCheckResponse = await self.health.Check(request, timeout=30)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     @property
@@ -135,7 +135,7 @@ class Pipeline:
     async def join(self) -> None:
         """Forms the next epoch."""
         self.epoch += 1
-        described = await self.stages[0].stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
+        described = await self.stages[0].stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
         self.rendezvous = described.rendezvous_address
         await asyncio.gather(*(self.join_one(index) for index in range(len(self.stages))))
 
@@ -164,7 +164,7 @@ class Pipeline:
         """The first token after the prompt."""
         watch = await self.reports(N_STAGES - 1)
         plans = await self.send_plan()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not (report := await watch.read()).HasField("result"):
                 assert not report.HasField("failure"), report
         plans.cancel()
@@ -208,15 +208,21 @@ async def whole(shared: Pipeline) -> Pipeline:
 
 
 async def test_epochs_leave_nothing_behind(whole: Pipeline) -> None:
-    used: list[list[tuple[int, int]]] = []
-    for _ in range(20):
+    processes = [p for stage in whole.stages for p in (stage.process, stage.rank)]
+
+    def used() -> list[int]:
+        return [n for p in processes for n in (p.num_threads(), p.num_fds())]
+
+    for _ in range(6):
         await whole.join()
         await whole.generate()
-        processes = [p for stage in whole.stages for p in (stage.process, stage.rank)]
-        used.append([(p.num_threads(), p.num_fds()) for p in processes])
-    for early, late in zip(used[5], used[-1], strict=True):
-        assert late[0] <= early[0] + 2
-        assert late[1] <= early[1] + 2
+    early = used()
+    for _ in range(14):
+        await whole.join()
+        await whole.generate()
+    async with asyncio.timeout(30):  # what an epoch had may go a moment after it
+        while any(now > then + 2 for then, now in zip(early, used(), strict=True)):
+            await asyncio.sleep(0.1)
 
 
 async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipeline) -> None:
@@ -225,7 +231,7 @@ async def test_a_busy_stage_gives_signs_of_life_as_an_idle_one_does(whole: Pipel
     first.suspend()  # so that the next one waits for its activations
     try:
         await whole.send_plan()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for _ in range(2):
                 assert (await watch.read()).HasField("heartbeat")
     finally:
@@ -297,11 +303,11 @@ async def test_a_rank_whose_main_thread_hangs_ends_its_stage(model: Path) -> Non
         await whole.join()
         watch = await whole.reports(0)
         plans = await whole.send_plan()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not (report := await watch.read()).HasField("result"):
                 assert report.HasField("heartbeat")
         await plans.write(decode([*PROMPT, 1], epoch=whole.epoch))
-        async with asyncio.timeout(10):  # a little of which a busy machine may take
+        async with asyncio.timeout(30):  # a little of which a busy machine may take
             while not (report := await watch.read()).HasField("failure"):
                 assert report.HasField("heartbeat")
             assert "rank 0: it hangs: it computes iteration 2 for" in report.failure.reason
@@ -332,8 +338,7 @@ async def test_a_controller_that_was_stopped_joins_the_next_epoch_with_its_ranks
 
 
 async def test_a_stage_says_how_it_is(model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        probed = f"127.0.0.1:{free.getsockname()[1]}"
+    probed = free_address()
     stage = await Stage.start(model, 0, f"--health-address={probed}", n_stages=1)
     statuses = health_pb2.HealthCheckResponse
     try:
@@ -375,20 +380,21 @@ async def test_with_certificates_only_the_right_roles_reach_a_stage_and_plans_pa
             async with connect(stages.stages[0].address) as channel:
                 stub = worker_pb2_grpc.WorkerServiceStub(channel)
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                    await stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
+                    await stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
                 assert refusal.value.code() is refused_with
 
 
 async def assign(stage: Stage, index: int, epoch: int) -> None:
     await stage.stub.AssignStage(
-        worker_pb2.AssignStageRequest(epoch=epoch, stage_index=index, n_stages=N_STAGES), timeout=5
+        worker_pb2.AssignStageRequest(epoch=epoch, stage_index=index, n_stages=N_STAGES), timeout=30
     )
 
 
+@pytest.mark.thorough
 async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path) -> None:
     worker = await Stage.start(model, None)
     try:
-        described = await worker.stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
+        described = await worker.stub.Describe(worker_pb2.DescribeRequest(), timeout=30)
         assert described.state == worker_pb2.WORKER_STATE_FREE
         [rank] = worker.process.children()
         assert await worker.says(STARTUP)

@@ -290,7 +290,7 @@ def test_nobody_waits_for_a_grammar_before_its_first_mask(
     may_compile, compile_now = threading.Event(), grammars._compile
 
     def compile_later(grammar: str) -> LLMatcher:
-        assert may_compile.wait(10)
+        assert may_compile.wait(30)
         return compile_now(grammar)
 
     monkeypatch.setattr(grammars, "_compile", compile_later)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.worker.engine.engine_core import CONFIG, sampled_tokens
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +59,7 @@ def test_mixed_batches_run_and_are_sampled_where_the_services_are_not_installed(
     assert tokens == sampled_tokens()
 
 
+@pytest.mark.thorough
 def test_only_the_loading_of_a_checkpoint_needs_more() -> None:
     run = run_on_bare_machine(
         "import importlib\n"

@@ -78,7 +78,9 @@ OLD_SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 class TestAgainstTransformers:
-    @pytest.mark.parametrize("n_stages", [1, 2, 3])
+    @pytest.mark.parametrize(
+        "n_stages", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))]
+    )
     @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
     def test_mixed_batches_have_the_oracles_logits_and_tokens(
         self, tmp_path: Path, shape: dict[str, Any], n_stages: int

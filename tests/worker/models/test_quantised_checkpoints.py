@@ -184,7 +184,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_once
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+# One scheme of each kind of file, whose matrices are compared too; the others where there is time.
+OFTEN = {"gptq-4-asymmetric-ordered", "awq", "packed-groups", "int8-channels", "float8-blocks"}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(scheme, marks=() if scheme in OFTEN else pytest.mark.thorough)
+        for scheme in SCHEMES
+    ],
+)
 def test_a_quantised_checkpoint_computes_what_its_numbers_mean(
     written: Written, scheme: str
 ) -> None:

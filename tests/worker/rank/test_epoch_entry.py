@@ -22,7 +22,7 @@ class Peers:
 
     def warm_up(self) -> None:
         if not self.answer:
-            assert self.is_aborted.wait(5)
+            assert self.is_aborted.wait(30)
             raise TransferError("aborted")
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
@@ -41,7 +41,7 @@ class Peers:
 def test_an_epoch_that_is_joined_can_be_called_off() -> None:
     peers = Peers(answer=True)
     entry = EpochEntry(1, lambda: peers)
-    assert entry.wait(5) is peers
+    assert entry.wait(30) is peers
     assert not entry.is_over
     entry.call_off("it is over")
     assert entry.is_over
@@ -53,7 +53,7 @@ def test_neighbours_that_do_not_answer_are_given_up() -> None:
     peers = Peers(answer=False)
     with pytest.raises(TransferError, match="the ranks of epoch 1 have not met"):
         EpochEntry(1, lambda: peers).wait(0.05)
-    assert peers.is_closed.wait(5)
+    assert peers.is_closed.wait(30)
 
 
 class MetAtTheLastMoment(EpochEntry):
@@ -63,7 +63,7 @@ class MetAtTheLastMoment(EpochEntry):
 
     def call_off(self, reason: str) -> None:
         self.peers.is_aborted.set()  # has `warm_up` return
-        self._opened.result(5)
+        self._opened.result(30)
         super().call_off(reason)
 
 
@@ -71,7 +71,7 @@ class Slow(Peers):
     """Neighbours who answer when told to."""
 
     def warm_up(self) -> None:
-        assert self.is_aborted.wait(5)
+        assert self.is_aborted.wait(30)
 
 
 def test_an_epoch_that_is_given_up_is_not_joined_after_all() -> None:
@@ -86,15 +86,15 @@ def test_what_is_built_too_late_is_closed() -> None:
     may_connect = threading.Event()
 
     def connect() -> Peers:
-        assert may_connect.wait(5)
+        assert may_connect.wait(30)
         return peers
 
     entry = EpochEntry(1, connect)
     entry.call_off("it is over")
     with pytest.raises(TransferError, match="it is over"):
-        entry.wait(5)
+        entry.wait(30)
     may_connect.set()
-    assert peers.is_closed.wait(5)
+    assert peers.is_closed.wait(30)
 
 
 def test_why_it_could_not_be_joined_is_said() -> None:
@@ -102,7 +102,7 @@ def test_why_it_could_not_be_joined_is_said() -> None:
         raise TransferError("no process group")
 
     with pytest.raises(TransferError, match="no process group"):
-        EpochEntry(1, connect).wait(5)
+        EpochEntry(1, connect).wait(30)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -111,7 +111,7 @@ def test_a_bug_is_not_taken_for_a_lost_neighbour() -> None:
         raise KeyError("bug")
 
     with pytest.raises(RuntimeError, match="could not connect"):
-        EpochEntry(1, connect).wait(5)
+        EpochEntry(1, connect).wait(30)
     for thread in threading.enumerate():
         if thread.name == "epoch 1":
-            thread.join(5)  # it says what it is
+            thread.join(30)  # it says what it is

@@ -137,10 +137,10 @@ def test_a_rank_that_connects_is_stopped_from_another_thread() -> None:
 
     def hang() -> None:
         is_connecting.set()
-        assert may_connect.wait(5)
+        assert may_connect.wait(30)
 
     def call_off() -> None:
-        assert is_connecting.wait(5)
+        assert is_connecting.wait(30)
         it.membership.leave_before(2)
 
     it.on_connect = hang
@@ -148,7 +148,7 @@ def test_a_rank_that_connects_is_stopped_from_another_thread() -> None:
     other.start()
     with pytest.raises(TransferError, match="epoch 1 is over"):
         it.join(1)
-    other.join(5)
+    other.join(30)
     assert it.membership.current is None
     may_connect.set()
     while not (it.peers and it.peers[0].is_closed):

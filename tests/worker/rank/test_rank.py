@@ -45,7 +45,7 @@ class Runner:
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
         self.is_computing.set()
-        assert self.may_compute.wait(5)
+        assert self.may_compute.wait(30)
         self.on_compute()
         return torch.zeros(sum(batch.n_tokens), 4)
 
@@ -75,7 +75,7 @@ class Receipt:
 
     def wait(self) -> None:
         if self.is_silent:
-            assert self.is_aborted.wait(5)
+            assert self.is_aborted.wait(30)
         if self.is_broken or self.is_silent:
             raise TransferError("nothing from rank 0")
 
@@ -131,7 +131,7 @@ class World:
     died_of: str = ""
 
     def read(self) -> tuple[MessageKind, bytes]:
-        frame = self.controller.receive(5)
+        frame = self.controller.receive(30)
         assert frame is not None
         return frame
 
@@ -176,7 +176,7 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
             raise TransferError("no process group")
         world.is_connecting.set()
         if request.epoch in world.hanging:
-            assert world.may_connect.wait(5)
+            assert world.may_connect.wait(30)
         world.peers.append(Peers(world.broken, world.silent))
         return world.peers[-1]
 
@@ -212,7 +212,7 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
         yield world
     finally:  # also after a failure, or the thread would keep the process from its end
         ours.close()
-        thread.join(5)
+        thread.join(30)
         theirs.close()
         assert not thread.is_alive()
 
@@ -314,7 +314,7 @@ def test_joining_in_vain_does_not_keep_a_rank_from_the_next_epoch() -> None:
     with running_rank() as world:
         world.hanging.add(1)
         world.tell_to_join(1)
-        assert world.is_connecting.wait(5)
+        assert world.is_connecting.wait(30)
         world.rank.membership.leave_before(2)
         assert world.read() == (MessageKind.NOT_JOINED, b"1 epoch 1 is over")
         assert world.join(2) is MessageKind.JOINED
@@ -357,7 +357,7 @@ def test_a_rank_goes_on_while_its_device_computes() -> None:
         for iteration in (1, 2, 3):
             world.runner.is_computing.clear()
             world.plan(1, iteration)
-            assert world.runner.is_computing.wait(5), "the one before has not been reported"
+            assert world.runner.is_computing.wait(30), "the one before has not been reported"
         device.n_passed = 10**6
         assert [world.report().result.iteration for _ in range(3)] == [1, 2, 3]
 
@@ -376,7 +376,7 @@ def test_a_rank_whose_device_computes_leaves_when_told_to() -> None:
     with running_rank(device) as world:
         assert world.join(1, stage_index=0, n_stages=1) is MessageKind.JOINED
         world.plan(1, 1)
-        assert world.runner.is_computing.wait(5)
+        assert world.runner.is_computing.wait(30)
         world.rank.membership.leave_before(2)
         while not world.peers[0].is_closed:
             time.sleep(0.001)

@@ -79,7 +79,7 @@ class StartedRank:
         self.description = worker_pb2.DescribeResponse.FromString(frame[1])
 
     def read(self) -> tuple[MessageKind, bytes]:
-        frame = self._controller.receive(10)
+        frame = self._controller.receive(30)
         assert frame is not None
         return frame
 
@@ -109,7 +109,7 @@ class StartedRank:
     def end(self) -> None:
         self._ours.close()
         self.rank.membership.leave_before(None)
-        self._thread.join(10)
+        self._thread.join(30)
         self._theirs.close()
         assert not self._thread.is_alive()
         self.rank._rendezvous = None  # so that who waits for others there waits no longer
@@ -184,7 +184,7 @@ def wait_for_entries() -> None:
     """Returns when no rank tries to enter an epoch any more."""
     for thread in threading.enumerate():
         if thread.name.startswith("epoch "):
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
 
 
@@ -192,7 +192,7 @@ def wait_at(address: str, epoch: int, world_rank: int) -> None:
     """Returns when a rank waits for the others of its epoch."""
     host, _, port = address.rpartition(":")
     store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    PrefixStore(f"p/{epoch}", store).wait([f"here/{world_rank}"], timedelta(seconds=10))
+    PrefixStore(f"p/{epoch}", store).wait([f"here/{world_rank}"], timedelta(seconds=30))
 
 
 def neighbour(address: str, epoch: int, *, stage_index: int) -> Transport:
@@ -284,7 +284,7 @@ def test_an_epoch_is_called_off_while_a_rank_is_in_it(
         ranks.join(1)
         ranks[1].send(prefill(PROMPT, epoch=1))  # whose activations nobody sends
         ranks[1].rank.membership.leave_before(2)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while ranks[1].rank.membership.current is not None:
             assert time.monotonic() < deadline
             time.sleep(0.001)

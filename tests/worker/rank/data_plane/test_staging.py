@@ -17,7 +17,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 def staged(address: str, stage: int, tp_rank: int) -> Transport:
     place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=2)
-    inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=10)
+    inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=60)
     return StagedTransport(inner)
 
 
