@@ -1,4 +1,4 @@
-"""Runs of benchmarks begin with a collection, which takes half a second where all tests are there."""
+"""Benchmarks collect garbage before they begin, which takes long where there are all tests."""
 
 import gc
 from collections.abc import Iterator
