@@ -42,13 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps the collector from what stays: all modules, and thousands of tests.
-
-    To look at these takes half a second each time, and nothing of them is ever free.
-    """
+    """Keeps the collector from modules and tests while they come: none of them is ever free."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
