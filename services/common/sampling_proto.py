@@ -3,19 +3,24 @@
 Apart from the definition, because the engine core knows no protobuf.
 """
 
+from operator import attrgetter
+
 from orcinus.v1 import sampling_pb2
 
 from services.common.sampling import OPTIONS, SamplingParams, TokenBiases, TokenLists
 
 _LISTS = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenLists))
 _BIASES = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenBiases))
+_values_of = attrgetter(*OPTIONS)
 _NUMBERS = tuple(name for name in OPTIONS if name not in (*_LISTS, *_BIASES))
 
 
 def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
     """Returns a message in which every field is set."""
-    fields = {name: getattr(params, name) for name in OPTIONS}
-    return sampling_pb2.SamplingParams(**fields | {name: dict(fields[name]) for name in _BIASES})
+    fields = dict(zip(OPTIONS, _values_of(params), strict=True))
+    for name in _BIASES:
+        fields[name] = dict(fields[name])
+    return sampling_pb2.SamplingParams(**fields)
 
 
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:

@@ -59,6 +59,23 @@ class Answer:
     they count. Stop strings end it here, once it has `min_tokens` tokens.
     """
 
+    # Slots keep what each token looks at together: hundreds of answers do not fit into a cache.
+    __slots__ = (
+        "_has_stops",
+        "_min_tokens",
+        "_n_characters",
+        "_offsets",
+        "_prompt_logprobs",
+        "_stop_token_ids",
+        "_stops",
+        "_text",
+        "has_news",
+        "index",
+        "is_finished",
+        "is_plain",
+        "n_tokens",
+    )
+
     def __init__(
         self,
         index: int,
@@ -72,11 +89,14 @@ class Answer:
         """With `has_offsets`, pieces say where in the text their tokens begin."""
         self.index = index
         self.n_tokens = 0
+        self.has_news = False
+        """Whether tokens of it have come in this call, besides those that its client had."""
         self.is_finished = False
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
-        self._is_plain = not (self._has_stops or has_offsets)
+        self.is_plain = not (self._has_stops or has_offsets)
+        """Whether tokens bring nothing but text, and do not end the answer here."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._offsets: list[int] | None = [] if has_offsets else None  # of the piece in the making
@@ -91,16 +111,13 @@ class Answer:
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Takes log-probabilities of the prompt, which the next piece has."""
         self._prompt_logprobs.append(logprobs)
-        self._is_plain = False
+        self.is_plain = False
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> Piece:
         """Takes new tokens and returns their piece; tokens after the one that completes a stop
         string are left out."""
-        if len(token_ids) == 1 and self._is_plain:
-            (token_id,) = token_ids
-            self.n_tokens += 1
-            text = "" if token_id in self._stop_token_ids else self._text.feed(token_id)
-            return Piece(self.index, text, (token_id,))
+        if self.is_plain:
+            return Piece(self.index, self.add_plain(token_ids), tuple(token_ids))
         text, n_taken = "", 0
         for token_id in token_ids:
             self.n_tokens += 1
@@ -123,6 +140,15 @@ class Answer:
         if self._offsets is None and not self._prompt_logprobs:
             return piece
         return self._with_logprobs(piece, logprobs)
+
+    def add_plain(self, token_ids: Sequence[int]) -> str:
+        """Takes new tokens of an answer that is plain, and returns the text that is new."""
+        self.n_tokens += len(token_ids)
+        text = ""
+        for token_id in token_ids:
+            if token_id not in self._stop_token_ids:
+                text += self._text.feed(token_id)
+        return text
 
     def finish(self, reason: FinishReason) -> Piece:
         """Ends the answer and returns its last piece, with the text that was held back."""

@@ -65,6 +65,33 @@ class Generation:
     With a resumption, the pieces are those that its client lacks.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_answers",
+        "_at_scheduler",
+        "_call",
+        "_endings",
+        "_expiry",
+        "_inbox",
+        "_n_cached",
+        "_n_prompt_tokens",
+        "_outlet",
+        "_pipeline_model",
+        "_place",
+        "_replayed",
+        "_resumption",
+        "_running",
+        "_shows_text_only",
+        "_span",
+        "_submissions",
+        "_tokenizer",
+        "_until",
+        "model",
+        "options",
+        "prompts",
+        "request_id",
+    )
+
     def __init__(
         self,
         options: GenerationOptions,
@@ -111,6 +138,7 @@ class Generation:
         self._call = call or Call(self.n_answers)
         self._inbox = Inbox(place.budget, refusals=place.refusals)
         self._outlet: Outlet | None = None
+        self._shows_text_only = not options.shows_tokens
         self._endings: list[Piece] = []
         self._replayed: dict[int, MessageReader] = {}
         """Readers of answers to go on with."""
@@ -126,8 +154,6 @@ class Generation:
         )
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
-        self._with_tokens: set[int] = set()
-        """Answers that have got tokens in this call."""
         self._n_cached: dict[int, int] = {}
         """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
@@ -254,15 +280,15 @@ class Generation:
             answers.add(piece)
         return answers.best()
 
-    def put_nowait(self, event: Event, /) -> None:
+    def put(self, event: Event, answer: Answer) -> None:
         """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
-        if event.request_id not in self._at_scheduler:
-            return
         if isinstance(event, Tokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
-                self._send_at_once(event, outlet)
+                self._send_at_once(event, answer, outlet)
                 return
+        elif event.request_id not in self._at_scheduler:
+            return
         elif not isinstance(event, PromptLogprobs):
             self._submissions.note_arrival(event)
         if not isinstance(event, Accepted):
@@ -274,6 +300,10 @@ class Generation:
         """Returns the message that submits an answer."""
         return self._answers.submission(index)
 
+    def inbox(self, index: int) -> "AnswerInbox":
+        """Returns the inbox for the events of an answer that is submitted."""
+        return AnswerInbox(self, self._answers.begun[self._answers.name(index)])
+
     def close(self) -> None:
         """Cancels the answers that still run; does nothing the second time."""
         if self._expiry is not None:
@@ -283,10 +313,13 @@ class Generation:
         self._inbox.close()
         self._span.closed(self._answers.n_tokens)
 
-    def _send_at_once(self, event: Tokens, outlet: Outlet) -> None:
+    def _send_at_once(self, event: Tokens, answer: Answer, outlet: Outlet) -> None:
         """Does what the reader, which waits, would do with new tokens."""
-        answer = self._answers.begun[event.request_id]
         try:
+            if answer.is_plain and answer.has_news and self._shows_text_only:
+                if text := answer.add_plain(event.token_ids):
+                    outlet.take_text(answer.index, text)
+                return
             piece = self._take_tokens(event, answer)
             if answer.is_finished:
                 self._end(event.request_id, answer, piece)
@@ -356,7 +389,8 @@ class Generation:
         return Piece(answer.index)
 
     def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
-        if answer.index not in self._with_tokens:
+        if not answer.has_news:
+            answer.has_news = True
             self._note_first(event, answer.index)
             if not self._answers.prompt(answer.index).max_new_tokens:
                 return self._cut_off(event, answer.finish(FinishReason.LENGTH))
@@ -369,7 +403,6 @@ class Generation:
         return last
 
     def _note_first(self, event: Tokens, index: int) -> None:
-        self._with_tokens.add(index)
         self._span.first_token()
         self._call.took_tokens(index)
         if not event.start:
@@ -394,3 +427,17 @@ class Generation:
         if piece.text or piece.finish_reason or piece.prompt_logprobs is not None:
             return True
         return bool(piece.token_ids) and self.options.shows_tokens
+
+
+class AnswerInbox:
+    """The inbox for the events of one answer of a call."""
+
+    __slots__ = ("_answer", "_generation")
+
+    def __init__(self, generation: Generation, answer: Answer) -> None:
+        self._generation = generation
+        self._answer = answer
+
+    def put_nowait(self, event: Event, /) -> None:
+        """Takes an event when it arrives."""
+        self._generation.put(event, self._answer)

@@ -309,14 +309,8 @@ class GenerationService:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
         prompts = await self._request_encoder.encode(request, limits, place.share)
-        place.share.grow(self._n_token_bytes(prompts, request.options.n_generated))
-        place.share.grow(_n_prompt_logprob_bytes(prompts, request.options))
-        place.share.grow(
-            request.options.n_bytes * min(request.n_answers, self._limits.max_answers_at_once)
-        )
+        place.share.grow(self._n_bytes(prompts, request.options))
         client_call = current_call()
-        n_copies = 1 + min(request.options.n_generated, self._limits.max_answers_at_once)
-        place.share.grow(n_copies * sum(len(prompt.answer_format.grammar) for prompt in prompts))
         return Generation(
             request.options,
             prompts,
@@ -402,6 +396,19 @@ class GenerationService:
 
     def _model_limits(self, pipeline: Pipeline) -> Limits:
         return Limits(pipeline, self._model.names)
+
+    def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
+        """Returns about how many bytes a request takes from when its prompts are tokens, besides
+        those that it came with."""
+        n_at_once = self._limits.max_answers_at_once
+        n_answers = len(prompts) * options.n_generated
+        n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
+        return (
+            self._n_token_bytes(prompts, options.n_generated)
+            + _n_prompt_logprob_bytes(prompts, options)
+            + options.n_bytes * min(n_answers, n_at_once)
+            + n_grammar_bytes * (1 + min(options.n_generated, n_at_once))
+        )
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
         """Returns about how many bytes the tokens of prompts take, besides those that came as

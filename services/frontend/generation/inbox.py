@@ -41,6 +41,18 @@ RETRY_AFTER_S = 1.0
 class Inbox:
     """A queue of events for one reader."""
 
+    __slots__ = (
+        "_arrival",
+        "_budget",
+        "_error",
+        "_events",
+        "_max_loose",
+        "_n_read",
+        "_refusals",
+        "_share",
+        "is_awaited",
+    )
+
     def __init__(self, budget: MemoryBudget, *, refusals: Refusals) -> None:
         self._events: deque[Event] = deque()
         self._max_loose = MAX_LOOSE

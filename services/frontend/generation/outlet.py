@@ -18,3 +18,6 @@ class Outlet(Protocol):
 
     def take(self, piece: Piece) -> None:
         """Takes a piece."""
+
+    def take_text(self, index: int, text: str) -> None:
+        """Takes a piece of an answer that has nothing but text, and is not the answer's first."""

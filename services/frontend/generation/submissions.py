@@ -18,11 +18,14 @@ from services.frontend.link.submitted_request import Inbox
 from services.frontend.observing.request_span import RequestSpan
 
 
-class Call(Inbox, Protocol):
-    """A call whose answers are submitted; it takes their events."""
+class Call(Protocol):
+    """A call whose answers are submitted."""
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer."""
+
+    def inbox(self, index: int) -> Inbox:
+        """Returns the inbox for the events of an answer that is submitted."""
 
 
 class Submissions:
@@ -117,13 +120,14 @@ class Submissions:
         while (
             call is not None and self._waiting and len(self.at_scheduler) < self._place.max_at_once
         ):
-            submission = call.submission(self._waiting.popleft())
+            index = self._waiting.popleft()
+            submission = call.submission(index)
             self.at_scheduler.add(submission.request_id)
             if until is not None:
                 self._unaccepted.add(submission.request_id)
             self._scheduler.submit(
                 submission,
-                call,
+                call.inbox(index),
                 model=self._model,
                 until=until,
                 deadline=self.deadline,

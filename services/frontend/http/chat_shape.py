@@ -20,6 +20,8 @@ from services.frontend.text.message_reader import (
 class ChatShape(Shape):
     """The shape of POST /v1/chat/completions."""
 
+    __slots__ = ("_readers",)
+
     id_prefix = "chatcmpl-"
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

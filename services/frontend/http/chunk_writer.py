@@ -2,7 +2,8 @@
 
 A message of ASGI goes through the layers of the app, each a coroutine, which is a third of what a
 token costs. A connection offers a stream this way around them, for use once its headers are out.
-The end of the answer goes through them.
+The end of the answer goes through them. It also says when the connection is lost, which a message
+would tell only to a task that waits for it.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ EXTENSION, WRITER = "orcinus.chunks", "writer"
 class ChunkWriter:
     """Writes chunks of one answer to a connection."""
 
+    __slots__ = ("_time", "_write", "flow", "gone", "wrote_at")
+
     def __init__(
         self,
         transport: asyncio.WriteTransport,
@@ -26,6 +29,8 @@ class ChunkWriter:
     ) -> None:
         self.flow = flow
         """The connection's flow control."""
+        self.gone: asyncio.Future[None] = loop.create_future()
+        """Done once the connection is lost."""
         self._write = transport.write
         self._time = loop.time
         self.wrote_at = 0.0
@@ -40,6 +45,11 @@ class ChunkWriter:
         """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
         self.wrote_at = self._time()
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def note_loss(self) -> None:
+        """Notes that the connection is lost."""
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def offer(self, scope: HTTPScope) -> None:
         """Puts this writer into the scope of the request that it answers."""

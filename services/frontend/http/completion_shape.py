@@ -12,6 +12,8 @@ from services.frontend.http.openai_response import NO_OTHERS, Json, Shape, Shown
 class CompletionShape(Shape):
     """The shape of POST /v1/completions; with `echo`, answers begin with their prompt."""
 
+    __slots__ = ("_echo", "_n_echoed")
+
     id_prefix = "cmpl-"
     answer_object = "text_completion"
     chunk_object = "text_completion"

@@ -95,6 +95,7 @@ class Connection(HttpToolsProtocol):
         self._n_dropped = 0  # bytes that came after that
         self._incoming = IncomingRequest(limits)
         self._current: RequestResponseCycle | None = None  # being answered; `cycle` came last
+        self._chunks: ChunkWriter | None = None  # of its answer
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Callable[[], None] | None = None
 
@@ -140,6 +141,8 @@ class Connection(HttpToolsProtocol):
         """Ends the request that is being answered, if there is one."""
         if self._current is not None:
             self._current.message_event.set()
+        if self._chunks is not None:
+            self._chunks.note_loss()
         super().connection_lost(exc)
         self._break_cycles()
 
@@ -148,7 +151,7 @@ class Connection(HttpToolsProtocol):
         garbage collector that finds it later holds up every stream meanwhile."""
         self.cycle = self._current = None  # type: ignore[assignment]
         self.pipeline.clear()
-        self._place = self._unread = None
+        self._place = self._unread = self._chunks = None
         if isinstance(self.transport, GatheringTransport):
             self.transport.detach()
 
@@ -351,7 +354,8 @@ class Connection(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         else:
-            ChunkWriter(self.transport, self.flow, self.loop).offer(cycle.scope)
+            self._chunks = ChunkWriter(self.transport, self.flow, self.loop)
+            self._chunks.offer(cycle.scope)
         self._current = cycle
         share = self._shares.requests
         if cycle.scope["method"] in WITHOUT_BODY:

@@ -131,18 +131,26 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     Raises:
         RequestCancelled: the client went away; the work has been cancelled and has ended.
     """
+    watching = asyncio.ensure_future(_wait_disconnect(receive))
+    try:
+        return await _until(watching, work)
+    finally:
+        watching.cancel()
+
+
+async def _until(gone: asyncio.Future[None], work: Coroutine[Any, Any, Result]) -> Result:
+    """Does what `while_connected` does; the future is done when the client has gone."""
     task = asyncio.current_task()
     assert task is not None
     has_gone = False
 
-    def leave(watching: asyncio.Task[None]) -> None:
+    def leave(gone: asyncio.Future[None]) -> None:
         nonlocal has_gone
-        if not watching.cancelled():
+        if not gone.cancelled():
             has_gone = True
             task.cancel()
 
-    watching = asyncio.ensure_future(_wait_disconnect(receive))
-    watching.add_done_callback(leave)
+    gone.add_done_callback(leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -150,8 +158,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
             raise errors.RequestCancelled("the client has gone away") from None
         raise
     finally:
-        watching.remove_done_callback(leave)
-        watching.cancel()
+        gone.remove_done_callback(leave)
 
 
 async def _wait_disconnect(receive: Receive) -> None:
@@ -185,8 +192,14 @@ class EventStream(Response):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chunks = ChunkWriter.of(scope)
+        sending = self._send_all(send, chunks)
         with suppress(errors.RequestCancelled):  # nobody is there to be told
-            await while_connected(receive, self._send_all(send, ChunkWriter.of(scope)))
+            if chunks is None:
+                await while_connected(receive, sending)
+            else:
+                chunks.flow.resume_reading()  # a long body may have paused it, and an end is read
+                await _until(chunks.gone, sending)
 
     async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
         output = EventOutput(send, self.raw_headers, comment_s=self._comment_s, chunks=chunks)

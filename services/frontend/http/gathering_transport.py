@@ -47,6 +47,17 @@ class GatheringTransport(asyncio.Transport):
     can share a part of each round with each other.
     """
 
+    __slots__ = (
+        "_gathered",
+        "_n_bytes",
+        "_on_close",
+        "_reads",
+        "_round",
+        "_share",
+        "_transport",
+        "_waits_to_read",
+    )
+
     def __init__(
         self,
         transport: asyncio.Transport,

@@ -291,7 +291,8 @@ class OpenAIApi:
         async with self._service.open(request, account) as generation:
             shape = _shape(generation, body, position)
             await output.start()
-            async for piece in generation.pieces(EventOutlet.of(output, shape.events)):
+            outlet = EventOutlet.of(output, shape.events, shape.text_event)
+            async for piece in generation.pieces(outlet):
                 events = shape.events(piece)
                 if piece.n_logprobs > MANY_LOGPROBS:
                     events = await asyncio.to_thread(list, events)

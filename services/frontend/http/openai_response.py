@@ -64,6 +64,20 @@ NO_OTHERS = ShownFields()
 class Shape(ABC):
     """The shape of the answers of one kind of generation, from a position in its stream on."""
 
+    __slots__ = (
+        "_chunk_end",
+        "_chunk_start",
+        "_counts_usage",
+        "_generation",
+        "_has_ids",
+        "_has_text_only",
+        "_ids",
+        "_n_prompt_logprobs",
+        "_seed",
+        "_text_end",
+        "_text_starts",
+    )
+
     id_prefix: str
     answer_object: str
     chunk_object: str
@@ -105,10 +119,17 @@ class Shape(ABC):
 
     def events(self, piece: Piece) -> Iterable[Event]:
         """Returns the events for a new piece of an answer, a chunk in JSON each."""
-        start = self._text_starts.get(piece.index)
-        if start is not None and piece.finish_reason is None:
-            return (b"%b%b%b" % (start, text_json(piece.text), self._text_end),)
+        if piece.finish_reason is None:
+            event = self.text_event(piece.index, piece.text)
+            if event is not None:
+                return (event,)
         return self._events(piece)
+
+    def text_event(self, index: int, text: str) -> Event | None:
+        """Returns the event for new text of an answer; None if the stream has other chunks, or has
+        none of the answer yet."""
+        start = self._text_starts.get(index)
+        return None if start is None else b"%b%b%b" % (start, text_json(text), self._text_end)
 
     def usage_event(self) -> Event:
         """Returns the last event of a stream, for clients that want to know the usage."""

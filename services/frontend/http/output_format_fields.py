@@ -110,6 +110,8 @@ class OutputFormatFields(BaseModel):
         Raises:
             InvalidRequest: two formats are asked for, or one that cannot be.
         """
+        if self.model_fields_set.isdisjoint(OutputFormatFields.model_fields):
+            return None
         given = list(self._formats())
         if len(given) > 1:
             (first, _), (second, _), *_ = given

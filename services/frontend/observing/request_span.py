@@ -4,7 +4,7 @@ OpenTelemetry's conventions for generative AI. Prompts and answers are not in it
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode, Tracer
@@ -100,18 +100,23 @@ class RequestSpan:
 UNRECORDED = RequestSpan()
 
 
-@contextmanager
 def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
-) -> Iterator[RequestSpan]:
-    """Yields the span of a call that runs inside the block, if the call of its protocol is
-    recorded.
+) -> AbstractContextManager[RequestSpan]:
+    """Returns a context manager of the span of a call that runs inside its block. It is recorded if
+    the call of its protocol is.
 
     `model` is what is served, or nothing: clients would make names up.
     """
     if not trace.get_current_span().is_recording():
-        yield UNRECORDED
-        return
+        return nullcontext(UNRECORDED)
+    return _recorded_span(tracer, request, model=model)
+
+
+@contextmanager
+def _recorded_span(
+    tracer: Tracer, request: GenerationRequest, *, model: str
+) -> Iterator[RequestSpan]:
     is_chat = any(isinstance(prompt, Conversation) for prompt in request.prompts)
     operation = "chat" if is_chat else "text_completion"
     span = tracer.start_span(

@@ -192,6 +192,16 @@ class IncrementalText:
     `marks` are texts of special tokens that are wanted: the text begins anew after each.
     """
 
+    __slots__ = (
+        "_delivered",
+        "_is_whole",
+        "_marks",
+        "_n_settled",
+        "_tokenizer",
+        "_whole_text",
+        "_window",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,

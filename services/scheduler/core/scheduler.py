@@ -264,13 +264,13 @@ class Scheduler:
                 sampled[place].is_cut = True
         drafted: list[Update] = []
         if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
-            updates = list(map(self._apply_span, batch.spans, token_ids))
+            updates = list(map(self._apply_to, batch.columns.requests, token_ids))
         else:
             tokens = iter(token_ids)
             updates = [
                 self._apply_drafts(span, self._drafting.right_tokens(span, tokens), drafted)
                 if span.n_drafts and self._drafting is not None
-                else self._apply_span(span, next(tokens) if span.is_sampled else None)
+                else self._apply_to(span.request, next(tokens) if span.is_sampled else None)
                 for span in batch.spans
             ]
         if self._drafting is not None:
@@ -348,19 +348,19 @@ class Scheduler:
         request = span.request
         request.n_drafts = 0
         if request.state is RequestState.FINISHED or request.is_cancelled:
-            return self._apply_span(span, token_ids[0])
+            return self._apply_to(request, token_ids[0])
         for token_id in token_ids[:-1]:
             if token_id in request.stop_token_ids:
-                return self._apply_span(span, token_id)
+                return self._apply_to(request, token_id)
             request.accept(token_id)
             request.n_scheduled += 1  # where the draft of it was
             updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
-        return self._apply_span(span, token_ids[-1])
+        return self._apply_to(request, token_ids[-1])
 
-    def _apply_span(self, span: Span, token_id: int | None) -> Update | None:
-        request = span.request
+    def _apply_to(self, request: Request, token_id: int | None) -> Update | None:
+        """Takes the last token that a span of a request brought; None if it was to bring none."""
         request.n_in_flight -= 1
-        request.n_awaited -= span.is_sampled
+        request.n_awaited -= token_id is not None
         if request.state is _FINISHED:
             self._release_if_unused(request)
             if self._lending is not None and not request.n_in_flight:

@@ -99,6 +99,9 @@ class Failing:
             raise ValueError("cannot be written")
         self.taken.append(piece.text)
 
+    def take_text(self, index: int, text: str) -> None:
+        self.take(Piece(index, text))
+
 
 async def texts_of(generation: Generation, outlet: Outlet) -> list[str]:
     """The pieces that the reader gets."""

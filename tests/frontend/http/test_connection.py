@@ -69,6 +69,10 @@ class App:
                 response = StreamingResponse(self._pieces(b"piece,", 3))
             case "/events":
                 response = EventStream(self._write, explain=lambda error: b"", comment_s=60.0)
+            case "/silent":
+                await self.read_on.wait()
+                await request.body()
+                response = EventStream(self._be_silent, explain=lambda error: b"", comment_s=60.0)
             case "/big":
                 response = StreamingResponse(self._pieces(bytes(10_000), 10_000))
             case "/wait":
@@ -111,6 +115,14 @@ class App:
                 await output.write(event)
             if number % 50 == 0:
                 await asyncio.sleep(0)
+
+    async def _be_silent(self, output: EventOutput) -> None:
+        await output.start()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.n_disconnects += 1
+            raise
 
     async def _pieces(self, piece: bytes, n_pieces: int) -> AsyncIterator[bytes]:
         for _ in range(n_pieces):
@@ -443,6 +455,22 @@ async def test_client_that_has_sent_ahead_and_gone_is_noticed() -> None:
             await client.send(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
             await until(lambda: site.app.n_requests == 1)
             await client.send(GET)
+        await until(lambda: site.app.n_disconnects == 1)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("n_bytes", [10, 300_000])
+async def test_client_that_goes_ends_its_stream(version: bytes, n_bytes: int) -> None:
+    head = b"POST /silent HTTP/%b\r\n%bContent-Length: %d\r\n\r\n" % (version, HOST, n_bytes)
+    async with serving() as site:
+        async with site.client() as client:
+            client.writer.write(head + bytes(n_bytes))
+            await until(lambda: site.app.n_requests == 1)
+            site.app.read_on.set()
+            await client.writer.drain()
+            async with asyncio.timeout(TIMEOUT_S):
+                await client.reader.readuntil(b"\r\n\r\n")
+            assert site.app.n_disconnects == 0
         await until(lambda: site.app.n_disconnects == 1)
 
 
