@@ -37,7 +37,7 @@ import uvloop
 from matplotlib.figure import Figure
 
 from benchmarks import local_system, machine, records
-from benchmarks.contestants import OURS
+from benchmarks.contestants import OUR_DTYPES, OURS
 from benchmarks.peers import peer_process
 from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS
 from benchmarks.records import RequestRecord, RunRecord, Spread
@@ -177,7 +177,8 @@ async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_ca
 
 async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
     """Runs the chat with a system of its own."""
-    arguments = [f"--model={options.model}", "--log-level=ERROR", *options.system.split()]
+    arguments = [f"--model={options.model}", f"--dtype={OUR_DTYPES[options.dtype]}"]
+    arguments += ["--log-level=ERROR", *options.system.split()]
     arguments.append("--prefix-cache" if has_cache else "--no-prefix-cache")
     limits = httpx.Limits(max_connections=options.users)
     async with (
@@ -211,7 +212,7 @@ async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bo
         PEERS[name],
         venvs=options.venvs,
         model=Path(options.model),
-        dtype="bf16",
+        dtype=options.dtype,
         threads=options.threads,
         options=arguments,
     )
@@ -350,6 +351,9 @@ def main() -> None:
     parser.add_argument("--n-answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument(
         "--think-s", type=float, default=0.0, help="seconds before each question, in the mean"
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(OUR_DTYPES), default="bf16", help="of all engines"
     )
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
     parser.add_argument("--system", default="", help="more options of services.local")
