@@ -58,14 +58,7 @@ def test_it_sets_a_peer_beside_ours_by_whether_it_caches(tmp_path: Path) -> None
 
 def options_of(*, think_s: float) -> argparse.Namespace:
     return argparse.Namespace(
-        dtype="bf16",
-        seed=0,
-        users=2,
-        turns=3,
-        n_system=4,
-        n_question=2,
-        n_answer=5,
-        think_s=think_s,
+        seed=0, users=2, turns=3, n_system=4, n_question=2, n_answer=5, think_s=think_s
     )
 
 
