@@ -58,8 +58,8 @@ class ChunkedPolicy:
         return self.max_batch_tokens
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns as many requests as fit, in the order of the pool, each with as many tokens as
-        fit."""
+        """Returns as many requests as fit, but of prompts one group, in the order of the pool, each
+        with as many tokens as fit."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
@@ -99,6 +99,6 @@ class ChunkedPolicy:
 
 
 def _is_group(n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
-    """Returns whether prompts with so many tokens are the group with which to begin, if as many
-    more wait, which are taken to be as long."""
+    """Returns whether `n_prompts` with so many tokens together are the group to run first, if
+    `n_waiting` more wait, which are taken to be as long."""
     return n_tokens * n_prompts >= OVERHEAD_TOKENS * (n_prompts + n_waiting) > 0
