@@ -28,38 +28,22 @@ LIBRARY = ctypes.CDLL(None)
 NO_ADDRESS = bytes(16)
 """A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets a connection."""
 
-SOCKADDR = struct.Struct("=H2s24x")
-"""Family and port of a `struct sockaddr_in` or `sockaddr_in6`, and room for the longer one."""
-
-FAMILIES = frozenset({socket.AF_INET, socket.AF_INET6})
-
 Address = tuple[str, int]
 
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
     """Yields this process's sockets of a port, each for as long as it is the last one yielded."""
-    for descriptor in _descriptors_at(port):
-        # Named AF_INET6, whose addresses are longer, it tells both kinds. Neither this nor
-        # `detach` changes whether the socket blocks, which it shares with gRPC; `dup` would.
-        found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
-        try:
-            yield found
-        finally:
-            found.detach()
-
-
-def _descriptors_at(port: int) -> list[int]:
-    """Returns the descriptors of this process's sockets of a port. Most are of the other API, so
-    the library is asked, which takes a third of the time that an object for each would."""
-    wanted, name = port.to_bytes(2, "big"), ctypes.create_string_buffer(SOCKADDR.size)
-    found = []
     for descriptor in map(int, os.listdir(FDS)):
-        size = ctypes.c_uint32(SOCKADDR.size)
-        if LIBRARY.getsockname(descriptor, name, ctypes.byref(size)) == 0:  # a socket
-            family, its_port = SOCKADDR.unpack(name)
-            if its_port == wanted and family in FAMILIES:
-                found.append(descriptor)
-    return found
+        with suppress(OSError):  # no socket, or gone
+            # Named AF_INET6, whose addresses are longer, it tells both kinds. Neither this nor
+            # `detach` changes whether the socket blocks, which it shares with gRPC; `dup` would.
+            found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
+            try:
+                name = found.getsockname()
+                if isinstance(name, tuple) and name[1] == port:
+                    yield found
+            finally:
+                found.detach()
 
 
 def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:

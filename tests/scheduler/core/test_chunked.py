@@ -199,7 +199,7 @@ def test_prompts_that_come_together_have_their_first_tokens_nearly_as_soon_as_ca
 
 
 def test_few_prompts_run_in_groups_and_many_fill_the_batch() -> None:
-    assert groups_of(16, 28) == [4, 3, 3, 2, 2, 2]
+    assert groups_of(16, 28) == [7, 5, 4]
     assert groups_of(3, 4) == [3]
     assert groups_of(100, 200)[0] == 3, "the last of them is cut"
 

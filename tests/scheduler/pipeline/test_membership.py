@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -51,15 +52,8 @@ def members(pipeline: Pipeline) -> list[str]:
 @contextlib.asynccontextmanager
 async def silent() -> AsyncIterator[str]:
     """The address of a host that takes connections and says nothing."""
-    streams: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: streams.append(writer), "127.0.0.1", 0)
-    try:
-        host, port = server.sockets[0].getsockname()
-        yield f"{host}:{port}"
-    finally:
-        for stream in streams:
-            stream.close()
-        server.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield "{}:{}".format(*listener.getsockname())
 
 
 async def test_free_workers_become_the_stages_and_one_more_is_a_spare() -> None:
