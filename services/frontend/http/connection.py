@@ -140,11 +140,15 @@ class Connection(HttpToolsProtocol):
     def _end_request(self, exc: Exception | None) -> None:
         """Ends the request that is being answered, if there is one."""
         if self._current is not None:
-            self._current.message_event.set()
-        if self._chunks is not None:
-            self._chunks.note_loss()
+            self._end_reading(self._current)
         super().connection_lost(exc)
         self._break_cycles()
+
+    def _end_reading(self, cycle: RequestResponseCycle) -> None:
+        """Tells whoever answers a request that nothing more of it comes, nor is read."""
+        cycle.message_event.set()
+        if self._chunks is not None:
+            self._chunks.note_loss()
 
     def _break_cycles(self) -> None:
         """Lets go of what refers back to this connection, whose memory is then free at once. A
@@ -426,7 +430,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._end(refused.status, refused.message)
             cycle.disconnected = True  # for its reader: the rest of the body will never come
-            cycle.message_event.set()
+            self._end_reading(cycle)
 
     def _end(self, status: HTTPStatus, message: str) -> None:
         """Answers and closes. A client that is still sending would lose the answer if its

@@ -39,7 +39,7 @@ _OF_REST = b"rest"
 """What the key of a rest ends with, after that of the block before it."""
 
 MAX_BLOCKS = 2**18
-"""Blocks in the cache at most: 60 MB of this process's memory."""
+"""Blocks in the cache at most: 80 MB of this process's memory."""
 
 
 class Sharer(Protocol):

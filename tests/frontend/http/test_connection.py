@@ -69,10 +69,8 @@ class App:
                 response = StreamingResponse(self._pieces(b"piece,", 3))
             case "/events":
                 response = EventStream(self._write, explain=lambda error: b"", comment_s=60.0)
-            case "/silent":
-                await self.read_on.wait()
-                await request.body()
-                response = EventStream(self._be_silent, explain=lambda error: b"", comment_s=60.0)
+            case "/silent" | "/silent-unread":
+                response = await self._silence(request)
             case "/big":
                 response = StreamingResponse(self._pieces(bytes(10_000), 10_000))
             case "/wait":
@@ -115,6 +113,12 @@ class App:
                 await output.write(event)
             if number % 50 == 0:
                 await asyncio.sleep(0)
+
+    async def _silence(self, request: Request) -> EventStream:
+        if request.url.path == "/silent":
+            await self.read_on.wait()
+            await request.body()
+        return EventStream(self._be_silent, explain=lambda error: b"", comment_s=60.0)
 
     async def _be_silent(self, output: EventOutput) -> None:
         await output.start()
@@ -471,6 +475,17 @@ async def test_client_that_goes_ends_its_stream(version: bytes, n_bytes: int) ->
             async with asyncio.timeout(TIMEOUT_S):
                 await client.reader.readuntil(b"\r\n\r\n")
             assert site.app.n_disconnects == 0
+        await until(lambda: site.app.n_disconnects == 1)
+
+
+async def test_body_that_cannot_be_ends_the_stream_that_does_not_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.frontend.http.connection.GOODBYE_S", 2 * TIMEOUT_S)
+    head = b"GET /silent-unread HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    async with serving() as site, site.client() as client:
+        await client.send(head + b"ZZZ\r\n")
+        assert (await client.answer())[0] == 400
         await until(lambda: site.app.n_disconnects == 1)
 
 

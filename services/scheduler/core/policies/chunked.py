@@ -73,7 +73,9 @@ class ChunkedPolicy:
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1
-            elif _is_group(n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)):
+            elif request.reservation is None and _is_group(
+                n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
+            ):
                 break
             reservation = request.reservation or kv_manager.reserve(request)
             if reservation is None:
