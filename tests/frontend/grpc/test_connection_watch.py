@@ -261,6 +261,22 @@ def test_metadata_counts_as_part_of_its_call(sockets: Sockets) -> None:
     assert is_open(server)
 
 
+def test_sockets_that_are_closed_while_others_are_looked_at_are_left_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        address = listener.getsockname()
+        accepted = []
+        for _ in range(4):
+            stack.enter_context(socket.create_connection(address))
+            accepted.append(stack.enter_context(listener.accept()[0]))
+        n_found = 0
+        for found in server_sockets.sockets_at(address[1]):
+            n_found += 1
+            for connection in accepted:
+                if connection.fileno() != found.fileno():
+                    connection.close()
+        assert n_found <= 2, "the listener, and one that was looked at"
+
+
 async def test_the_kernel_keeps_little_for_a_connection() -> None:
     watch = ConnectionWatch(Refusals(), max_message_bytes=MAX_MESSAGE_BYTES)
     with socket.create_server(("127.0.0.1", 0)) as listener:
