@@ -50,6 +50,7 @@ from services.tune.system import System, SystemFailed, running
 from simulator.costs import LinearCosts
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome, percentile
+from simulator.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "predict.json"
@@ -181,9 +182,10 @@ def predict(
     case: Case, costs: LinearCosts, memory: Memory, requests: Sequence[workload.PlannedRequest]
 ) -> Outcome:
     """Returns how requests would go, by the scheduler that serves."""
-    scheduler = scheduler_of(case.candidate, memory, policy=case.policy)
+    clock = VirtualClock()
+    scheduler = scheduler_of(case.candidate, memory, clock, policy=case.policy)
     arrivals = [Arrival(each.arrival_s, each.n_prompt, each.n_output) for each in requests]
-    return Simulation(scheduler, costs, arrivals).run()
+    return Simulation(scheduler, costs, arrivals, clock=clock).run()
 
 
 def slower(costs: LinearCosts, factor: float) -> LinearCosts:

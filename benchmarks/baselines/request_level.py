@@ -44,6 +44,7 @@ class RequestLevelPolicy:
     """First come, first served, in whole batches; `n_groups` of them at a time."""
 
     max_span_tokens = None
+    prompt_groups = None
 
     def __init__(
         self, *, max_batch_size: int, microbatch_size: int | None = None, n_groups: int = 1

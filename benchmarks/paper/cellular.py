@@ -19,6 +19,7 @@ class CellularPolicy:
 
     name = "cellular"
     max_span_tokens = None
+    prompt_groups = None
 
     def __init__(self, *, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size

@@ -10,16 +10,19 @@ from typing import Literal
 
 from orcinus.v1 import worker_pb2
 
+from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.leader import build_scheduler
+from services.scheduler.observing.pace import Pace
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.tune.layout import Layout
+from services.tune.learning_scheduler import LearningScheduler
 from services.tune.workload import Workload
 from simulator.costs import Costs
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome
+from simulator.virtual_clock import VirtualClock
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
@@ -117,9 +120,10 @@ class Predictor:
         """Returns a simulation that has not begun, of the workload or of some of its requests."""
         if self._is_given_up:
             raise SearchGivenUp
-        scheduler = scheduler_of(candidate, self._memory)
+        clock = VirtualClock()
+        scheduler = scheduler_of(candidate, self._memory, clock)
         requests = self._workload.arrivals(rate) if arrivals is None else arrivals
-        return Simulation(scheduler, self._costs, requests)
+        return Simulation(scheduler, self._costs, requests, clock=clock)
 
     def _predict(self, candidate: Candidate) -> Prediction:
         workload = self._workload
@@ -167,9 +171,13 @@ class Predictor:
 
 
 def scheduler_of(
-    candidate: Candidate, memory: Memory, *, policy: Literal["orca", "chunked"] = "chunked"
-) -> Scheduler:
-    """Returns the scheduler that would serve with a candidate's settings."""
+    candidate: Candidate,
+    memory: Memory,
+    clock: VirtualClock,
+    *,
+    policy: Literal["orca", "chunked"] = "chunked",
+) -> LearningScheduler:
+    """Returns the scheduler that would serve with a candidate's settings, by a clock."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
@@ -182,7 +190,9 @@ def scheduler_of(
         block_size=memory.block_size, n_kv_blocks=max(1, memory.n_slots // memory.block_size)
     )
     pipeline = Pipeline("simulated", 1, tuple(Member("", stage) for _ in range(stages)))
-    return build_scheduler(settings, pipeline, RequestPool(max_requests=2**15))
+    scheduler = build_scheduler(settings, pipeline, RequestPool(max_requests=2**15))
+    pace = Pace(AdmissionControl(goal_s=None, is_fair=False), settings, now=clock.now)
+    return LearningScheduler(scheduler, pace.observe(pipeline, scheduler))
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:

@@ -18,6 +18,8 @@ from services.scheduler.core.backlog import Work
 from services.scheduler.core.expected_output import ExpectedOutput
 from services.scheduler.core.iteration_time import IterationTime
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.overhead import Overhead
+from services.scheduler.core.prompt_groups import PromptGroups
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
@@ -47,8 +49,8 @@ class Machine:
     kv_manager: KVManager
     max_running: int
     """Requests that may run at the same time."""
-    max_batch_tokens: int | None
-    """Tokens of a batch at most; None where prompts run whole."""
+    prompt_groups: PromptGroups | None
+    """The groups in which prompts begin; None where all begin that have a place."""
 
 
 class Forecast:
@@ -58,6 +60,8 @@ class Forecast:
         self._expected = expected
         self._machine: Machine | None = None
         self._time = IterationTime()
+        self.overhead = Overhead(self._time)
+        """What an iteration costs besides the tokens of prompts."""
         self._n_sampled = 0.0  # tokens of an iteration, on average
         self._cached_part = 0.0  # of prompts
         self._n_iterations = 0
@@ -78,6 +82,7 @@ class Forecast:
         """Forgets how fast the last pipeline was: another one serves."""
         self._machine = machine
         self._time = IterationTime()
+        self.overhead = Overhead(self._time)
         self._looked_at = -math.inf
 
     def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
@@ -86,6 +91,7 @@ class Forecast:
         self._n_iterations += 1
         self._n_sampled += WEIGHT * (n_new - self._n_sampled)
         self._time.learn(n_tokens - n_spans, time_s)
+        self.overhead.note(n_tokens - n_spans)
 
     def learn_admission(self, request: Request) -> None:
         """Takes in a request that is admitted, with what the prefix cache had of it."""
@@ -104,9 +110,11 @@ class Forecast:
         n_tokens = (1 - self._cached_part) * (before.n_prompt_tokens + own.n_prompt_tokens)
         n_tokens += self._n_prefill_tokens
         n_iterations = self._n_until_place(machine, before)
-        if machine.max_batch_tokens is not None:
-            n_decodes = min(len(machine.pool.running), machine.max_batch_tokens - 1)
-            n_iterations = max(n_iterations, n_tokens / (machine.max_batch_tokens - n_decodes))
+        if machine.prompt_groups is not None:
+            n_in_groups = machine.prompt_groups.n_iterations(
+                before.n_requests + own.n_requests, n_tokens, n_running=len(machine.pool.running)
+            )
+            n_iterations = max(n_iterations, n_in_groups)
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: Work) -> float:

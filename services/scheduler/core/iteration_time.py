@@ -5,6 +5,8 @@ last hundred or so. What else an iteration has, a token of each request that dec
 same in each while requests wait, and that is when somebody asks.
 """
 
+from math import inf, sqrt
+
 WEIGHT = 1 / 128
 """The weight of the last iteration."""
 
@@ -18,6 +20,9 @@ done something else, and if it has become slow, the next ones tell."""
 DOUBT = 16.0**2
 """Added to the variance of prompt tokens: where it is small, differences in time come from
 elsewhere."""
+
+N_ERRORS = 2.0
+"""Standard errors of the seconds of a token by which they may be off."""
 
 
 class IterationTime:
@@ -33,6 +38,7 @@ class IterationTime:
         self._mean_s = 0.0
         self._variance = 0.0
         self._covariance = 0.0
+        self._variance_s = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -51,7 +57,22 @@ class IterationTime:
         self._mean_s += weight * s_more
         self._variance = (1 - weight) * (self._variance + weight * n_more**2)
         self._covariance = (1 - weight) * (self._covariance + weight * n_more * s_more)
+        self._variance_s = (1 - weight) * (self._variance_s + weight * s_more**2)
         slope = self._covariance / (self._variance + DOUBT)
         most = self._mean_s / self._mean_n_tokens if self._mean_n_tokens else 0.0
         self.token_s = min(max(0.0, slope), most)
         self.base_s = max(0.0, self._mean_s - self.token_s * self._mean_n_tokens)
+
+    def overhead_tokens(self) -> tuple[float, float, float]:
+        """Returns how many tokens of prompts take as long as an iteration without them: at least,
+        most likely, and at most. Where sizes or times hardly differ, that is from 0 to infinity."""
+        if not self._variance:
+            return 0.0, 0.0, inf
+        slope = self._covariance / self._variance
+        scatter = max(0.0, self._variance_s / self._variance - slope**2)
+        error = N_ERRORS * sqrt(scatter * max(WEIGHT, 1 / self._n))
+        return self._base(slope + error), self._base(slope), self._base(slope - error)
+
+    def _base(self, token_s: float) -> float:
+        """Returns the time of an iteration without prompts, in tokens that take so long."""
+        return max(0.0, self._mean_s / token_s - self._mean_n_tokens) if token_s > 0 else inf

@@ -235,6 +235,15 @@ class Scheduler:
         self._in_flight[batch.iteration] = batch
         return batch
 
+    def learn_overhead(self, n_tokens: int) -> bool:
+        """Takes in that an iteration costs as much as so many tokens of prompts besides its own;
+        returns whether that is news to the policy."""
+        groups = self.policy.prompt_groups
+        if groups is None or groups.overhead_tokens == n_tokens:
+            return False
+        groups.overhead_tokens = n_tokens
+        return True
+
     def take_put_down(self) -> list[Request]:
         """Returns the requests that were put down for the memory of others since the last call."""
         taken, self._put_down_for_memory = self._put_down_for_memory, []

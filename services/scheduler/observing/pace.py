@@ -1,5 +1,7 @@
-"""The observer of pace: it tells the control of admissions how fast the pipeline is."""
+"""The observer of pace: it tells the control of admissions how fast the pipeline is, and the core
+what an iteration costs besides its tokens."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +15,8 @@ from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
 
 
 class Pace:
@@ -35,14 +39,13 @@ class Pace:
         """Observes the epoch that is about to form."""
         n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
         settings = self._settings
-        is_chunked = settings.policy == "chunked"
         self._in_flight.clear()
         self._control.open(
             Machine(
                 scheduler.pool,
                 scheduler.kv_manager,
                 max_running=settings.max_batch_size * n_shares,
-                max_batch_tokens=settings.max_batch_tokens if is_chunked else None,
+                prompt_groups=scheduler.policy.prompt_groups,
             )
         )
         return self
@@ -62,6 +65,9 @@ class Pace:
             time_s=now - max(sent_at, self._last_return),
         )
         self._last_return = now
+        overhead_tokens = self._control.forecast.overhead.n_tokens
+        if scheduler.learn_overhead(overhead_tokens):
+            log.info("an iteration costs as much as %d tokens of prompts", overhead_tokens)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None: ...
 

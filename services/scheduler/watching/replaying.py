@@ -120,6 +120,8 @@ class Replay:
                 core.suspend([RequestId(str(number)) for number in decision.suspension.culprits])
             case "surrender":
                 core.give_up(self._request(decision.surrender), "it was given up")
+            case "overhead_tokens":
+                core.learn_overhead(decision.overhead_tokens)
             case _:
                 raise NotReplayable("it has a decision that this version does not know")
 

@@ -128,5 +128,13 @@ class WatchedScheduler(Scheduler):
             self._tell(result=result)
         return updates
 
+    def learn_overhead(self, n_tokens: int) -> bool:
+        """Takes in what an iteration costs like `Scheduler.learn_overhead`."""
+        self._decisions.begin()
+        is_news = super().learn_overhead(n_tokens)
+        if is_news and self._decisions.are_wanted:
+            self._tell(overhead_tokens=n_tokens)
+        return is_news
+
     def _tell(self, **decision: object) -> None:
         self._decisions.tell(self._number, **decision)

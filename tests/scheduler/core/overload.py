@@ -78,9 +78,7 @@ class Engine:
             max_batch_size=self.max_batch_size, max_batch_tokens=self.max_batch_tokens
         )
         self.scheduler = Scheduler(self.pool, kv_manager, policy=policy, pipeline_depth=1)
-        self.control.open(
-            Machine(self.pool, kv_manager, self.max_batch_size, self.max_batch_tokens)
-        )
+        self.control.open(Machine(self.pool, kv_manager, self.max_batch_size, policy.prompt_groups))
         self._by_request: dict[Request, Outcome] = {}
         self._accounts: dict[str, Account] = {}
 
@@ -145,6 +143,7 @@ class Engine:
         self.control.forecast.learn_iteration(
             n_spans=n_spans, n_tokens=n_tokens, n_new=len(updates), time_s=time_s
         )
+        self.scheduler.learn_overhead(self.control.forecast.overhead.n_tokens)
 
     def _next_token(self, request: Request) -> int:
         caller = self._by_request[request].caller

@@ -17,6 +17,7 @@ from services.scheduler.core.expected_output import ExpectedOutput
 from services.scheduler.core.forecast import Forecast, Machine
 from services.scheduler.core.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.prompt_groups import PromptGroups
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from tests.scheduler.core.overload import Caller, Engine, Outcome, goodput, poisson
@@ -212,7 +213,7 @@ def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
     engine = Engine(4.0)
     request, before_s = request_of(None, 0, 8, False), engine.control.allowance_s
     engine.control.note_submitted(request, 3.9, 0.0)
-    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, 64))
+    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, None))
     engine.control.note_first_token(request, 60.0)
     assert engine.control.allowance_s == before_s
 
@@ -225,7 +226,8 @@ def test_who_waits_for_a_row_is_foretold_to_wait() -> None:
             expected.learn(50, 60)
         forecast = Forecast(expected)
         kv_manager = KVManager(n_blocks=99, block_size=16, max_rows=max_rows)
-        forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, 64))
+        groups = PromptGroups(max_batch_size=8, max_batch_tokens=64)
+        forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, groups))
         for index in range(2 * N_NEEDED):
             forecast.learn_iteration(n_spans=1, n_tokens=1 + index % 2, n_new=1, time_s=0.5)
         waits.append(forecast.first_token_s(Work(5, 5, 250), Work(1, 1, 50), 0.0))

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.policies.chunked import OVERHEAD_TOKENS, ChunkedPolicy
+from services.scheduler.core.overhead import MAX_OVERHEAD_TOKENS, MIN_OVERHEAD_TOKENS
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.prompt_groups import FIRST_OVERHEAD_TOKENS, PromptGroups
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.invariants import (
@@ -18,6 +20,8 @@ from tests.scheduler.core.invariants import (
     check_memory,
 )
 from tests.scheduler.core.workload import PLAIN_TOKEN, Arrival, Driver, arrivals, build, request_for
+
+OVERHEADS = st.sampled_from([1, MIN_OVERHEAD_TOKENS, FIRST_OVERHEAD_TOKENS, MAX_OVERHEAD_TOKENS])
 
 
 def chunked(
@@ -77,6 +81,7 @@ def test_invariants_hold_whatever_arrives_and_is_cancelled(
     n_iterations = dict.fromkeys(range(len(requests)), 0)
     while not driver.is_done:
         driver.arrive()
+        scheduler.learn_overhead(data.draw(OVERHEADS))
         batch = driver.select()
         if batch is not None:
             check_batch(batch, max_batch_tokens=max_batch_tokens)
@@ -157,13 +162,20 @@ def test_a_long_prompt_runs_in_pieces_beside_decodes_and_keeps_its_place() -> No
     ]
 
 
-def groups_of(n_prompts: int, n_tokens: int, *, max_batch_size: int = 64) -> list[int]:
+def groups_of(
+    n_prompts: int,
+    n_tokens: int,
+    *,
+    max_batch_size: int = 64,
+    overhead_tokens: int = FIRST_OVERHEAD_TOKENS,
+) -> list[int]:
     """Returns how many prompts each batch begins with, of so many that come together; nobody
     decodes."""
     driver = Driver(
         chunked(max_batch_tokens=512, max_batch_size=max_batch_size, n_blocks=100_000),
         [Arrival(0, n_tokens, 1, 1)] * n_prompts,
     )
+    driver.scheduler.learn_overhead(overhead_tokens)
     groups = []
     while not driver.is_done:
         driver.arrive()
@@ -173,35 +185,64 @@ def groups_of(n_prompts: int, n_tokens: int, *, max_batch_size: int = 64) -> lis
     return groups
 
 
-def mean_wait(groups: list[int], n_tokens: int) -> float:
+def mean_wait(groups: list[int], n_tokens: int, overhead_tokens: int) -> float:
     """Returns the time to the first token in the mean, in times of a token."""
     now, waits = 0.0, []
     for size in groups:
-        now += OVERHEAD_TOKENS + size * n_tokens
+        now += overhead_tokens + size * n_tokens
         waits += [now] * size
     return mean(waits)
 
 
 @pytest.mark.parametrize("n_prompts", [1, 2, 5, 16, 64])
 @pytest.mark.parametrize("n_tokens", [1, 4, 16, 28, 100])
+@pytest.mark.parametrize("overhead_tokens", [8, 64, 512])
 def test_prompts_that_come_together_have_their_first_tokens_nearly_as_soon_as_can_be(
-    n_prompts: int, n_tokens: int
+    n_prompts: int, n_tokens: int, overhead_tokens: int
 ) -> None:
-    groups = groups_of(n_prompts, n_tokens)
+    groups = groups_of(n_prompts, n_tokens, overhead_tokens=overhead_tokens)
     assert sum(groups) == n_prompts
     if n_prompts * n_tokens <= 512:  # otherwise prompts are cut, which is not compared here
         even = [
             [size] * (n_prompts // size) + [n_prompts % size] * (n_prompts % size > 0)
             for size in range(1, n_prompts + 1)
         ]
-        best = min(mean_wait(sizes, n_tokens) for sizes in even)
-        assert mean_wait(groups, n_tokens) <= 1.1 * best
+        best = min(mean_wait(sizes, n_tokens, overhead_tokens) for sizes in even)
+        assert mean_wait(groups, n_tokens, overhead_tokens) <= 1.1 * best
 
 
 def test_few_prompts_run_in_groups_and_many_fill_the_batch() -> None:
     assert groups_of(16, 28) == [7, 5, 4]
     assert groups_of(3, 4) == [3]
     assert groups_of(100, 200)[0] == 3, "the last of them is cut"
+
+
+def test_groups_are_larger_where_an_iteration_costs_more() -> None:
+    assert groups_of(16, 28, overhead_tokens=8) == [3, 2, 2, 2, 2, 2, 1, 1, 1]
+    assert groups_of(16, 28, overhead_tokens=512) == [16]
+
+
+@pytest.mark.parametrize("n_waiting", [1, 3, 8, 40])
+@pytest.mark.parametrize("n_tokens", [1, 5, 28, 100, 600])
+@pytest.mark.parametrize("overhead_tokens", [8, 64, 512])
+def test_a_line_takes_as_many_iterations_as_is_foretold(
+    n_waiting: int, n_tokens: int, overhead_tokens: int
+) -> None:
+    scheduler = chunked(max_batch_tokens=256, max_batch_size=8, n_blocks=100_000, pipeline_depth=1)
+    scheduler.learn_overhead(overhead_tokens)
+    n_begun = n_done = n_iterations = 0
+    while n_done < 40:
+        while scheduler.pool.n_waiting < n_waiting:
+            scheduler.submit(request_for(n_begun, Arrival(0, n_tokens, 1, 1)))
+            n_begun += 1
+        batch = scheduler.select()
+        assert batch is not None
+        n_done += len(scheduler.apply(batch.iteration, [PLAIN_TOKEN] * batch.n_sampled))
+        n_iterations += 1
+    groups = PromptGroups(max_batch_size=8, max_batch_tokens=256)
+    groups.overhead_tokens = overhead_tokens
+    foretold = groups.n_iterations(n_waiting, n_waiting * n_tokens, n_running=0)
+    assert n_iterations / n_done == pytest.approx(foretold / n_waiting, rel=0.3)
 
 
 def test_who_waits_for_a_place_is_no_reason_for_larger_groups() -> None:

@@ -54,7 +54,7 @@ class Chance:
     def run(self, n_steps: int) -> None:
         """Lets some things happen."""
         steps: list[Callable[[], None]] = [self._submit] * 3 + [self._send] * 6
-        steps += [self._return] * 6 + [self._cancel, self._expire, self._lose]
+        steps += [self._return] * 6 + [self._cancel, self._expire, self._lose, self._learn]
         self.play.open()
         for _ in range(n_steps):
             self._source.choice(steps)()
@@ -89,6 +89,9 @@ class Chance:
     def _cancel(self) -> None:
         if self._requests:
             self.play.note(self.play.scheduler.cancel(self._source.choice(self._requests)))
+
+    def _learn(self) -> None:
+        self.play.scheduler.learn_overhead(self._source.choice([8, 64, 512]))
 
     def _expire(self) -> None:
         waiting = list(self.play.pool.order)
@@ -213,6 +216,29 @@ def test_a_decision_that_is_missing_is_found_out(lines: list[bytes]) -> None:
     results = [index for index, line in enumerate(lines) if b'"result"' in line]
     with pytest.raises(Difference):
         replay(lines[: results[2]] + lines[results[2] + 1 :])
+
+
+def test_a_replay_begins_as_many_prompts_as_were_begun_once_more_was_known() -> None:
+    async def run() -> Watcher:
+        play = Play(SchedulerSettings(n_stages=1, max_batch_size=16, order="fcfs"))
+        with play.watching.watch(has_decisions=True) as watcher:
+            play.open()
+            for overhead_tokens in (64, 8, 8, 512):
+                play.scheduler.learn_overhead(overhead_tokens)
+                for index in range(12):
+                    play.submit(f"{overhead_tokens} {index}", prompt=[1] * 28, max_new_tokens=1)
+                while (batch := play.try_to_send()) is not None:
+                    play.give_back(batch)
+        return watcher
+
+    lines = lines_of(asyncio.run(run()))
+    told = [line for line in lines if b'"overhead_tokens"' in line]
+    assert len(told) == 2, "only what is news is told"
+    n_batches = sum(b'"selection": {"iteration"' in line for line in lines)
+    assert replay(lines).n_batches == n_batches
+    for line in told:
+        with pytest.raises(Difference, match="numbers"):
+            replay([each for each in lines if each != line])
 
 
 def test_recordings_have_no_tokens(lines: list[bytes]) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from services.common.named_tuples import maker
 from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.prompt_groups import PromptGroups
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.reservation import Reservation
@@ -38,6 +39,11 @@ class Policy(Protocol):
     @property
     def max_span_tokens(self) -> int | None:
         """Tokens of a request in a batch at most; None where a prompt is one span."""
+        ...
+
+    @property
+    def prompt_groups(self) -> PromptGroups | None:
+        """The groups in which it begins prompts; None where all begin for which there is room."""
         ...
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:

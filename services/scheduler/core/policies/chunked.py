@@ -7,12 +7,7 @@ So an iteration takes about as long as any other, however long a prompt is, and 
 waits for it (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: nobody is
 admitted while an earlier one is unfinished.
 
-Prompts that come together need not all ride one batch, even if they fit: their first tokens would
-all come when it returns. In groups of g out of n tokens, those of a group wait for each other, and
-all for the groups before them, each of which also takes as long as some c tokens whatever is in it.
-A prompt then waits for the time of (n + g + n·c / g) / 2 tokens in the mean, least for groups of
-sqrt(n·c): few prompts run nearly one by one, and many fill the batch. Users who were answered
-together are so no longer, and what they send next comes at different times.
+Prompts that come together begin in groups (`prompt_groups`): their first tokens come sooner so.
 
 A pipeline of several stages is only as fast as its largest batch, and a request that decodes can be
 in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
@@ -23,12 +18,9 @@ from collections.abc import Sequence
 
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection, selection_of
+from services.scheduler.core.prompt_groups import PromptGroups
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
-
-OVERHEAD_TOKENS = 64
-"""Tokens of prompts that take about as long as all else that an iteration does, most of it reading
-weights: between some 12 of a processor and some 300 of a large GPU, since it counts by its root."""
 
 
 class ChunkedPolicy:
@@ -50,6 +42,9 @@ class ChunkedPolicy:
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
+        self.prompt_groups = PromptGroups(
+            max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
+        )
 
     @property
     def max_span_tokens(self) -> int:
@@ -73,7 +68,7 @@ class ChunkedPolicy:
                 if not n_decodes_free:
                     continue  # its turn comes with the next batch
                 n_decodes_free -= 1
-            elif request.reservation is None and _is_group(
+            elif request.reservation is None and self.prompt_groups.is_whole(
                 n_prompts, n_prompt_tokens, n_waiting=min(n_waiting, n_places)
             ):
                 break
@@ -97,9 +92,3 @@ class ChunkedPolicy:
         if len(ready) >= self.max_batch_size:
             return True
         return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens
-
-
-def _is_group(n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
-    """Returns whether `n_prompts` with so many tokens together are the group to run first, if
-    `n_waiting` more wait, which are taken to be as long."""
-    return n_tokens * n_prompts >= OVERHEAD_TOKENS * (n_prompts + n_waiting) > 0

@@ -20,6 +20,7 @@ class OrcaPolicy:
 
     name = "orca"
     max_span_tokens = None
+    prompt_groups = None
 
     def __init__(self, *, max_batch_size: int) -> None:
         if max_batch_size < 1:

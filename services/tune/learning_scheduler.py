@@ -1,0 +1,42 @@
+"""A scheduler in virtual time that learns what its iterations cost, as the one that serves does."""
+
+from collections.abc import Sequence
+
+from services.scheduler.core.batch import Batch
+from services.scheduler.core.request import Request
+from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.observing.pace import Pace
+
+
+class LearningScheduler:
+    """A scheduler, and the observer of pace that tells it what an iteration costs."""
+
+    def __init__(self, scheduler: Scheduler, pace: Pace) -> None:
+        self._scheduler = scheduler
+        self._pace = pace
+
+    @property
+    def n_reserved_slots(self) -> int:
+        """K/V slots that requests have reserved."""
+        return self._scheduler.n_reserved_slots
+
+    def submit(self, request: Request) -> None:
+        """Takes a request in. Raises as `Scheduler.submit`."""
+        self._scheduler.submit(request)
+
+    def select(self) -> Batch | None:
+        """Returns the next batch to run, None if there is none or enough are in flight."""
+        batch = self._scheduler.select()
+        if batch is not None:
+            self._pace.sent(batch, self._scheduler)
+        return batch
+
+    def take_put_down(self) -> Sequence[Request]:
+        """Returns the requests that were put down since the last call."""
+        return self._scheduler.take_put_down()
+
+    def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
+        """Takes the tokens of a batch, one for each sampled span in order."""
+        updates = self._scheduler.apply(iteration, token_ids)
+        self._pace.returned(iteration, updates, self._scheduler)
+        return updates
