@@ -25,6 +25,7 @@ from services.scheduler.cluster.term import Term
 from services.scheduler.core.admission_control import AdmissionControl
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.fair_batch import FairBatch
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_groups import KVGroups
 from services.scheduler.core.kv_manager import KVManager
@@ -365,6 +366,9 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         n_shares=n_shares,
+        fair_batch=None
+        if settings.fair_batch_tokens is None
+        else FairBatch(settings.fair_batch_tokens),
     )
 
 

@@ -91,6 +91,12 @@ class SchedulerSettings(ServerSettings):
     """Seconds in which nobody of a priority is admitted after which it comes one class earlier, in
     the order `fair`; so nobody waits for ever."""
 
+    fair_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of a batch at most while requests of several API keys run, in the order `fair` and the
+    policy `chunked`: so few that an iteration with them takes hardly longer than with one. Those who
+    ask for little so keep their pace beside those who would fill batches, for some of the
+    throughput; those who ask for equally much are not limited. When not set, all ride that fit."""
+
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""
 
@@ -205,6 +211,8 @@ class SchedulerSettings(ServerSettings):
                 f"max_batch_tokens: {self.max_batch_tokens} is less than "
                 f"max_batch_size {self.max_batch_size}"
             )
+        if self.fair_batch_tokens is not None and (self.order, self.policy) != ("fair", "chunked"):
+            raise ValueError("fair_batch_tokens is for the order `fair` and the policy `chunked`")
         if 2 * self.retry_period_s >= self.lease_duration_s:
             raise ValueError("retry_period_s must be less than half of lease_duration_s")
         return self

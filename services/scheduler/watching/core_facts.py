@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.fair_batch import FairBatch
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.kv_groups import KVGroups
 from services.scheduler.core.kv_manager import KVManager
@@ -37,6 +38,7 @@ class CoreFacts(BaseModel):
     policy: Literal["orca", "chunked"]
     max_batch_size: int
     max_batch_tokens: int | None
+    fair_batch_tokens: int | None = None
     n_shares: int
     pipeline_depth: int
     token_hand_off: bool
@@ -61,6 +63,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         return None
     drafter, order = scheduler.drafter, pool.order
     chunked = policy if isinstance(policy, ChunkedPolicy) else None
+    fair_batch = None if chunked is None else chunked.fair_batch
     drafts = None
     if drafter is not None:
         drafts = DraftFacts(
@@ -71,6 +74,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         policy="orca" if chunked is None else "chunked",
         max_batch_size=policy.max_batch_size,
         max_batch_tokens=None if chunked is None else chunked.max_batch_tokens,
+        fair_batch_tokens=None if fair_batch is None else fair_batch.max_tokens,
         n_shares=1 if chunked is None else chunked.n_shares,
         pipeline_depth=scheduler.pipeline_depth,
         token_hand_off=scheduler.token_hand_off,
@@ -133,4 +137,5 @@ def _policy_of(facts: CoreFacts) -> Policy:
         max_batch_size=facts.max_batch_size,
         max_batch_tokens=facts.max_batch_tokens,
         n_shares=facts.n_shares,
+        fair_batch=None if facts.fair_batch_tokens is None else FairBatch(facts.fair_batch_tokens),
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.fair_batch import FairBatch
 from services.scheduler.core.fair_order import Fair
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -274,6 +275,7 @@ WAYS = {
     "data": st.data(),
     "share": st.sampled_from([None, 0.0, 0.3, 1.0]),
     "is_chunked": st.booleans(),
+    "fair_tokens": st.sampled_from([None, 1, 3]),
     "has_prefix_cache": st.booleans(),
     "depth": st.integers(1, 3),
     "hand_off": st.booleans(),
@@ -287,6 +289,7 @@ def serve_all(
     data: st.DataObject,
     share: float | None,
     is_chunked: bool,
+    fair_tokens: int | None,
     has_prefix_cache: bool,
     depth: int,
     hand_off: bool,
@@ -306,7 +309,11 @@ def serve_all(
             pipeline_depth=depth,
             token_hand_off=hand_off,
             policy=(
-                ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+                ChunkedPolicy(
+                    max_batch_size=4,
+                    max_batch_tokens=7,
+                    fair_batch=None if fair_tokens is None else FairBatch(fair_tokens),
+                )
                 if is_chunked
                 else OrcaPolicy(max_batch_size=4)
             ),
@@ -353,6 +360,7 @@ def test_everybody_ends_with_his_tokens_whoever_gives_way(
     data: st.DataObject,
     share: float | None,
     is_chunked: bool,
+    fair_tokens: int | None,
     has_prefix_cache: bool,
     depth: int,
     hand_off: bool,
@@ -360,7 +368,16 @@ def test_everybody_ends_with_his_tokens_whoever_gives_way(
     max_rows: int | None,
 ) -> None:
     serve_all(
-        coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks, max_rows
+        coming,
+        data,
+        share,
+        is_chunked,
+        fair_tokens,
+        has_prefix_cache,
+        depth,
+        hand_off,
+        n_blocks,
+        max_rows,
     )
 
 
@@ -373,6 +390,7 @@ def test_everybody_ends_with_his_tokens_on_a_thousand_traces(
     data: st.DataObject,
     share: float | None,
     is_chunked: bool,
+    fair_tokens: int | None,
     has_prefix_cache: bool,
     depth: int,
     hand_off: bool,
@@ -380,5 +398,14 @@ def test_everybody_ends_with_his_tokens_on_a_thousand_traces(
     max_rows: int | None,
 ) -> None:
     serve_all(
-        coming, data, share, is_chunked, has_prefix_cache, depth, hand_off, n_blocks, max_rows
+        coming,
+        data,
+        share,
+        is_chunked,
+        fair_tokens,
+        has_prefix_cache,
+        depth,
+        hand_off,
+        n_blocks,
+        max_rows,
     )

@@ -26,10 +26,17 @@ from tests.scheduler.core.workload import build
 from tests.scheduler.watching.play import Play
 
 SETTINGS = st.builds(
-    SchedulerSettings,
+    lambda way, **settings: SchedulerSettings(**way, **settings),
+    way=st.sampled_from(
+        [
+            {"policy": "orca", "order": "fcfs"},
+            {"policy": "orca", "order": "fair"},
+            {"policy": "chunked", "order": "fcfs"},
+            {"policy": "chunked", "order": "fair"},
+            {"policy": "chunked", "order": "fair", "fair_batch_tokens": 2},
+        ]
+    ),
     n_stages=st.sampled_from([1, 2]),
-    policy=st.sampled_from(["orca", "chunked"]),
-    order=st.sampled_from(["fcfs", "fair"]),
     admission=st.sampled_from(["reserve", "optimistic"]),
     prefix_cache=st.booleans(),
     ageing_s=st.sampled_from([1e-6, 30.0]),

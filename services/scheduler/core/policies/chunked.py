@@ -12,10 +12,13 @@ Prompts that come together begin in groups (`prompt_groups`): their first tokens
 A pipeline of several stages is only as fast as its largest batch, and a request that decodes can be
 in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
 not take them all.
+
+A `FairBatch` may limit the tokens of clients with many requests beside those with few.
 """
 
 from collections.abc import Sequence
 
+from services.scheduler.core.fair_batch import FairBatch
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection, selection_of
 from services.scheduler.core.prompt_groups import PromptGroups
@@ -28,7 +31,14 @@ class ChunkedPolicy:
 
     name = "chunked"
 
-    def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        n_shares: int = 1,
+        fair_batch: FairBatch | None = None,
+    ) -> None:
         if max_batch_size < 1 or n_shares < 1:
             raise ValueError(
                 f"max_batch_size and n_shares must be at least 1, not {max_batch_size}, {n_shares}"
@@ -42,6 +52,7 @@ class ChunkedPolicy:
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
+        self.fair_batch = fair_batch
         self.prompt_groups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
@@ -59,9 +70,17 @@ class ChunkedPolicy:
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
+        allowances = self.fair_batch.allowances(pool) if self.fair_batch is not None else None
         for request in pool.candidates():
             if not n_places or not n_free:
                 break
+            allowed = n_free
+            if allowances and request.client in allowances:
+                allowed = min(n_free, allowances[request.client])
+                if not allowed and request.reservation is None:
+                    break
+                if not allowed:
+                    continue
             # This is done for each token of all who decode: properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
@@ -76,8 +95,10 @@ class ChunkedPolicy:
             if reservation is None:
                 break
             n_tokens = request.n_tokens + request.n_awaited - request.n_scheduled
-            if n_tokens > n_free:
-                n_tokens = n_free
+            if n_tokens > allowed:
+                n_tokens = allowed
+            if allowances and request.client in allowances:
+                allowances[request.client] -= n_tokens
             n_free -= n_tokens
             n_places -= 1
             if not is_decode:
