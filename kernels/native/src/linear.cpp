@@ -160,7 +160,7 @@ void multiply(const uint32_t* weights, const uint32_t* inputs, int64_t n_steps, 
   }
   for (int64_t step = 0; step < n_steps; ++step) {
     __builtin_prefetch(soon, 0, 2);
-    if (n <= 4) __builtin_prefetch(soon + kLineBytes, 0, 2);
+    __builtin_prefetch(soon + kLineBytes, 0, 2);
     soon += bytes_per_step;
     const Words low = load_words(weights), high = load_words(weights + kLanes);
 #pragma GCC unroll 2
@@ -213,7 +213,7 @@ void add_groups(const GroupDot<Dot, Values>& dot, const char* panel, const uint3
 #pragma GCC unroll 4
     for (int group = 0; group < kAtOnce; ++group) {
       __builtin_prefetch(soon, 0, 2);
-      if (n <= 4) __builtin_prefetch(soon + kLineBytes, 0, 2);
+      __builtin_prefetch(soon + kLineBytes, 0, 2);
       soon += bytes_per_step;
       const char* words = panel + group * group_bytes + scales_bytes + step * kPanel * 4;
       const auto low = dot.values.unpack(load_words(words));
@@ -535,8 +535,8 @@ void linear(const Element* x, const Matrix& matrix, int64_t n_tokens, int64_t n_
           for (int64_t b = 0; b < blocks.n_blocks; ++b) {
             const int64_t begin = blocks.begin(b);
             const int n = static_cast<int>(blocks.begin(b + 1) - begin);
-            // A block alone fetches two lines in each step, from a little ahead; of several, the
-            // first two fetch one in each, from the next panel.
+            // In each step two lines are fetched: of a block alone from a little ahead, of several
+            // in the first two from the next panel.
             const char* soon = matrix.panel(panel);
             int64_t stride = 0;
             if (blocks.n_blocks == 1) {
