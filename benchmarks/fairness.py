@@ -4,11 +4,11 @@
     python -m benchmarks.fairness --model /tmp/llama-125m --seconds 240      40 minutes on two cores
     python -m benchmarks.fairness --rounds 1 --seconds 10 --capacity-s 5     to see it run
 
-Starts a whole local system with two API keys for each order in turn, `fcfs`, `fair`, and `fair` with
-`fair_batch_tokens`, as often as there are rounds. At first clients that ask one request after the other find the capacity, which is
-taken for all. The small client asks alone for `--share` of that, as a Poisson process, and then
-once more, at the same times, beside a large one that asks for ten times as much. All requests are
-of one size, and no prompt is like another.
+Starts a whole local system with two API keys for each order in turn, as often as there are rounds:
+`fcfs`, `fair`, and `fair` with `fair_batch_tokens`. At first clients that ask one request after the
+other find the capacity, which is taken for all. The small client asks alone for `--share` of that,
+as a Poisson process, and then once more, at the same times, beside a large one that asks for ten
+times as much. All requests are of one size, and no prompt is like another.
 
 Compared is the p99 of the small client's latencies, from when a request is due to the last token
 of its answer, over all rounds: beside the large one, and alone under the same order. The ratio is

@@ -93,9 +93,9 @@ class SchedulerSettings(ServerSettings):
 
     fair_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of a batch at most while requests of several API keys run, in the order `fair` and the
-    policy `chunked`: so few that an iteration with them takes hardly longer than with one. Those who
-    ask for little so keep their pace beside those who would fill batches, for some of the
-    throughput; those who ask for equally much are not limited. When not set, all ride that fit."""
+    policy `chunked`: so few that an iteration with them takes hardly longer than with one. Who asks
+    for little so keeps its pace beside one that fills batches, for some of the throughput; those
+    who ask for equally much are not limited. When not set, all ride that fit."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""

@@ -70,17 +70,11 @@ class ChunkedPolicy:
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
-        allowances = self.fair_batch.allowances(pool) if self.fair_batch is not None else None
-        for request in pool.candidates():
+        allowances = self.fair_batch and self.fair_batch.allowances(pool)
+        candidates = pool.candidates()
+        for request in allowances.riders(candidates) if allowances else candidates:
             if not n_places or not n_free:
                 break
-            allowed = n_free
-            if allowances and request.client in allowances:
-                allowed = min(n_free, allowances[request.client])
-                if not allowed and request.reservation is None:
-                    break
-                if not allowed:
-                    continue
             # This is done for each token of all who decode: properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
@@ -95,10 +89,10 @@ class ChunkedPolicy:
             if reservation is None:
                 break
             n_tokens = request.n_tokens + request.n_awaited - request.n_scheduled
-            if n_tokens > allowed:
-                n_tokens = allowed
-            if allowances and request.client in allowances:
-                allowances[request.client] -= n_tokens
+            if n_tokens > n_free:
+                n_tokens = n_free
+            if allowances:
+                n_tokens = allowances.take(request, n_tokens)
             n_free -= n_tokens
             n_places -= 1
             if not is_decode:
