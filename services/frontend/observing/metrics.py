@@ -12,13 +12,14 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
+from services.common.own_metrics import Counter, Histogram
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest

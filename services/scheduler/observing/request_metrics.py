@@ -7,11 +7,12 @@ at rest the first equals the sum of the others.
 import time
 
 from orcinus.v1 import scheduler_pb2
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
+from services.common.own_metrics import Counter, Histogram
 from services.scheduler.core.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.admission_control import TooLate
 from services.scheduler.core.request import FinishReason, Request
