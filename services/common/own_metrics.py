@@ -73,6 +73,9 @@ Child = TypeVar("Child", Count, Distribution)
 class _Metric(Collector, Generic[Child]):
     """What is kept under one name, for each set of labels that there has been."""
 
+    _only: Child
+    """What is kept under no labels, where there are none."""
+
     def __init__(
         self,
         name: str,
