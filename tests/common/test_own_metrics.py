@@ -21,7 +21,8 @@ def shown_by(kind: Any, use: Callable[[Any, CollectorRegistry], None]) -> bytes:
     prometheus_client.disable_created_metrics()
     registry = CollectorRegistry()
     use(kind, registry)
-    return generate_latest(registry)
+    shown: bytes = generate_latest(registry)
+    return shown
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), NUMBERS)))
